@@ -1,0 +1,386 @@
+"""The loop: poll returns, plan, run, apply, detect calls. Knows requests and tokens; no JAX, no asyncio, no policy.
+
+At depth 0 the result of a plan is read before the next plan is made; at depth 1 it is read after the next plan was submitted,
+so that the device never waits for the host. A call or an end that is detected late costs one sample, which is thrown away;
+the token that was its input keeps its KV.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from jinfercept.clock import Clock
+from jinfercept.errors import RequestError
+from jinfercept.request import (
+    Call,
+    CompletionOutput,
+    ContextUse,
+    Event,
+    Finished,
+    FinishReason,
+    Intercepted,
+    Interception,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    Result,
+    Resumed,
+    Token,
+    Tool,
+    Watch,
+)
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.scheduler import Planned, Scheduler
+from jinfercept.sched.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+MAX_IDLE_S = 1.0
+"""Longest wait between two polls when nothing can run."""
+
+
+class Runner[Ticket](Protocol):
+    """Executes plans, in order, without knowing requests."""
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Start the plan; does not wait for the device."""
+        ...
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for the plan's tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all KV, after a step has failed."""
+        ...
+
+
+class Endpoints(Protocol):
+    """Answers calls, off the engine's thread."""
+
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None: ...
+
+    def poll(self) -> list[tuple[str, tuple[Result, ...]]]: ...
+
+    def next_s(self) -> float | None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class Text(Protocol):
+    """One request's text, fed token by token; see `stream.TextStream`."""
+
+    last_raw: str
+    stopped: str | None
+
+    @property
+    def text(self) -> str: ...
+
+    def add(self, token_id: int) -> str: ...
+
+    def inject(self, token_ids: list[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _Session:
+    """A request in the engine: what the scheduler does not know of it."""
+
+    request: Request
+    sequence: Sequence
+    stop_token_ids: frozenset[int]
+    text: Text | None
+    watch: Watch | None
+    stream: list[int] = field(default_factory=list)
+    interceptions: list[Interception] = field(default_factory=list)
+    first_token_s: float | None = None
+    resumed: bool = False  # has results and no token since
+
+    @property
+    def intercepted_s(self) -> float:
+        return sum(interception.duration_s for interception in self.interceptions)
+
+
+class Engine:
+    """Serves requests on one runner. One thread calls `step`; `submit` and `abort` may be called from any.
+
+    Args:
+        scheduler: makes the plans.
+        runner: executes them.
+        endpoints: makes the object that answers calls, given what to do when a result is there.
+        clock: what time it is.
+        depth: 0, or 1 to plan a step before the last one's tokens are read.
+        vocab_size: token ids are below it.
+        eos_token_ids: end-of-text tokens.
+        open_text: makes a request's text, or None for a model without a tokenizer.
+        encode: text of a result to token ids; None without a tokenizer.
+        seed: from which requests without a seed of their own get one.
+        check: assert the conservation of pages after every step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        endpoints: Callable[[Callable[[], None]], Endpoints],
+        clock: Clock,
+        *,
+        depth: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        open_text: Callable[[Request], Text] | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+        seed: int = 0,
+        check: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._wake = threading.Event()
+        self._endpoints = endpoints(self._wake.set)
+        self._clock = clock
+        self._depth = depth
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._open_text = open_text
+        self._encode = encode
+        self._seed = seed
+        self._check = check
+        self._inbox: deque[Request | str] = deque()
+        self._ids: set[str] = set()
+        self._sessions: dict[str, _Session] = {}
+        self._in_flight: deque[tuple[Planned, object]] = deque()
+        self._num_requests = 0
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` if it can never be served."""
+        prompt, limit = request.prompt_token_ids, self.scheduler.max_model_len
+        if not prompt:
+            raise RequestError("a prompt needs at least one token", got="none", fix="give a text or token ids")
+        if len(prompt) >= limit:
+            raise RequestError(
+                f"the prompt leaves no room in the {limit} tokens of a sequence",
+                got=f"{len(prompt)} tokens",
+                fix="shorten it, or raise max_model_len and kv_tokens",
+            )
+        wrong = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"token ids lie between 0 and {self._vocab_size - 1}", got=wrong, fix="check the tokenizer")
+        if request.id in self._ids:
+            raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
+        self._ids.add(request.id)
+        self._inbox.append(request)
+        self._wake.set()
+
+    def abort(self, request_id: str) -> None:
+        """End a request in whatever state it is; an id that is not there is ignored."""
+        self._inbox.append(request_id)
+        self._wake.set()
+
+    # -- from the engine's thread ----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self._sessions or self._inbox)
+
+    def step(self) -> list[Event]:
+        """One iteration. Returns what happened, in order; waits only if there is nothing to do before a call returns."""
+        events: list[Event] = []
+        self._poll(events)
+        try:
+            planned = self.scheduler.plan(self._clock.now())
+            if planned.plan:
+                self._in_flight.append((planned, self._runner.submit(planned.plan)))
+            if self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
+                planned, ticket = self._in_flight.popleft()
+                self._apply(planned, self._runner.collect(ticket), events)
+            elif not planned.plan and not events:
+                self._idle()
+        except Exception as error:
+            log.exception("a step failed; all requests in the engine are lost")
+            self._fail(error, events)
+        if self._check:
+            self.scheduler.kv.check([sequence.context for sequence in self.scheduler.unfinished])
+        return events
+
+    def close(self) -> None:
+        """Give up every request."""
+        for session in list(self._sessions.values()):
+            self._finish(session, "abort", None, [])
+        while self._in_flight:
+            self._runner.collect(self._in_flight.popleft()[1])
+
+    # -- the parts of a step ---------------------------------------------------------------------------------------
+
+    def _poll(self, events: list[Event]) -> None:
+        """Take in what arrived: requests, aborts, results of calls."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Request):
+                self._open(item)
+            elif item in self._sessions:
+                self._finish(self._sessions[item], "abort", None, events)
+        for request_id, results in self._endpoints.poll():
+            self._resume(self._sessions[request_id], results, events)
+
+    def _open(self, request: Request) -> None:
+        params, number = request.params, self._num_requests
+        self._num_requests += 1
+        seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
+        sequence = Sequence(
+            request.id,
+            list(request.prompt_token_ids),
+            self.scheduler.kv.open(request.cache_salt),
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            seed=seed & 0xFFFFFFFF,
+            arrival_s=self._clock.now(),
+        )
+        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        text = self._open_text(request) if self._open_text else None
+        watch = request.detector.watch() if request.detector else None
+        self._sessions[request.id] = _Session(request, sequence, stop, text, watch)
+        self.scheduler.add(sequence)
+
+    def _apply(self, planned: Planned, result: StepResult, events: list[Event]) -> None:
+        """Hand every sampled token to its sequence, unless the sequence has paused or ended since."""
+        now = self._clock.now()
+        for (sequence, incarnation), token in zip(planned.sampled, result.tokens, strict=True):
+            if sequence.incarnation == incarnation:
+                self.scheduler.accept(sequence, token)
+                self._accept(self._sessions[sequence.id], token, now, events)
+
+    def _accept(self, session: _Session, token: int, now: float, events: list[Event]) -> None:
+        sequence, text = session.sequence, session.text
+        if session.first_token_s is None:
+            session.first_token_s = now
+        if session.resumed:
+            session.resumed = False
+            session.interceptions[-1] = _with_context(session.interceptions[-1], sequence)
+        session.stream.append(token)
+        shown = text.add(token) if text else ""
+        events.append(Token(sequence.id, token, shown))
+        calls = session.watch.feed(len(session.stream) - 1, token, text.last_raw if text else "") if session.watch else ()
+        if token in session.stop_token_ids:
+            self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+        elif text and text.stopped is not None:
+            self._finish(session, "stop", text.stopped, events)
+        elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self.scheduler.max_model_len:
+            self._finish(session, "length", None, events)
+        elif calls:
+            self._intercept(session, calls, now, events)
+
+    def _intercept(self, session: _Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
+        session.interceptions.append(Interception(calls))
+        self.scheduler.intercept(session.sequence, now)
+        self._endpoints.call(session.request.id, calls, session.request.tools)
+        events.append(Intercepted(session.request.id, calls))
+
+    def _resume(self, session: _Session, results: tuple[Result, ...], events: list[Event]) -> None:
+        """Append what the calls returned, cut to what there is room for, and queue the request again."""
+        sequence = session.sequence
+        pause = session.interceptions[-1]
+        room = self.scheduler.max_model_len - len(sequence.tokens) - 1
+        tokens: list[int] = []
+        kept: list[Result] = []
+        for call, result in zip(pause.calls, results, strict=True):
+            result_tokens, result = self._result_tokens(session.request.tools.get(call.name), result, room - len(tokens))
+            tokens += result_tokens
+            kept.append(result)
+        start = len(session.stream)
+        session.stream += tokens
+        session.resumed = True
+        session.interceptions[-1] = Interception(
+            pause.calls, tuple(kept), (start, start + len(tokens)), self._clock.now() - sequence.paused_s
+        )
+        shown = session.text.inject(tokens) if session.text else ""
+        self.scheduler.resume(sequence, tokens)
+        events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
+
+    def _result_tokens(self, tool: Tool | None, result: Result, room: int) -> tuple[list[int], Result]:
+        """A result as tokens, at most as many as the tool's limit and `room`; what was cut says so if there is room to."""
+        limit = min(room, tool.max_result_tokens if tool else room)
+        template = tool.result if tool else "{}"
+        if result.token_ids is not None:
+            tokens = [token for token in result.token_ids if 0 <= token < self._vocab_size]
+            if len(tokens) == len(result.token_ids) <= limit:
+                return tokens, result
+            status = "too_large" if len(tokens) == len(result.token_ids) else "error"
+            return tokens[:limit], Result("", status, tuple(tokens[:limit]), result.duration_s)
+        if self._encode is None:
+            return [], result
+        tokens = self._encode(template.replace("{}", result.text)) if len(result.text) <= 32 * limit else None
+        if tokens is not None and len(tokens) <= limit:
+            return tokens, result
+        before, after = (self._encode(part) for part in _halves(template, f" ... (cut: longer than {limit} tokens)"))
+        body = self._encode(result.text[: 32 * limit])
+        tokens = [*before, *body[: max(0, limit - len(before) - len(after))], *after][:limit]
+        return tokens, Result(result.text, "too_large", None, result.duration_s)
+
+    def _finish(self, session: _Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
+        request, sequence = session.request, session.sequence
+        self._endpoints.cancel(request.id)
+        self.scheduler.finish(sequence, self._clock.now())
+        del self._sessions[request.id]
+        self._ids.discard(request.id)
+        rest = session.text.finish() if session.text else ""
+        output = CompletionOutput(
+            index=0,
+            text=session.text.text if session.text else "",
+            token_ids=session.stream,
+            finish_reason=reason,
+            stop_reason=stop,
+            num_generated=sequence.generated,
+            interceptions=tuple(session.interceptions),
+        )
+        metrics = RequestMetrics(
+            arrival_s=sequence.arrival_s,
+            first_token_s=session.first_token_s,
+            finished_s=self._clock.now(),
+            intercepted_s=session.intercepted_s,
+            recomputed_tokens=sequence.recomputed,
+            copied_out_tokens=sequence.copied_out,
+            copied_in_tokens=sequence.copied_in,
+            preemptions=sequence.preemptions,
+        )
+        prompt = list(request.prompt_token_ids)
+        done = RequestOutput(request.id, request.prompt, prompt, [output], sequence.num_cached, metrics)
+        events.append(Finished(request.id, done, rest))
+
+    def _fail(self, error: Exception, events: list[Event]) -> None:
+        """A step failed: what is in the engine is lost and says so; the pages are forgotten, and the engine goes on."""
+        self._in_flight.clear()
+        for session in list(self._sessions.values()):
+            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+        self.scheduler.kv.begin()
+        self.scheduler.kv.clear()
+        self.scheduler.kv.drain_dropped()
+        self._runner.reset()
+
+    def _idle(self) -> None:
+        """Nothing can be done before a call returns or a request arrives."""
+        assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
+        assert not self.scheduler.waiting, "requests wait and nothing can be planned"
+        deadline = self._endpoints.next_s()
+        timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
+        self._clock.wait(self._wake, timeout_s)
+
+
+def _with_context(interception: Interception, sequence: Sequence) -> Interception:
+    use = ContextUse(*sequence.found)
+    return Interception(
+        interception.calls, interception.results, interception.span, interception.duration_s, use
+    )
+
+
+def _halves(template: str, note: str) -> tuple[str, str]:
+    before, _, after = template.partition("{}")
+    return before, note + after
+
+

@@ -1,0 +1,94 @@
+"""What is a call: detectors that read a request's generated tokens. They know neither models nor endpoints."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from jinfercept.request import Call, Tool, Watch
+
+MAX_ARGUMENT_CHARS = 8192
+"""A call that has not ended after so much text is not one."""
+
+
+@final
+class StopStringDetector:
+    """A call opens with a tool's `start` text and is complete at its `stop` text, across token borders.
+
+    Args:
+        tools: those with a `start`; the earliest opening in the text wins, the longest if two open at the same place.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._marks = [(tool.start, tool.stop, tool.name) for tool in tools if tool.start and tool.stop]
+
+    def watch(self) -> Watch:
+        return _StopStringWatch(self._marks)
+
+
+class _StopStringWatch:
+    """Text since the last call that may still matter, and the tokens that it came from."""
+
+    def __init__(self, marks: list[tuple[str, str, str]]) -> None:
+        self._marks = marks
+        self._keep = max((len(start) for start, _, _ in marks), default=1) - 1
+        self._text = ""
+        self._origins: list[int] = []  # the token index of every character
+        self._open: tuple[str, str, str] | None = None
+        self._searched = 0
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        self._text += text
+        self._origins += [index] * len(text)
+        while True:
+            if self._open is None and not self._find_start():
+                return ()
+            assert self._open is not None
+            start, stop, name = self._open
+            end = self._text.find(stop, max(len(start), self._searched - len(stop) + 1))
+            if end >= 0:
+                call = Call(name, self._text[len(start) : end], (self._origins[0], index + 1))
+                self._text, self._origins, self._open = "", [], None
+                return (call,)
+            self._searched = len(self._text)
+            if len(self._text) <= MAX_ARGUMENT_CHARS:
+                return ()
+            self._cut(len(start))
+            self._open = None
+
+    def _find_start(self) -> bool:
+        found = [(at, -len(mark[0]), mark) for mark in self._marks if (at := self._text.find(mark[0])) >= 0]
+        if not found:
+            self._cut(max(0, len(self._text) - self._keep))
+            return False
+        at, _, self._open = min(found)
+        self._cut(at)
+        self._searched = 0
+        return True
+
+    def _cut(self, count: int) -> None:
+        self._text, self._origins = self._text[count:], self._origins[count:]
+
+
+@final
+class ScriptedDetector:
+    """Calls at fixed places, whatever the tokens are: for benchmarks and tests.
+
+    Args:
+        script: calls by the number of tokens generated so far; results of tools do not count.
+    """
+
+    def __init__(self, script: Mapping[int, Sequence[Call]]) -> None:
+        self._script = {count: tuple(calls) for count, calls in script.items()}
+
+    def watch(self) -> Watch:
+        return _ScriptedWatch(self._script)
+
+
+class _ScriptedWatch:
+    def __init__(self, script: Mapping[int, tuple[Call, ...]]) -> None:
+        self._script = script
+        self._count = 0
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        self._count += 1
+        calls = self._script.get(self._count, ())
+        return tuple(Call(call.name, call.arguments, (index, index + 1)) for call in calls)

@@ -1,0 +1,159 @@
+"""Runs endpoints off the engine's thread and hands back one `Result` per call, whatever the endpoint does.
+
+A sync function runs in a daemon thread of its own; an async one on one shared event loop in a daemon thread. Deadlines are
+kept by the engine's own polling, so neither a hung thread nor a blocked event loop can hold a request back; what comes after
+a deadline is thrown away. Knows no engine: it is polled, and sets an event when something is there.
+"""
+
+import asyncio
+import heapq
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast, final
+
+from jinfercept.request import Call, Result, Status, Tool
+
+
+class _Pause:
+    """The calls of one interception, and their results as they come."""
+
+    def __init__(self, request_id: str, calls: tuple[Call, ...], started: float) -> None:
+        self.request_id = request_id
+        self.calls = calls
+        self.started = started
+        self.results: list[Result | None] = [None] * len(calls)
+        self.cancelled = False
+
+
+@final
+class Dispatcher:
+    """Endpoints of one engine.
+
+    Args:
+        on_result: called, from any thread, when `poll` has something new (an engine passes its event's `set`).
+        now: the clock that deadlines are kept by.
+    """
+
+    def __init__(self, on_result: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._on_result = on_result
+        self._now = now
+        self._paused: dict[str, _Pause] = {}
+        self._arrived: deque[tuple[_Pause, int, Result]] = deque()
+        self._deadlines: list[tuple[float, int, _Pause, int]] = []
+        self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+        """Start all calls of one interception; they run in parallel."""
+        pause = self._paused[request_id] = _Pause(request_id, calls, self._now())
+        for index, call in enumerate(calls):
+            tool = tools.get(call.name)
+            if tool is None:
+                names = ", ".join(sorted(tools)) or "none"
+                self._deliver(pause, index, Result(f"error: no tool {call.name!r} (there are: {names})", "unknown_tool"))
+                continue
+            self._count += 1
+            heapq.heappush(self._deadlines, (pause.started + tool.timeout_s, self._count, pause, index))
+            self._start(pause, index, tool, call.arguments)
+
+    def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
+        """The interceptions whose calls have all returned or timed out since the last poll."""
+        done: list[tuple[str, tuple[Result, ...]]] = []
+        while self._arrived:
+            self._settle(*self._arrived.popleft(), done)
+        while self._deadlines and self._deadlines[0][0] <= self._now():
+            _, _, pause, index = heapq.heappop(self._deadlines)
+            text = f"error: {pause.calls[index].name} timed out"
+            self._settle(pause, index, Result(text, "timeout", duration_s=self._now() - pause.started), done)
+        return done
+
+    def next_s(self) -> float | None:
+        """When the next deadline falls, in seconds of the clock; None if nothing is awaited."""
+        while self._deadlines:
+            deadline, _, pause, index = self._deadlines[0]
+            if not pause.cancelled and pause.results[index] is None:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        """Nobody waits for these results any more."""
+        pause = self._paused.pop(request_id, None)
+        if pause is not None:
+            pause.cancelled = True
+
+    def close(self) -> None:
+        """Forget all calls and stop the event loop; threads that hang are left to the end of the process."""
+        for request_id in list(self._paused):
+            self.cancel(request_id)
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+    def _settle(self, pause: _Pause, index: int, result: Result, done: list[tuple[str, tuple[Result, ...]]]) -> None:
+        """Note a result; the first one counts, and none does once the request is gone."""
+        if pause.cancelled or pause.results[index] is not None:
+            return
+        pause.results[index] = result
+        results = tuple(result for result in pause.results if result is not None)
+        if len(results) == len(pause.calls):
+            del self._paused[pause.request_id]
+            done.append((pause.request_id, results))
+
+    def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
+        def deliver(value: object, status: Status = "ok") -> None:
+            self._deliver(pause, index, _as_result(value, status, self._now() - pause.started))
+
+        async def await_it(value: Awaitable[object]) -> None:
+            try:
+                deliver(await value)
+            except (Exception, asyncio.CancelledError) as error:
+                deliver(_describe(error), "error")
+
+        def run() -> None:
+            try:
+                value = tool.function(arguments)
+                if inspect.isawaitable(value):
+                    asyncio.run_coroutine_threadsafe(await_it(value), self._event_loop())
+                else:
+                    deliver(value)
+            except BaseException as error:  # the thread is ours: whatever a tool raises is its result
+                deliver(_describe(error), "error")
+
+        threading.Thread(target=run, name=f"jinfercept-{tool.name}", daemon=True).start()
+
+    def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
+        self._arrived.append((pause, index, result))
+        self._on_result()
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="jinfercept-endpoints", daemon=True).start()
+            return self._loop
+
+
+def _as_result(value: object, status: Status, duration_s: float) -> Result:
+    if isinstance(value, list | tuple) and all(type(token) is int for token in value):
+        token_ids = cast(tuple[int, ...], tuple(value))
+        return Result("", status, token_ids, duration_s) if token_ids else Result("", "empty", None, duration_s)
+    try:
+        text = "" if value is None else str(value)
+    except Exception as error:
+        return Result(_describe(error), "error", None, duration_s)
+    if not text.strip() and status == "ok":
+        return Result("(nothing)", "empty", None, duration_s)
+    return Result(text, status, None, duration_s)
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"error: {type(error).__name__}: {error}"
+    except Exception:
+        return f"error: {type(error).__name__}"

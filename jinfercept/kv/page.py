@@ -1,0 +1,68 @@
+"""The KV unit: a run of `page_size` tokens over all layers, with up to two places. Knows nothing of requests or of pools.
+
+                    host copy up to date      no host copy
+    on the device   CLEAN                     DIRTY
+    not there       HOST                      MISSING
+
+A page with a digest holds a full run of accepted tokens, named by the chain of all tokens before it, and may be shared.
+A page without one is the private tail of one context.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+
+
+class Residency(Enum):
+    """Where a page's KV is."""
+
+    DIRTY = "dirty"
+    CLEAN = "clean"
+    HOST = "host"
+    MISSING = "missing"
+
+
+class Page:
+    """One page; mutable, owned by the `KVManager`, to be read by everybody else.
+
+    `refs` counts running contexts that use the page (it may not move), `claims` counts contexts that wait or are
+    intercepted (it may be lost). `filled` and `host_filled` are the tokens whose KV is valid at either place.
+    """
+
+    __slots__ = ("claims", "device", "digest", "filled", "host", "host_filled", "landing", "leaving", "refs")
+
+    def __init__(self) -> None:
+        self.digest: bytes | None = None
+        self.refs = 0
+        self.claims = 0
+        self.device: int | None = None
+        self.filled = 0
+        self.host: int | None = None
+        self.host_filled = 0
+        self.landing = False  # fetched by the plan being made: readable from the next one on
+        self.leaving = False  # copied out by the plan being made: can be fetched from the next one on
+
+    @property
+    def residency(self) -> Residency:
+        """CLEAN only if the host copy holds every token that the device holds."""
+        if self.device is None:
+            return Residency.MISSING if self.host is None else Residency.HOST
+        return Residency.CLEAN if self.host is not None and self.host_filled == self.filled else Residency.DIRTY
+
+    def __repr__(self) -> str:
+        name = self.digest.hex()[:8] if self.digest else "tail"
+        return (
+            f"Page({name} {self.residency.value} device={self.device}:{self.filled} host={self.host}:{self.host_filled} "
+            f"refs={self.refs} claims={self.claims})"
+        )
+
+
+def root_digest(*parts: object) -> bytes:
+    """The root of a chain: contexts share pages only under equal roots (model, dtype, page size, isolation salt)."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+
+
+def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of a full page: SHA-256 of the parent's name and the page's token ids."""
+    return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()

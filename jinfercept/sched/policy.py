@@ -1,0 +1,183 @@
+"""What becomes of the context of a paused request. One small final class per policy, selected by name.
+
+A paused request is one that is intercepted, or that waits with pages of its own (it has returned, or was preempted). A policy
+hears when a request pauses and when it runs again, proposes moves at the start of every plan, and names victims when a page
+is needed and none is free. It moves nothing itself: the scheduler checks and executes every `Move`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple, Protocol, final
+
+from jinfercept.kv.page import Page, Residency
+from jinfercept.sched.sequence import Sequence, State
+
+
+class Action(Enum):
+    """What happens to one page."""
+
+    COPY = "copy"
+    DROP = "drop from the device"
+    SWAP = "copy, then drop from the device"
+    LOSE = "drop from both places"
+
+
+class Move(NamedTuple):
+    """One page of one paused request, what to do with it, and why."""
+
+    sequence: Sequence
+    page: Page
+    action: Action
+    why: str
+
+
+class Budget(NamedTuple):
+    """What one iteration has to give: query tokens up to the largest bucket, and link tokens hidden behind its compute."""
+
+    query_tokens: int
+    link_tokens: int
+
+
+class Policy(Protocol):
+    """The choice between keeping, copying and dropping.
+
+    Attributes:
+        requeues_at_tail: a returning request loses its place in the queue.
+        protects_paused: intercepted contexts give no page while anybody runs.
+        synchronous: transfers wait for nobody's budget; the step waits for them.
+    """
+
+    requeues_at_tail: bool
+    protects_paused: bool
+    synchronous: bool
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        """The sequence's pages are claims from here on (it was intercepted or preempted)."""
+        ...
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        """The sequence runs or is gone: its pages are not to be moved."""
+        ...
+
+    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+        """What to do at the start of this plan, most urgent first; copies beyond the budget are refused."""
+        ...
+
+    def victims(self, now: float) -> Iterator[Move]:
+        """Pages to lose, next first, while somebody needs a device slot. Must in the end offer every paused page."""
+        ...
+
+
+class PausedSequences:
+    """The paused requests, and those among them that paused since the last plan."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Sequence] = {}
+        self._fresh: dict[str, Sequence] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        self._all[sequence.id] = self._fresh[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self._all.pop(sequence.id, None)
+        self._fresh.pop(sequence.id, None)
+
+    def take_fresh(self) -> list[Sequence]:
+        """Those that paused since the last call."""
+        fresh = list(self._fresh.values())
+        self._fresh.clear()
+        return fresh
+
+    def youngest_first(self, action: Action, why: str) -> Iterator[Move]:
+        """Every page, youngest request first, tail first."""
+        for sequence in sorted(self._all.values(), key=lambda sequence: -sequence.order):
+            for page in reversed(sequence.context.pages):
+                yield Move(sequence, page, action, why)
+
+
+Placement = Callable[[Sequence, int], Residency]
+"""Where page `index` of a sequence that has just paused shall be, as far as the pools allow."""
+
+
+@final
+class AtPause:
+    """Decides once, when a request pauses, where each of its pages shall be.
+
+    Args:
+        placement: where each page shall be; DIRTY leaves it as it is.
+        evict: what happens to a paused page when somebody needs its slot: `SWAP` or `LOSE`.
+        requeues_at_tail, protects_paused, synchronous: see `Policy`.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        evict: Action,
+        requeues_at_tail: bool = False,
+        protects_paused: bool = False,
+        synchronous: bool = False,
+    ) -> None:
+        self.requeues_at_tail = requeues_at_tail
+        self.protects_paused = protects_paused
+        self.synchronous = synchronous
+        self._placement = placement
+        self._evict = evict
+        self._paused = PausedSequences()
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._paused.add(sequence)
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._paused.remove(sequence)
+
+    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+        for sequence in self._paused.take_fresh():
+            for index, page in enumerate(sequence.context.pages):
+                action = _ACTIONS.get(self._placement(sequence, index))
+                if action is not None:
+                    yield Move(sequence, page, action, "paused")
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return self._paused.youngest_first(self._evict, "a slot is needed")
+
+
+_ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}
+
+
+def _keep_intercepted(sequence: Sequence, index: int) -> Residency:
+    return Residency.DIRTY if sequence.state is State.INTERCEPTED else Residency.MISSING
+
+
+def discard() -> Policy:
+    """Drop every paused context at once and requeue it at the tail, as vLLM did when InferCept was written."""
+    return AtPause(lambda sequence, index: Residency.MISSING, evict=Action.LOSE, requeues_at_tail=True)
+
+
+def improved_discard() -> Policy:
+    """Drop every paused context at once, but keep the request's place by original arrival (InferCept §3.2)."""
+    return AtPause(lambda sequence, index: Residency.MISSING, evict=Action.LOSE)
+
+
+def preserve() -> Policy:
+    """Keep every intercepted context on the device; lose one only when nobody else could run (InferCept §3.2)."""
+    return AtPause(_keep_intercepted, evict=Action.LOSE, protects_paused=True)
+
+
+def swap() -> Policy:
+    """Move every paused context to the host at once, and back when it runs again; steps wait for it (InferCept §3.2)."""
+    return AtPause(lambda sequence, index: Residency.HOST, evict=Action.SWAP, synchronous=True)
+
+
+def scripted(placement: Placement) -> Policy:
+    """Force any residency mix, page by page: for tests and studies."""
+    return AtPause(placement, evict=Action.SWAP, synchronous=True)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "discard": discard,
+    "improved_discard": improved_discard,
+    "preserve": preserve,
+    "swap": swap,
+}
+"""The policies by the name that selects them."""

@@ -1,0 +1,380 @@
+"""Makes one `StepPlan` after another: who runs, who waits, who is paused, and what moves. Runs nothing, knows no text.
+
+A plan is drafted in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
+lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
+contexts, into what is left of the link. Whoever needs a device slot takes, in this order, a free one, a finished prefix, a paused context's (the policy
+says which), and at last the youngest running sequence's.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from jinfercept.kv.manager import KVManager, PageCopy
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.sequence import Sequence, State
+
+IDLE_STEP_S = 0.010
+"""Length of a step that only transfers: short, so that an arrival interrupts it."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler has done since it began; tokens unless the name says otherwise."""
+
+    plans: int = 0
+    computed: int = 0
+    recomputed: int = 0
+    copied_out: int = 0
+    copied_in: int = 0
+    preemptions: int = 0
+    interceptions: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    link_tokens: int
+    room: int
+    chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
+    copy_out: list[PageCopy] = field(default_factory=list)
+    fetch: list[PageCopy] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and whose chunks it samples, for when the result arrives."""
+
+    plan: StepPlan
+    sampled: tuple[tuple[Sequence, int], ...]  # with the incarnation that the sample is for
+    sequences: tuple[Sequence, ...]
+
+
+class Scheduler:
+    """The queues and the plans of one engine.
+
+    Args:
+        kv: the pages; the scheduler is its only user.
+        policy: what becomes of paused contexts.
+        cost: prices a step, for the link budget.
+        buckets: query tokens of the executables, ascending; the last is the most that one step computes.
+        max_num_seqs: sequences that may run at once.
+        max_model_len: tokens that a sequence may have; the device pool must hold them.
+        chunk_tokens: most query tokens of one sequence in one step.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        policy: Policy,
+        cost: CostModel,
+        *,
+        buckets: tuple[int, ...],
+        max_num_seqs: int,
+        max_model_len: int,
+        chunk_tokens: int,
+    ) -> None:
+        self.kv = kv
+        self.counters = Counters()
+        self.max_model_len = max_model_len
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.intercepted: dict[str, Sequence] = {}
+        self._policy = policy
+        self._cost = cost
+        self._buckets = buckets
+        self._chunk_tokens = chunk_tokens
+        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._next_order = 0
+        self._stalled = False
+
+    # -- requests come and go --------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence behind all others."""
+        self._enqueue(sequence, self._take_order())
+
+    def accept(self, sequence: Sequence, token: int) -> None:
+        """A sampled token was read: it is the sequence's next one."""
+        sequence.pending -= 1
+        sequence.generated += 1
+        sequence.tokens.append(token)
+        self.kv.commit(sequence.context, sequence.tokens)
+
+    def intercept(self, sequence: Sequence, now: float) -> None:
+        """The sequence has called out: samples still in flight are void, its pages become claims."""
+        assert sequence.state in (State.RUNNING, State.WAITING)
+        was_running = sequence.state is State.RUNNING
+        self._leave_queue(sequence)
+        sequence.state, sequence.paused_s = State.INTERCEPTED, now
+        self._void_pending(sequence)
+        self.intercepted[sequence.id] = sequence
+        self.counters.interceptions += 1
+        if was_running:
+            self.kv.release(sequence.context)
+        self._policy.pause(sequence, now)
+
+    def resume(self, sequence: Sequence, tokens: list[int]) -> None:
+        """All calls have returned: append their tokens and queue the sequence by its original arrival (or at the tail)."""
+        assert sequence.state is State.INTERCEPTED
+        del self.intercepted[sequence.id]
+        sequence.tokens.extend(tokens)
+        self._enqueue(sequence, self._take_order() if self._policy.requeues_at_tail else sequence.order)
+
+    def finish(self, sequence: Sequence, now: float) -> None:
+        """The sequence is done or given up, in whatever state it is: its pages are free or cached at once."""
+        if sequence.state is State.FINISHED:
+            return
+        self._leave_queue(sequence)
+        self._policy.resume(sequence, now)
+        self._void_pending(sequence)
+        sequence.state = State.FINISHED
+        self.kv.close(sequence.context)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.running) + len(self.waiting) + len(self.intercepted)
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [*self.running, *self.waiting, *self.intercepted.values()]
+
+    # -- the plan --------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Planned:
+        """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
+        self.kv.begin()
+        draft = _Draft(self._link_budget(), self._buckets[-1])
+        self._stalled = False
+        for sequence in self.running:
+            sequence.planned = False
+        self._run_all(draft, now)
+        self._admit_all(draft, now)
+        self._move_all(draft, now)
+        return self._seal(draft)
+
+    def _link_budget(self) -> int:
+        """Tokens that the link moves while the step computes (InferCept §4.1), or in 10 ms if there is nothing to compute."""
+        if self._policy.synchronous:
+            return 1 << 60
+        if not self.running and not self.waiting:
+            seconds = IDLE_STEP_S
+        else:
+            context_tokens = sum(sequence.length for sequence in self.running)
+            seconds = self._cost.step_s(self._buckets[-1], context_tokens)
+        return max(self._cost.link_tokens(seconds), self.kv.page_size)
+
+    def _run_all(self, draft: _Draft, now: float) -> None:
+        """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
+        index = 0
+        while index < len(self.running):  # preemption shortens the list from its young end
+            sequence = self.running[index]
+            to_come = len(self.running) - index - 1
+            self._run(draft, sequence, draft.room - to_come, now)
+            index += 1
+
+    def _admit_all(self, draft: _Draft, now: float) -> None:
+        """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
+        while self.waiting and self._slots and draft.room > 0 and not self._stalled:
+            sequence = self.waiting[0]
+            if sequence.pending or not self._admit(sequence, now):
+                return
+            self._run(draft, sequence, draft.room, now)
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        """Turn the head of the line's claims into references if its whole context can be placed."""
+        kv, context = self.kv, sequence.context
+        kv.refresh(context, sequence.tokens)
+        kv.hold(context)
+        needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
+        to_be_had = kv.num_free + kv.num_cached + (0 if self._policy.protects_paused else kv.num_claimed)
+        if self.running and needed > to_be_had:
+            kv.release(context)
+            if not sequence.high_water:
+                kv.close(context)  # it has nothing of its own yet: what it adopted stays a finished prefix
+            return False
+        self.waiting.pop(0)
+        insort(self.running, sequence, key=attrgetter("order"))
+        sequence.state = State.RUNNING
+        sequence.slot = self._slots.pop()
+        sequence.table.clear()
+        sequence.planned = False
+        if not sequence.high_water:
+            sequence.num_cached = sequence.high_water = len(context.pages) * kv.page_size
+        sequence.found = kv.survey(context, sequence.high_water)
+        self._policy.resume(sequence, now)
+        return True
+
+    def _slots_needed(self, sequence: Sequence) -> int:
+        """Device slots that the sequence still lacks for the tokens it has and the next one."""
+        context = sequence.context
+        if context.ready >= sequence.length - 1:
+            return 0
+        wanted = sequence.length // self.kv.page_size + 1
+        return self.kv.missing_slots(context) + max(0, wanted - len(context.pages))
+
+    def _run(self, draft: _Draft, sequence: Sequence, room: int, now: float) -> None:
+        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow."""
+        kv, context = self.kv, sequence.context
+        kv.advance(context)
+        if context.ready < sequence.length - 1:
+            self._fetch(draft, sequence, now)
+        if not sequence.wants_token or sequence.length >= self.max_model_len:
+            return
+        start = min(context.ready, sequence.length - 1)
+        end = sequence.length if start == sequence.length - 1 else kv.gap_end(context, sequence.length)
+        end = min(end, start + max(0, min(room, self._chunk_tokens)))
+        for position in range(start, end):
+            if kv.needs_slot(context, position):
+                if not self._free_slot(draft, sequence, now):
+                    end = position
+                    break
+                kv.give_slot(context, position)
+        if start < end:
+            self._add_chunk(draft, sequence, start, end)
+
+    def _add_chunk(self, draft: _Draft, sequence: Sequence, start: int, end: int) -> None:
+        assert sequence.slot is not None
+        known = len(sequence.tokens)
+        assert end <= known or start == known, "a sample in flight is a chunk of its own"
+        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
+        sample = None
+        if end == sequence.length:
+            sample = Sample(sequence.temperature, sequence.seed, end)
+        chunk = Chunk(sequence.slot, start, tokens, self._new_pages(sequence, end), sample)
+        self.kv.computed(sequence.context, start, end)
+        recomputed = max(0, min(end, sequence.high_water) - start)
+        sequence.high_water = max(sequence.high_water, end)
+        sequence.recomputed += recomputed
+        sequence.planned = True
+        sequence.pending += sample is not None
+        self.counters.computed += end - start
+        self.counters.recomputed += recomputed
+        draft.chunks.append((sequence, chunk))
+        draft.room -= end - start
+
+    def _new_pages(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
+        """Entries of the page table, up to the chunk's end, that the runner does not know yet."""
+        table, pages = sequence.table, sequence.context.pages
+        new = []
+        for index in range(len(table), (end - 1) // self.kv.page_size + 1):
+            slot = pages[index].device
+            assert slot is not None
+            table.append(slot)
+            new.append((index, slot))
+        return tuple(new)
+
+    def _fetch(self, draft: _Draft, sequence: Sequence, now: float) -> None:
+        """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
+        for page in list(self.kv.host_only(sequence.context)):
+            if draft.link_tokens < page.host_filled or not self._free_slot(draft, sequence, now):
+                return
+            draft.fetch.append(self.kv.fetch(page))
+            draft.link_tokens -= page.filled
+            sequence.copied_in += page.filled
+            self.counters.copied_in += page.filled
+
+    # -- slots -----------------------------------------------------------------------------------------------------
+
+    def _free_slot(self, draft: _Draft, sequence: Sequence, now: float) -> bool:
+        """See to it that a device slot is free; False if `sequence` has to wait for one."""
+        kv, policy = self.kv, self._policy
+        if kv.num_free or kv.evict_cached():
+            return True
+        if not policy.protects_paused and self._evict(draft, now):
+            return True
+        while self.running and (youngest := self.running[-1]) is not sequence and not youngest.planned:
+            self._preempt(draft, youngest, now)
+            if kv.num_free or kv.evict_cached() or (not policy.protects_paused and self._evict(draft, now)):
+                return True
+        if self.running[0] is sequence and policy.protects_paused and self._evict(draft, now):
+            return True
+        self._stalled = True
+        return False
+
+    def _evict(self, draft: _Draft, now: float) -> bool:
+        """Take one slot from the paused contexts, in the policy's order."""
+        if not self.kv.num_claimed:
+            return False
+        return any(self._move(draft, move) and self.kv.num_free for move in self._policy.victims(now))
+
+    def _preempt(self, draft: _Draft, sequence: Sequence, now: float) -> None:
+        """Send a running sequence back to the queue; its pages become claims."""
+        self.running.remove(sequence)
+        self._give_slot_back(sequence)
+        self.kv.release(sequence.context)
+        self._enqueue(sequence, sequence.order)
+        sequence.preemptions += 1
+        self.counters.preemptions += 1
+        self._policy.pause(sequence, now)
+        self._move_all(draft, now)
+
+    def _move_all(self, draft: _Draft, now: float) -> None:
+        for move in self._policy.moves(Budget(draft.room, draft.link_tokens), now):
+            self._move(draft, move)
+
+    def _move(self, draft: _Draft, move: Move) -> bool:
+        """Execute a policy's move as far as the page allows; True if its device slot is free now."""
+        kv, page, action = self.kv, move.page, move.action
+        if action in (Action.COPY, Action.SWAP) and draft.link_tokens >= page.filled:
+            copy = kv.copy_out(page)
+            if copy is not None:
+                draft.copy_out.append(copy)
+                draft.link_tokens -= page.filled
+                move.sequence.copied_out += page.filled
+                self.counters.copied_out += page.filled
+        if action is Action.COPY:
+            return False
+        freed = kv.drop_device(page)
+        if action is Action.LOSE and page.host is not None and not page.refs:
+            kv.drop_host(page)
+        return freed
+
+    # -- bookkeeping -----------------------------------------------------------------------------------------------
+
+    def _seal(self, draft: _Draft) -> Planned:
+        draft.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
+        num_tokens = sum(len(chunk.tokens) for _, chunk in draft.chunks)
+        bucket = next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
+        plan = StepPlan(
+            number=self.counters.plans,
+            bucket=bucket,
+            chunks=tuple(chunk for _, chunk in draft.chunks),
+            copy_out=tuple(draft.copy_out),
+            fetch=tuple(draft.fetch),
+            land=tuple(draft.fetch),
+            drop=self.kv.drain_dropped(),
+        )
+        self.counters.plans += bool(plan)
+        sampled = tuple((sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample)
+        return Planned(plan, sampled, tuple(sequence for sequence, _ in draft.chunks))
+
+    def _take_order(self) -> int:
+        self._next_order += 1
+        return self._next_order
+
+    def _enqueue(self, sequence: Sequence, order: int) -> None:
+        sequence.order, sequence.state = order, State.WAITING
+        insort(self.waiting, sequence, key=attrgetter("order"))
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+            self._give_slot_back(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            del self.intercepted[sequence.id]
+
+    def _give_slot_back(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._slots.append(sequence.slot)
+        sequence.slot = None
+
+    def _void_pending(self, sequence: Sequence) -> None:
+        sequence.pending = 0
+        sequence.incarnation += 1
+
