@@ -111,8 +111,9 @@ class Engine:
     Args:
         scheduler: makes the plans.
         runner: executes them.
-        endpoints: makes the object that answers calls, given what to do when a result is there.
+        endpoints: answers calls.
         clock: what time it is.
+        wake: set by `endpoints` when a result is there, to end an idle wait.
         depth: 0, or 1 to plan a step before the last one's tokens are read.
         vocab_size: token ids are below it.
         eos_token_ids: end-of-text tokens.
@@ -126,8 +127,9 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        endpoints: Callable[[Callable[[], None]], Endpoints],
+        endpoints: Endpoints,
         clock: Clock,
+        wake: threading.Event,
         *,
         depth: int,
         vocab_size: int,
@@ -139,8 +141,8 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._wake = threading.Event()
-        self._endpoints = endpoints(self._wake.set)
+        self._wake = wake
+        self._endpoints = endpoints
         self._clock = clock
         self._depth = depth
         self._vocab_size = vocab_size

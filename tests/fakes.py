@@ -5,8 +5,8 @@ from array import array
 from collections.abc import Callable, Mapping
 from threading import Event
 
-from jinfercept.clock import Clock
-from jinfercept.engine import Engine
+from jinfercept.clock import Clock, RealClock
+from jinfercept.engine import Endpoints, Engine
 from jinfercept.errors import RequestError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
@@ -137,7 +137,7 @@ def make_engine(
     chunk_tokens: int = 1 << 30,
     max_model_len: int | None = None,
     clock: Clock | None = None,
-    endpoints: object = None,
+    endpoints: Endpoints | None = None,
     runner: FakeRunner | None = None,
     link_tokens_per_s: float = 1e9,
     prefix_caching: bool = True,
@@ -153,12 +153,13 @@ def make_engine(
         max_model_len=max_model_len or num_pages * page_size,
         chunk_tokens=chunk_tokens,
     )
-    clock = clock or ManualClock()
+    wake = Event()
     return Engine(
         scheduler,
         runner or FakeRunner(page_size, buckets),
-        (lambda wake: endpoints) if endpoints else Dispatcher,  # pyright: ignore[reportArgumentType]
-        clock,
+        endpoints or Dispatcher(wake.set),
+        clock or (ManualClock() if endpoints else RealClock()),
+        wake,
         depth=depth,
         vocab_size=VOCAB,
         check=True,

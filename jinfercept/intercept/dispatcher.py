@@ -144,7 +144,7 @@ def _as_result(value: object, status: Status, duration_s: float) -> Result:
         token_ids = cast(tuple[int, ...], tuple(value))
         return Result("", status, token_ids, duration_s) if token_ids else Result("", "empty", None, duration_s)
     try:
-        text = "" if value is None else str(value)
+        text = "" if value is None else str(value).encode(errors="replace").decode()  # no half surrogate pairs
     except Exception as error:
         return Result(_describe(error), "error", None, duration_s)
     if not text.strip() and status == "ok":

@@ -1,10 +1,10 @@
-"""Slots of one memory, numbered and handed out lowest-used first. Knows neither pages nor what a slot holds."""
+"""Slots of one memory, numbered and handed out. Knows neither pages nor what a slot holds."""
 
 from collections.abc import Iterable
 
 
 class SlotPool:
-    """Slots `first … first + size - 1`.
+    """Slots `first … first + size - 1`; those never used yet are only counted, so that a large pool costs nothing.
 
     Args:
         size: number of slots; may be 0.
@@ -13,22 +13,27 @@ class SlotPool:
 
     def __init__(self, size: int, first: int = 0) -> None:
         self.size = size
-        self.first = first
-        self._free = list(range(first + size - 1, first - 1, -1))
+        self._first = first
+        self._untouched = first  # this slot and all above were never taken
+        self._returned: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._first + self.size - self._untouched + len(self._returned)
 
     def take(self) -> int:
         """A free slot. There must be one."""
-        return self._free.pop()
+        if self._returned:
+            return self._returned.pop()
+        assert self.num_free
+        self._untouched += 1
+        return self._untouched - 1
 
     def give(self, slot: int) -> None:
         """Take a slot back."""
-        self._free.append(slot)
+        self._returned.append(slot)
 
     def check(self, used: Iterable[int]) -> None:
         """Every slot is either free or used, once. Raises AssertionError otherwise."""
-        slots = sorted([*self._free, *used])
-        assert slots == list(range(self.first, self.first + self.size)), "a slot is lost or owned twice"
+        slots = sorted([*self._returned, *used])
+        assert slots == list(range(self._first, self._untouched)), "a slot is lost or owned twice"

@@ -1,0 +1,102 @@
+"""The `jinfercept` command. Flags are generated from `config.py`; every command imports what it needs when it runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jinfercept import __version__
+from jinfercept.config import flag_fields
+from jinfercept.errors import JinferceptError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. A user's mistake is one line on standard error, and status 2."""
+    parser = _parser()
+    arguments = vars(parser.parse_args(argv))
+    command = arguments.pop("command_function", None)
+    if command is None:
+        parser.print_help()
+        return 0
+    try:
+        return command(**arguments)
+    except JinferceptError as error:
+        print(f"jinfercept: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jinfercept: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jinfercept", description="A JAX serving engine for language models that call out while they write."
+    )
+    parser.add_argument("--version", action="version", version=f"jinfercept {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="SmolLM2 answers word problems with tools, under every policy")
+    demo.add_argument("--requests", type=int, default=14, help="word problems (default: 14)")
+    demo.add_argument("--slow-s", type=float, default=1.5, help="seconds that the slow tool takes (default: 1.5)")
+    demo.add_argument("--show", type=int, default=2, help="answers to print (default: 2)")
+    demo.set_defaults(command_function=_demo)
+
+    run = commands.add_parser("run", help="generate from a prompt, or chat")
+    run.add_argument("model", help="smollm2-135m, a Hugging Face directory or a .gguf file")
+    run.add_argument("--prompt", help="complete this text and end; without it: a chat")
+    run.add_argument("--max-tokens", type=int, default=256, help="tokens to generate (default: 256)")
+    run.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    _add_flags(run)
+    run.set_defaults(command_function=_run)
+
+    info = commands.add_parser("info", help="what a model is and what it needs")
+    info.add_argument("model", help="smollm2-135m, a Hugging Face directory or a .gguf file")
+    info.set_defaults(command_function=_info)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """The options of `LLM`; those that are not given keep the defaults of `config.py`."""
+    group = parser.add_argument_group("engine")
+    for field, kind in flag_fields():
+        name = "--" + field.name.replace("_", "-")
+        default = "" if field.default is None else f" (default: {field.default})"
+        common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": field.metadata["help"] + default}
+        if kind is bool:
+            group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
+        else:
+            group.add_argument(name, type=kind, choices=field.metadata["choices"] or None, **common)
+
+
+def _demo(requests: int, slow_s: float, show: int) -> int:
+    from jinfercept.bench.demo import demo
+
+    return demo(num_requests=requests, slow_s=slow_s, num_shown=show)
+
+
+def _run(model: str, prompt: str | None, max_tokens: int, temperature: float, **flags: Any) -> int:
+    from jinfercept.llm import LLM
+    from jinfercept.progress import StartDisplay
+    from jinfercept.request import SamplingParams
+    from jinfercept.terminal import chat, complete
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    with StartDisplay() as progress, LLM(model, progress=progress, **flags) as llm:
+        progress.close()
+        if prompt is not None:
+            complete(llm, prompt, params)
+        else:
+            chat(llm, params)
+    return 0
+
+
+def _info(model: str) -> int:
+    from jinfercept.models.load import open_checkpoint
+    from jinfercept.terminal import describe
+
+    describe(model, open_checkpoint(model).config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

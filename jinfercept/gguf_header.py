@@ -1,0 +1,99 @@
+"""The key-value header of a GGUF file, read in a tenth of a second.
+
+The `gguf` package indexes every element of the header's arrays, which takes seconds for a vocabulary and its merges;
+who wants only the metadata (the tokenizer, a look at a model's sizes) reads it here. The tensors are none of this
+module's business. Format: versions 2 and 3 of the GGUF specification, little-endian.
+"""
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+from jinfercept.errors import ModelError
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # type -> struct letter
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The file's metadata: strings, numbers, and lists of them, by key.
+
+    Raises:
+        ModelError: the file is missing, or is not a whole GGUF header that this version reads.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).metadata()
+    except OSError as error:
+        raise ModelError(
+            "the GGUF file cannot be read", got=f"{path}: {error}", fix="give the path of a GGUF file"
+        ) from error
+    except (struct.error, ValueError) as error:
+        raise ModelError(
+            "the file is not a whole GGUF file of version 2 or 3", got=f"{path}: {error}", fix="download it again"
+        ) from error
+
+
+class _Reader:
+    """A cursor over the header's bytes."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._offset = data, 0
+
+    def metadata(self) -> dict[str, Any]:
+        magic = self._take(4)
+        if magic != b"GGUF":
+            raise ValueError(f"it begins with {magic!r}")
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise ValueError(f"version {version}")
+        self._scalar("Q")  # the number of tensors
+        num_keys = self._scalar("Q")
+        return {self._string(): self._value(self._scalar("I")) for _ in range(num_keys)}
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array()
+        return self._scalar(_letter(kind))
+
+    def _array(self) -> list[Any]:
+        kind, length = self._scalar("I"), self._scalar("Q")
+        if kind in (_STRING, _ARRAY):
+            return [self._value(kind) for _ in range(length)]
+        layout = f"<{length}{_letter(kind)}"
+        return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
+
+    def _string(self) -> str:
+        return self._take(self._scalar("Q")).decode("utf-8")
+
+    def _scalar(self, letter: str) -> Any:
+        (value,) = struct.unpack_from("<" + letter, self._data, self._offset)
+        self._offset += struct.calcsize("<" + letter)
+        return value
+
+    def _take(self, length: int) -> bytes:
+        start, self._offset = self._offset, self._offset + length
+        if self._offset > len(self._data):
+            raise ValueError("it ends in the middle of its header")
+        return self._data[start : self._offset]
+
+
+def _letter(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise ValueError(f"value type {kind}")
+    return _SCALARS[kind]

@@ -1,0 +1,57 @@
+"""What a checkpoint is to `load.py` in any format: a config, named tensors, and which is which of our weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+from jinfercept.models.config import ModelConfig
+
+
+class Stored(NamedTuple):
+    """Where a weight lies in a checkpoint.
+
+    `name` has `{i}` for the layer. Matrices are stored `[out, in]`: the first `inputs` axes of our array are the input,
+    and an array with `inputs=0` is stored as it is.
+    """
+
+    name: str
+    inputs: int = 0
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """The stored shape of a weight whose shape with us is `ours`."""
+        if self.inputs == 0:
+            return ours
+        return math.prod(ours[self.inputs :]), math.prod(ours[: self.inputs])
+
+
+@dataclass(frozen=True)
+class Names:
+    """The stored tensors of the three kinds of block, by our names; those that end in one of `ignored` mean nothing."""
+
+    embed: Mapping[str, Stored]
+    layer: Mapping[str, Stored]
+    head: Mapping[str, Stored]
+    ignored: tuple[str, ...] = ()
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint: shapes are known, weights are read one at a time."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def names(self) -> Names: ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every stored tensor's shape, rows first."""
+        ...
+
+    def read(self, name: str) -> Shaped[np.ndarray, "..."]:
+        """One tensor with rotary pairs in our order; dequantised if need be."""
+        ...

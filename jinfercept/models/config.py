@@ -1,0 +1,221 @@
+"""The shape of a model, read from a Hugging Face `config.json`.
+
+A config that this package would run wrongly (another architecture, an unknown rope scaling, biases it has no place for)
+is refused here, before any weight is read. The same for GGUF metadata is in `gguf_weights.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinfercept.errors import ModelError
+
+Family = Literal["llama", "gptj"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+
+_FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": "llama",
+    "llama": "llama",
+    "GPTJForCausalLM": "gptj",
+    "gptj": "gptj",
+}
+_LLAMA_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+_GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding of the first `rotary_dim` dimensions of a head.
+
+    Pairs are `(i, i + rotary_dim / 2)`, or `(2i, 2i + 1)` if `interleaved`. `factor` belongs to every scaling;
+    `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow`, `truncate` and `attention_factor`
+    (which multiplies cosine and sine) to yarn, `original_max_position` (tokens before the extension) to both.
+    """
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable: static in `jax.jit`."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    norm_eps: float
+    rope: RopeConfig
+    tie_embeddings: bool
+    max_position: int
+    eos_token_ids: tuple[int, ...]
+    activation: Literal["silu", "gelu_new"]
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                "query heads must divide evenly among KV heads",
+                got=f"{self.num_heads} and {self.num_kv_heads}",
+                fix="correct the model's config",
+            )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "ModelConfig":
+        """Read a parsed `config.json`, and `generation_config.json` for further end-of-sequence tokens.
+
+        Raises:
+            ModelError: the architecture or the rope scaling is unknown, keys are missing, or something is set that
+                would change the result and is not implemented.
+        """
+        architecture = str((config.get("architectures") or [config.get("model_type")])[0])
+        family = _FAMILIES.get(architecture)
+        if family is None:
+            raise ModelError(
+                "the model's architecture is not supported", got=architecture, fix="use a Llama or GPT-J model"
+            )
+        eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
+        fields = _llama_fields(config) if family == "llama" else _gptj_fields(config)
+        return cls(family=family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
+
+
+def _llama_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    _require(config, _LLAMA_KEYS, where="config.json")
+    _refuse_unless(config, hidden_act="silu", attention_bias=False, mlp_bias=False)
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    max_position = config["max_position_embeddings"]
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "ffn_size": config["intermediate_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope": _llama_rope(config, head_dim, max_position),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "max_position": max_position,
+        "activation": "silu",
+    }
+
+
+def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    _require(config, _GPTJ_KEYS, where="config.json")
+    _refuse_unless(config, activation_function="gelu_new")
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["n_embd"],
+        "num_layers": config["n_layer"],
+        "num_heads": config["n_head"],
+        "num_kv_heads": config["n_head"],
+        "head_dim": config["n_embd"] // config["n_head"],
+        "ffn_size": config.get("n_inner") or 4 * config["n_embd"],
+        "norm_eps": config["layer_norm_epsilon"],
+        "rope": RopeConfig(theta=10_000.0, rotary_dim=config["rotary_dim"], interleaved=True),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "max_position": config["n_positions"],
+        "activation": "gelu_new",
+    }
+
+
+def _llama_rope(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
+    """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    theta = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
+    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(
+            "Llama with partial rotary embedding is not supported", got=dict(rope), fix="use another model"
+        )
+    original = config.get("original_max_position_embeddings") or rope.get(
+        "original_max_position_embeddings", max_position
+    )
+    match kind:
+        case "default":
+            return RopeConfig(theta, head_dim)
+        case "linear":
+            _require(rope, ("factor",), where="rope_parameters")
+            return RopeConfig(theta, head_dim, scaling="linear", factor=rope["factor"])
+        case "llama3":
+            _require(rope, ("factor", "low_freq_factor", "high_freq_factor"), where="rope_parameters")
+            return RopeConfig(
+                theta,
+                head_dim,
+                scaling="llama3",
+                factor=rope["factor"],
+                original_max_position=original,
+                low_freq_factor=rope["low_freq_factor"],
+                high_freq_factor=rope["high_freq_factor"],
+            )
+        case "yarn":
+            _require(rope, ("factor",), where="rope_parameters")
+            return RopeConfig(
+                theta,
+                head_dim,
+                scaling="yarn",
+                factor=rope["factor"],
+                original_max_position=original,
+                beta_fast=rope.get("beta_fast") or 32.0,
+                beta_slow=rope.get("beta_slow") or 1.0,
+                truncate=rope.get("truncate", True),
+                attention_factor=_yarn_attention_factor(rope),
+            )
+        case _:
+            raise ModelError("the rope scaling is not supported", got=kind, fix="use default, linear, llama3 or yarn")
+
+
+def _yarn_attention_factor(rope: Mapping[str, Any]) -> float:
+    """YaRN (arXiv 2309.00071), section 3.4: 0.1 ln s + 1, unless the config says otherwise."""
+    if rope.get("attention_factor") is not None:
+        return rope["attention_factor"]
+
+    def magnitude(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+def _require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) -> None:
+    missing = [key for key in keys if config.get(key) is None]
+    if missing:
+        raise ModelError(
+            f"{where} lacks keys", got=f"no {', '.join(missing)}", fix="complete the file or use another model"
+        )
+
+
+def _refuse_unless(config: Mapping[str, Any], **implemented: object) -> None:
+    for key, value in implemented.items():
+        if config.get(key, value) != value:
+            raise ModelError(
+                f"{key} of config.json is not supported", got=config[key], fix=f"use a model with {key} = {value}"
+            )
+
+
+def _ids(eos: int | list[int] | None) -> list[int]:
+    return eos if isinstance(eos, list) else [] if eos is None else [eos]

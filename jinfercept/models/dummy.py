@@ -1,0 +1,35 @@
+"""Random weights, for measuring and testing without a checkpoint. What a model says with them means nothing."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.model import Params, Weights, abstract_params, tied, untied
+
+
+def random_params(config: ModelConfig, dtype: DTypeLike, seed: int) -> Params:
+    """Random weights, made on the device; the same for the same seed."""
+    shapes = untied(config, abstract_params(config, dtype))
+    embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
+    embed, head, layer = (
+        jax.jit(partial(_random_block, block, config.hidden_size**-0.5))
+        for block in (shapes.embed, shapes.head, shapes.layers[0])
+    )
+    return tied(config, Params(embed(embed_key), tuple(layer(key) for key in layer_keys), head(head_key)))
+
+
+def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
+    """Matrices uniform with deviation `scale`, norms 1, biases 0. One draw for all: each costs seconds of compiling."""
+    draws = jax.random.uniform(key, (sum(leaf.size for leaf in shapes.values()),), minval=-1, maxval=1)
+    weights, start = {}, 0
+    for name, leaf in shapes.items():
+        if leaf.ndim == 1:
+            weights[name] = jnp.full(leaf.shape, 0 if name.endswith("bias") else 1, leaf.dtype)
+        else:
+            drawn = draws[start : start + leaf.size].reshape(leaf.shape)
+            weights[name] = (drawn * scale * 3**0.5).astype(leaf.dtype)
+        start += leaf.size
+    return weights

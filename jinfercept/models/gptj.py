@@ -1,0 +1,63 @@
+"""GPT-J: one layer norm feeds attention and feed-forward in parallel, rotary on part of each head.
+
+Weights lie `[in, out]`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jinfercept.models.blocks import Attend, layer_norm, project
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.rope import rotate
+
+
+class GPTJLayer(nnx.Module):
+    """Attention and feed-forward network side by side, both added to the stream."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        e, h, d, f = config.hidden_size, config.num_heads, config.head_dim, config.ffn_size
+        self.norm = nnx.Param(jnp.zeros(e, dtype))
+        self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
+        self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
+        self.k = nnx.Param(jnp.zeros((e, h, d), dtype))
+        self.v = nnx.Param(jnp.zeros((e, h, d), dtype))
+        self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
+        self.up = nnx.Param(jnp.zeros((e, f), dtype))
+        self.up_bias = nnx.Param(jnp.zeros(f, dtype))
+        self.down = nnx.Param(jnp.zeros((f, e), dtype))
+        self.down_bias = nnx.Param(jnp.zeros(e, dtype))
+
+    def __call__[KV](
+        self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T E"], KV]:
+        rope = self.config.rope
+
+        y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
+        q = rotate(project("te,ehd->thd", y, self.q), positions, rope)
+        k = rotate(project("te,ekd->tkd", y, self.k), positions, rope)
+        v = project("te,ekd->tkd", y, self.v)
+        attended, kv = attend(q, k, v, kv)
+
+        inner = jax.nn.gelu(project("te,ef->tf", y, self.up) + self.up_bias[...], approximate=True)
+        outer = project("tf,fe->te", inner, self.down) + self.down_bias[...]
+        return x + project("thd,hde->te", attended, self.o) + outer, kv
+
+
+class GPTJHead(nnx.Module):
+    """The final norm and the logits, with a bias."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        e, v = config.hidden_size, config.vocab_size
+        self.norm = nnx.Param(jnp.zeros(e, dtype))
+        self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
+        self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
+        self.unembed_bias = nnx.Param(jnp.zeros(v, dtype))
+
+    def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
+        y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
+        return project("re,ve->rv", y, self.unembed, out=jnp.float32) + self.unembed_bias[...]

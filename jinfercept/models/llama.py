@@ -1,0 +1,61 @@
+"""Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
+
+Weights lie `[in, out]`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jinfercept.models.blocks import Attend, project, rms_norm
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.rope import rotate
+
+
+class LlamaLayer(nnx.Module):
+    """Attention, then the gated feed-forward network, each behind its norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        e, f = config.hidden_size, config.ffn_size
+        h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
+        self.attn_norm = nnx.Param(jnp.zeros(e, dtype))
+        self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
+        self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
+        self.v = nnx.Param(jnp.zeros((e, k, d), dtype))
+        self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
+        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
+        self.gate = nnx.Param(jnp.zeros((e, f), dtype))
+        self.up = nnx.Param(jnp.zeros((e, f), dtype))
+        self.down = nnx.Param(jnp.zeros((f, e), dtype))
+
+    def __call__[KV](
+        self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T E"], KV]:
+        eps, rope = self.config.norm_eps, self.config.rope
+
+        y = rms_norm(x, self.attn_norm, eps)
+        q = rotate(project("te,ehd->thd", y, self.q), positions, rope)
+        k = rotate(project("te,ekd->tkd", y, self.k), positions, rope)
+        v = project("te,ekd->tkd", y, self.v)
+        attended, kv = attend(q, k, v, kv)
+        x = x + project("thd,hde->te", attended, self.o)
+
+        y = rms_norm(x, self.ffn_norm, eps)
+        y = jax.nn.silu(project("te,ef->tf", y, self.gate)) * project("te,ef->tf", y, self.up)
+        return x + project("tf,fe->te", y, self.down), kv
+
+
+class LlamaHead(nnx.Module):
+    """The final norm and the logits."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        e, v = config.hidden_size, config.vocab_size
+        self.norm = nnx.Param(jnp.zeros(e, dtype))
+        self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
+
+    def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
+        return project("re,ve->rv", rms_norm(x, self.norm, self.config.norm_eps), self.unembed, out=jnp.float32)

@@ -1,0 +1,99 @@
+"""A model as three pure functions of its parameters: embed, one layer, head.
+
+The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the static halves are split off once, when a
+`Model` is made. All layers share one of them, so one compiled layer serves all. Where keys and values are kept is the
+caller's business: it passes `attend`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Int
+
+from jinfercept.models.blocks import Attend, Embed
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.gptj import GPTJHead, GPTJLayer
+from jinfercept.models.llama import LlamaHead, LlamaLayer
+
+Weights = dict[str, Any]
+"""One block's parameters by name: arrays, or `jax.ShapeDtypeStruct`s."""
+
+_BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
+
+
+class Params(NamedTuple):
+    """A model's weights. All layers have the same structure and shapes; tied embeddings are one array, not two."""
+
+    embed: Weights
+    layers: tuple[Weights, ...]
+    head: Weights
+
+
+@dataclass(frozen=True)
+class Model:
+    """The functions of one model; call them under `jax.jit`. Equal and hashed by its config."""
+
+    config: ModelConfig
+    _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
+    _layer: nnx.GraphDef[LlamaLayer | GPTJLayer] = field(init=False, repr=False, compare=False)
+    _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        layer, head = _BLOCKS[self.config.family]
+        for name, block in (("_embed", Embed), ("_layer", layer), ("_head", head)):
+            abstract = nnx.eval_shape(lambda block=block: block(self.config, jnp.float32))
+            object.__setattr__(self, name, nnx.graphdef(abstract))
+
+    def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """Vectors of the tokens; `params` is `Params.embed`."""
+        return nnx.merge(self._embed, params)(tokens)
+
+    def layer[KV](
+        self, params: Weights, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T E"], KV]:
+        """One layer; `params` is one of `Params.layers`, `kv` whatever `attend` takes and returns."""
+        return nnx.merge(self._layer, params)(x, positions, kv, attend)
+
+    def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
+        """Final norm and logits of the chosen rows; `params` is `Params.head`."""
+        return nnx.merge(self._head, params)(x)
+
+
+def abstract_params(config: ModelConfig, dtype: DTypeLike) -> Params:
+    """The shapes and dtypes of the weights, for compiling and planning memory before they are loaded."""
+
+    def shapes(block: type[Embed | LlamaLayer | LlamaHead | GPTJLayer | GPTJHead]) -> Weights:
+        abstract = nnx.eval_shape(lambda: block(config, dtype))
+        return cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
+
+    layer, head = _BLOCKS[config.family]
+    return tied(config, Params(shapes(Embed), (shapes(layer),) * config.num_layers, shapes(head)))
+
+
+def tied(config: ModelConfig, params: Params) -> Params:
+    """The parameters with the head sharing the embedding's array, if the config says so."""
+    if not config.tie_embeddings:
+        return params
+    return params._replace(head=params.head | {"unembed": params.embed["embedding"]})
+
+
+def untied(config: ModelConfig, params: Params) -> Params:
+    """The parameters without what `tied` puts into the head: every array once."""
+    if not config.tie_embeddings:
+        return params
+    return params._replace(head={name: leaf for name, leaf in params.head.items() if name != "unembed"})
+
+
+def param_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
+    """Device memory of the weights, tied embeddings counted once."""
+    leaves = jax.tree.leaves(untied(config, abstract_params(config, dtype)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
+    """Keys and values of one token over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

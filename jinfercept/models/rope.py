@@ -1,0 +1,67 @@
+"""Rotary position embedding in float32, with the scalings of Llama's long-context variants."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from jinfercept.models.config import RopeConfig
+
+
+def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:
+    """Turn the first `rotary_dim` dimensions of every head by its token's position; float32 inside, x's dtype out."""
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)  # [T, 1, rotary_dim / 2]
+    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+    turning, rest = x[..., : rope.rotary_dim].astype(jnp.float32), x[..., rope.rotary_dim :]
+    if rope.interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+    else:
+        first, second = jnp.split(turning, 2, axis=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = jnp.stack(turned, axis=-1).reshape(turning.shape) if rope.interleaved else jnp.concatenate(turned, axis=-1)
+    return jnp.concatenate([joined.astype(x.dtype), rest], axis=-1)
+
+
+def frequencies(rope: RopeConfig) -> Float[np.ndarray, "half"]:
+    """Radians per token of each of the `rotary_dim / 2` pairs, float32."""
+    base = rope.theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
+    match rope.scaling:
+        case "none":
+            scaled = base
+        case "linear":
+            scaled = base / rope.factor
+        case "llama3":
+            scaled = _llama3(base, rope)
+        case "yarn":
+            scaled = _yarn(base, rope)
+    return scaled.astype(np.float32)
+
+
+def _llama3(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarray, "half"]:
+    """Llama 3.1: slow pairs are divided by the factor, fast ones kept, those between interpolated."""
+    turns = rope.original_max_position * base / (2 * math.pi)  # over the original context
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return _blend(base, rope.factor, np.clip(kept, 0, 1))
+
+
+def _yarn(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarray, "half"]:
+    """YaRN (arXiv 2309.00071), section 3.2: a linear ramp over the pairs' indices between two numbers of turns."""
+
+    def pair_with(turns: float) -> float:
+        context_ratio = rope.original_max_position / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(context_ratio) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    ramp = (np.arange(rope.rotary_dim // 2) - low) / max(high - low, 1e-3)
+    return _blend(base, rope.factor, 1 - np.clip(ramp, 0, 1))
+
+
+def _blend(
+    base: Shaped[np.ndarray, "half"], factor: float, kept: Shaped[np.ndarray, "half"]
+) -> Shaped[np.ndarray, "half"]:
+    """`base` where `kept` is 1, `base / factor` where it is 0."""
+    return base * kept + base / factor * (1 - kept)

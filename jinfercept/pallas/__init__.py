@@ -1,0 +1,1 @@
+"""Attention over pages: the array layout, the implementations and their reference oracles. Imports nothing of jinfercept."""

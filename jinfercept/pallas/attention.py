@@ -1,0 +1,40 @@
+"""The one place where an implementation of paged attention is chosen. A new kernel is a file beside this one and an entry below.
+
+Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is tested
+against `paged_attention_reference`.
+"""
+
+import jax
+from jaxtyping import Array, Float
+
+from jinfercept.pallas.cpu_attention import paged_attention_cpu
+from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.pallas.reference import paged_attention_reference
+
+IMPLEMENTATIONS = {
+    "reference": paged_attention_reference,
+    "cpu": paged_attention_cpu,
+}
+BEST_FOR_BACKEND = {"cpu": "cpu"}  # any other backend: the reference
+
+
+def paged_attention(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, implementation: str = "auto"
+) -> Float[Array, "T H D"]:
+    """Causal attention of a step's query tokens over the pages of their rows, the step's own tokens already written.
+
+    Args:
+        q: queries, unscaled; H is a multiple of the pages' K.
+        pages: one layer's pages.
+        batch: the ragged rows; see `Batch`.
+        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for JAX's default backend.
+
+    Raises:
+        ValueError: the implementation is unknown.
+    """
+    if implementation == "auto":
+        implementation = BEST_FOR_BACKEND.get(jax.default_backend(), "reference")
+    if implementation not in IMPLEMENTATIONS:
+        fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
+        raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
+    return IMPLEMENTATIONS[implementation](q, pages, batch)

@@ -1,0 +1,41 @@
+"""The oracle that every implementation of paged attention is tested against: gather the whole context, mask, softmax in float32.
+
+One token at a time and nothing shared between tokens, so that there is nothing to get wrong. It also serves backends that
+have no implementation of their own, slowly. It does not know how a batch was packed beyond what `Batch` says.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jinfercept.pallas.layout import Batch, KVPages
+
+TOKENS_AT_ONCE = 64  # bounds the gathered contexts to this many times P · B tokens
+
+
+def paged_attention_reference(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
+    """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
+
+    Args:
+        q: the step's queries; query head `h` reads KV head `h // (H / K)`.
+        pages: one layer's pages, the step's own keys and values already written.
+        batch: whose tokens these are. A token at position `p` sees positions `0..p` of its row.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // pages.shape[3]
+    token = jnp.arange(num_tokens)
+    row = jnp.searchsorted(batch.query_starts, token, side="right") - 1
+
+    def attend(query: Float[Array, "H D"], position: Int[Array, ""], table: Int[Array, "P"]) -> Float[Array, "H D"]:
+        context = pages[table].reshape(-1, *pages.shape[2:]).astype(jnp.float32)  # [P·B, 2, K, D]
+        visible = jnp.arange(context.shape[0]) <= position
+        context = jnp.where(visible[:, None, None, None], context, 0.0)  # unwritten slots may hold anything
+        key, value = (jnp.repeat(context[:, side], group, axis=1) for side in (0, 1))
+        scores = jnp.einsum("hd,chd->hc", query.astype(jnp.float32), key, precision="highest") * head_dim**-0.5
+        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("hc,chd->hd", weights, value, precision="highest")
+
+    operands = (q, batch.positions, batch.page_tables[row])
+    out = jax.lax.map(lambda operand: attend(*operand), operands, batch_size=TOKENS_AT_ONCE)
+    used = token < batch.query_starts[-1]
+    return jnp.where(used[:, None, None], out, 0.0).astype(q.dtype)

@@ -1,0 +1,227 @@
+"""Executes plans: weights, KV arrays, packing, layer-group steps, sampling, transfers. Knows no requests and decides nothing.
+
+Every executable has a static shape and is compiled by `warm_up`: per token bucket one embedding and one group of
+`layers_per_step` layers (and one remainder group), per number of sampled rows one head and one sampler, and the transfers.
+Nothing waits for the device but `collect`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jinfercept.kv.arrays import KVArrays
+from jinfercept.models.model import Model, Params, Weights
+from jinfercept.models.sampling import sample
+from jinfercept.packing import Shape, pack, pack_samples, unpack, unpack_samples
+from jinfercept.pallas.attention import paged_attention
+from jinfercept.pallas.layout import Batch, KVPages, write_kv
+from jinfercept.sched.plan import StepPlan, StepResult
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+class Ticket(NamedTuple):
+    """A submitted plan: the tokens to come, if any, and when it was submitted."""
+
+    tokens: Array | None
+    num_sampled: int
+    submitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """The static sizes of a runner.
+
+    Attributes:
+        num_pages: pages of the device pool.
+        page_size: tokens per page.
+        max_num_seqs: sequence slots.
+        max_model_len: tokens per sequence.
+        buckets: query tokens of the executables, ascending.
+        layers_per_step: layers per executable.
+    """
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_model_len: int
+    buckets: tuple[int, ...]
+    layers_per_step: int
+
+    def bucket(self, num_tokens: int) -> Shape:
+        """The batch of a bucket."""
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        return Shape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
+
+    @property
+    def sample_rows(self) -> tuple[int, ...]:
+        """Numbers of sampled rows that have executables, ascending."""
+        return tuple(sorted({self.bucket(size).num_rows for size in self.buckets}))
+
+
+@final
+class ModelRunner:
+    """One model on one device.
+
+    Args:
+        model, params: what runs; every layer has the same shapes.
+        shape: the static sizes.
+        attention: implementation of attention, see `pallas.attention`.
+    """
+
+    def __init__(self, model: Model, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
+        config = model.config
+        leaf = jax.tree.leaves(params.embed)[0]
+        device = next(iter(leaf.devices()))
+        self._home = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
+        # committed, like everything an executable returns: else the second call of each would compile it again
+        self._model, self._params, self._shape = model, jax.device_put(params, self._home), shape
+        self.kv = KVArrays(
+            shape.num_pages,
+            shape.page_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=leaf.dtype,
+            device=device,
+        )
+        group = shape.layers_per_step
+        self._groups = [(first, min(first + group, config.num_layers)) for first in range(0, config.num_layers, group)]
+        self._embed = {size: jax.jit(partial(_embed, model, shape.bucket(size))) for size in shape.buckets}
+        self._layers = jax.jit(partial(_layers, model, attention), donate_argnums=(1, 2))
+        self._head = jax.jit(partial(_head, model))
+        self._sample = jax.jit(_sample, donate_argnums=1)
+        self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
+        self._last_tokens = self._no_tokens()
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Dispatch a plan; the order is the one that `StepPlan` promises."""
+        submitted_s = time.monotonic()
+        kv = self.kv
+        if plan.fetch:
+            kv.fetch([copy.host_slot for copy in plan.fetch], [copy.device_slot for copy in plan.fetch])
+        kv.drop(plan.drop)
+        if plan.copy_out:
+            kv.copy_out([copy.device_slot for copy in plan.copy_out], [copy.host_slot for copy in plan.copy_out])
+        tokens, num_sampled = self._compute(plan) if plan.chunks else (None, 0)
+        if plan.land:
+            kv.land([copy.device_slot for copy in plan.land])
+        if not plan.chunks:
+            kv.wait()  # there is nothing to hide the transfers behind
+        return Ticket(tokens, num_sampled, submitted_s)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a plan's tokens."""
+        tokens = () if ticket.tokens is None else tuple(np.asarray(ticket.tokens)[: ticket.num_sampled].tolist())
+        return StepResult(tokens, time.monotonic() - ticket.submitted_s)
+
+    def reset(self) -> None:
+        """Forget all KV."""
+        self.kv.reset()
+        self._last_tokens = self._no_tokens()
+
+    def close(self) -> None:
+        """Free the weights and the pages."""
+        self._params = Params({}, (), {})
+        self.kv.close()
+
+    def warm_up(self, progress: Progress = lambda what, done, total: None) -> None:
+        """Compile every executable by running it on padding: only scratch is written."""
+        sizes = [(size, rows) for size in self._shape.buckets for rows in self._shape.sample_rows if rows <= size]
+        for done, (size, rows) in enumerate(sizes):
+            progress("compiling", done, len(sizes) + 1)
+            x = self._forward(size, pack((), self._tables, self._shape.page_size, self._shape.bucket(size)))
+            self._draw(x, pack_samples((), rows, self._shape.max_num_seqs))
+        progress("compiling", len(sizes), len(sizes) + 1)
+        self.kv.warm_up()
+        jax.block_until_ready((self._last_tokens, self.kv.layers))
+        progress("compiling", len(sizes) + 1, len(sizes) + 1)
+
+    def _compute(self, plan: StepPlan) -> tuple[Array | None, int]:
+        for chunk in plan.chunks:
+            for index, slot in chunk.new_pages:
+                self._tables[chunk.slot, index] = slot
+        shape = self._shape
+        x = self._forward(plan.bucket, pack(plan.chunks, self._tables, shape.page_size, shape.bucket(plan.bucket)))
+        num_sampled = sum(chunk.sample is not None for chunk in plan.chunks)
+        if not num_sampled:
+            return None, 0
+        num_rows = next(rows for rows in shape.sample_rows if rows >= num_sampled)
+        tokens = self._draw(x, pack_samples(plan.chunks, num_rows, shape.max_num_seqs))
+        tokens.copy_to_host_async()
+        return tokens, num_sampled
+
+    def _forward(self, bucket: int, packed: np.ndarray) -> Array:
+        x, batch = self._embed[bucket](self._params.embed, self._last_tokens, packed)
+        layers = list(self.kv.layers)
+        for first, end in self._groups:
+            weights = self._params.layers[first:end]
+            x, layers[first:end] = self._layers(weights, x, tuple(layers[first:end]), batch)
+        self.kv.layers = tuple(layers)
+        return x
+
+    def _draw(self, x: Array, rows: np.ndarray) -> Array:
+        logits = self._head(self._params.head, x, rows)
+        tokens, self._last_tokens = self._sample(logits, self._last_tokens, rows)
+        return tokens
+
+    def _no_tokens(self) -> Array:
+        slots = np.zeros(self._shape.max_num_seqs + 1, np.int32)  # the last one is scratch
+        return jax.device_put(slots, self._home)
+
+
+def _embed(
+    model: Model, shape: Shape, params: Weights, last_tokens: Int[Array, "slots"], packed: Int[Array, "packed"]
+) -> tuple[Float[Array, "T E"], Batch]:
+    batch = unpack(packed, last_tokens, shape)
+    with jax.named_scope("embed"):
+        return model.embed(params, batch.tokens), batch
+
+
+def _layers(
+    model: Model,
+    attention: str,
+    params: tuple[Weights, ...],
+    x: Float[Array, "T E"],
+    layers: tuple[KVPages, ...],
+    batch: Batch,
+) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
+    """A group of consecutive layers: each writes all of the step's keys and values before anybody attends."""
+
+    def attend(
+        q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        pages = write_kv(pages, k, v, batch.write_index)
+        return paged_attention(q, pages, batch, implementation=attention), pages
+
+    written = []
+    for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
+        with jax.named_scope(f"layer{index}"):
+            x, pages = model.layer(weights, x, batch.positions, pages, attend)
+        written.append(pages)
+    return x, tuple(written)
+
+
+def _head(
+    model: Model, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]
+) -> Float[Array, "R V"]:
+    with jax.named_scope("head"):
+        return model.head(params, x[unpack_samples(packed).token_index])
+
+
+def _sample(
+    logits: Float[Array, "R V"], last_tokens: Int[Array, "slots"], packed: Int[Array, "5 R"]
+) -> tuple[Int[Array, "R"], Int[Array, "slots"]]:
+    rows = unpack_samples(packed)
+    temperature = jax.lax.bitcast_convert_type(rows.temperature, jnp.float32)
+    with jax.named_scope("sample"):
+        tokens = sample(logits, temperature, rows.seed, rows.position)
+    return tokens, last_tokens.at[rows.slot].set(tokens)
