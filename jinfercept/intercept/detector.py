@@ -55,14 +55,21 @@ class _StopStringWatch:
             self._open = None
 
     def _find_start(self) -> bool:
-        found = [(at, -len(mark[0]), mark) for mark in self._marks if (at := self._text.find(mark[0])) >= 0]
-        if not found:
-            self._cut(max(0, len(self._text) - self._keep))
+        """Open the call that begins earliest; wait while one that begins no later may still be on its way."""
+        text = self._text
+        found = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
+        first = max(0, len(text) - self._keep)
+        coming = next((at for at in range(first, len(text)) if self._may_begin(text[at:])), len(text))
+        if not found or coming <= min(found)[0]:
+            self._cut(min(coming, min(found)[0]) if found else coming)
             return False
         at, _, self._open = min(found)
         self._cut(at)
         self._searched = 0
         return True
+
+    def _may_begin(self, text: str) -> bool:
+        return any(len(text) < len(start) and start.startswith(text) for start, _, _ in self._marks)
 
     def _cut(self, count: int) -> None:
         self._text, self._origins = self._text[count:], self._origins[count:]

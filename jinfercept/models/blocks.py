@@ -1,6 +1,6 @@
 """What the model families share: the token embedding, the norms, and the one einsum that applies every weight."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jinfercept.models.config import ModelConfig
 
 
+@runtime_checkable
 class Attend[KV](Protocol):
     """Attention over a cache, given by the caller.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -38,6 +38,7 @@ class Names:
     ignored: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Checkpoint(Protocol):
     """An opened checkpoint: shapes are known, weights are read one at a time."""
 

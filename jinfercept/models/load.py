@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from jinfercept.errors import ModelError
+from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, Stored
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.model import Model, Params, Weights, abstract_params, tied, untied
 from jinfercept.models.safetensors_weights import SafetensorsCheckpoint
-
-EMBEDDED_MODEL = "smollm2-135m"
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -73,14 +72,12 @@ def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
-    if str(model) == EMBEDDED_MODEL:
-        from jinfercept.models import embedded
-
+    if str(model) == embedded.NAME:
         return embedded.fetch()
     raise ModelError(
         "there is no such model",
         got=model,
-        fix=f"give a Hugging Face directory (config.json and *.safetensors), a .gguf file, or {EMBEDDED_MODEL}",
+        fix=f"give a Hugging Face directory (config.json and *.safetensors), a .gguf file, or {embedded.NAME}",
     )
 
 

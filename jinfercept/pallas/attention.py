@@ -1,7 +1,7 @@
-"""The one place where an implementation of paged attention is chosen. A new kernel is a file beside this one and an entry below.
+"""The one place where an implementation of paged attention is chosen: a new kernel is a file and an entry here.
 
-Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is tested
-against `paged_attention_reference`.
+Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
+tested against `paged_attention_reference`.
 """
 
 import jax

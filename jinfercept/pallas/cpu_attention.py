@@ -1,11 +1,11 @@
 """Paged attention for CPUs, in plain XLA: online softmax over tiles of pages, in float32 whatever the pages hold.
 
-The executable depends on static shapes only; the work depends on the batch, through the trip counts of three loops: over tiles
-of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the longest context that
-the tile sees. A tile is a rectangle of rows × queries: decode has one query per row, a chunk has one row.
+The executable depends on static shapes only; the work depends on the batch, through the trip counts of three loops:
+over tiles of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the
+longest context that the tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row.
 
-Measured on two cores: a tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own
-two products on a slice of it. Gathering head by head is half as fast (`benchmarks/kv_layout.py`).
+A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a
+slice of it; `benchmarks/kv_layout.py` compares that with other orders and formulations.
 """
 
 import jax
@@ -43,7 +43,7 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
     )
     num_used = batch.query_starts[-1]
 
-    # A tile writes zeros for the tokens behind its end; those belong to later tiles, which overwrite them, or to nobody.
+    # A tile writes zeros for the tokens behind its end: they belong to later tiles, which overwrite them, or to nobody.
     def decode_tile(carry):
         start, out = carry
         is_decode = start + jnp.arange(tile_rows) < batch.num_decode

@@ -1,0 +1,1 @@
+"""Things to run that show something: the demo."""

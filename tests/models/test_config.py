@@ -1,0 +1,79 @@
+"""Reading `config.json`: both spellings of rope, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jinfercept.errors import ModelError
+from jinfercept.models.config import ModelConfig, RopeConfig
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def _tiny(name: str) -> dict:
+    return json.loads((GOLDEN / name / "config.json").read_text())
+
+
+def test_a_llama_config_is_read():
+    config = ModelConfig.from_hf(_tiny("llama_gqa"))
+    assert (config.family, config.num_heads, config.num_kv_heads, config.head_dim) == ("llama", 4, 2, 8)
+    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8)
+    assert not config.tie_embeddings
+
+
+def test_a_gptj_config_is_read():
+    config = ModelConfig.from_hf(_tiny("gptj"))
+    assert (config.family, config.num_kv_heads, config.head_dim, config.ffn_size) == ("gptj", 2, 16, 64)
+    assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8, interleaved=True)
+
+
+def test_old_llama_configs_have_full_attention_and_derived_head_dim():
+    config = _tiny("llama_gqa") | {"head_dim": None, "num_key_value_heads": None}
+    read = ModelConfig.from_hf(config)
+    assert (read.num_kv_heads, read.head_dim) == (4, 8)
+
+
+def test_end_of_sequence_tokens_come_from_both_files_once():
+    config = _tiny("llama_gqa") | {"eos_token_id": 2}
+    assert ModelConfig.from_hf(config, {"eos_token_id": [7, 2]}).eos_token_ids == (2, 7)
+    assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("name", ["llama_linear", "llama_llama3", "llama_yarn"])
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_rope_scaling_of_transformers_4_reads_like_rope_parameters_of_5(name, type_key):
+    new = _tiny(name)
+    scaling = dict(new["rope_parameters"])
+    old = {key: value for key, value in new.items() if key != "rope_parameters"}
+    old |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    scaling[type_key] = scaling.pop("rope_type")
+    assert ModelConfig.from_hf(old) == ModelConfig.from_hf(new)
+
+
+def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
+    config = _tiny("llama_yarn")
+    assert ModelConfig.from_hf(config).rope.attention_factor == pytest.approx(1.138629)
+    config["rope_parameters"]["attention_factor"] = 0.9
+    assert ModelConfig.from_hf(config).rope.attention_factor == 0.9
+    config["rope_parameters"] |= {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert ModelConfig.from_hf(config).rope.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None, "model_type": "bert"}, "bert"),
+        ({"hidden_size": None, "rms_norm_eps": None}, "hidden_size, rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"num_key_value_heads": 3}, "4 and 3"),
+    ],
+)
+def test_what_would_run_wrongly_is_refused_by_name(change, named):
+    with pytest.raises(ModelError, match=named):
+        ModelConfig.from_hf(_tiny("llama_gqa") | change)

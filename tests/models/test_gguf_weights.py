@@ -1,0 +1,164 @@
+"""GGUF files: a tiny one written by the `gguf` package, in every supported quantisation."""
+
+from pathlib import Path
+
+import gguf
+import jax
+import numpy as np
+import pytest
+from dense_model import logits
+
+from jinfercept.errors import ModelError
+from jinfercept.models import embedded
+from jinfercept.models.config import RopeConfig
+from jinfercept.models.gguf_weights import halves_apart
+from jinfercept.models.load import load
+
+E, H, K, D, F, V = 64, 2, 1, 32, 96, 50
+METADATA = {
+    "llama.embedding_length": E,
+    "llama.block_count": 1,
+    "llama.attention.head_count": H,
+    "llama.attention.head_count_kv": K,
+    "llama.feed_forward_length": F,
+    "llama.context_length": 256,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.eot_token_id": 3,
+}
+SHAPES = {
+    "token_embd.weight": (V, E),
+    "blk.0.attn_norm.weight": (E,),
+    "blk.0.attn_q.weight": (H * D, E),
+    "blk.0.attn_k.weight": (K * D, E),
+    "blk.0.attn_v.weight": (K * D, E),
+    "blk.0.attn_output.weight": (E, H * D),
+    "blk.0.ffn_norm.weight": (E,),
+    "blk.0.ffn_gate.weight": (F, E),
+    "blk.0.ffn_up.weight": (F, E),
+    "blk.0.ffn_down.weight": (E, F),
+    "output_norm.weight": (E,),
+    "output.weight": (V, E),
+}
+
+
+def _write(
+    file: Path,
+    *,
+    kind: str = "F32",
+    architecture: str = "llama",
+    without: tuple[str, ...] = (),
+    extra: dict[str, str] | None = None,
+) -> dict[str, np.ndarray]:
+    """Write a random model without some keys or tensors; the values that its tensors dequantise to."""
+    rng, stored_values = np.random.default_rng(0), {}
+    quantisation = gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(file, architecture)
+    for key in METADATA.keys() - set(without):
+        writer.add_uint32(key, METADATA[key])
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32("llama.rope.freq_base", 5000.0)
+    for key, value in (extra or {}).items():
+        writer.add_string(key, value)
+    for name, shape in SHAPES.items():
+        if name in without:
+            continue
+        values = rng.standard_normal(shape, np.float32) / (np.sqrt(shape[-1]) if len(shape) == 2 else 1)
+        used = quantisation if len(shape) == 2 else gguf.GGMLQuantizationType.F32
+        stored = gguf.quants.quantize(values, used)
+        writer.add_tensor(name, stored, raw_dtype=used)
+        stored_values[name] = gguf.quants.dequantize(stored, used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stored_values
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+def test_weights_are_what_gguf_dequantises_with_rotary_rows_put_back(tmp_path, kind):
+    stored = _write(tmp_path / "m.gguf", kind=kind)
+    loaded = load(tmp_path / "m.gguf", dtype="float32")
+    layer = loaded.params.layers[0]
+
+    assert loaded.kind == "gguf"
+    np.testing.assert_array_equal(loaded.params.embed["embedding"], stored["token_embd.weight"])
+    np.testing.assert_array_equal(loaded.params.head["unembed"], stored["output.weight"])
+    np.testing.assert_array_equal(layer["v"].reshape(E, K * D), stored["blk.0.attn_v.weight"].T)
+    np.testing.assert_array_equal(layer["o"].reshape(H * D, E), stored["blk.0.attn_output.weight"].T)
+    np.testing.assert_array_equal(layer["down"], stored["blk.0.ffn_down.weight"].T)
+    for ours, name in (("q", "attn_q"), ("k", "attn_k")):
+        rows = np.asarray(layer[ours]).reshape(E, -1).T
+        np.testing.assert_array_equal(_as_llama_cpp_permutes(rows, rows.shape[0] // D), stored[f"blk.0.{name}.weight"])
+
+
+def _as_llama_cpp_permutes(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """`LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
+    return rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def test_the_rows_of_each_head_are_put_back():
+    rows = np.arange(8, dtype=np.float32)[:, None]
+    assert halves_apart(rows, head_dim=4)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_the_config_comes_from_the_metadata(tmp_path):
+    _write(tmp_path / "m.gguf")
+    config = load(tmp_path / "m.gguf", load_format="dummy").model.config
+    assert (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim) == (E, H, K, D)
+    assert (config.vocab_size, config.ffn_size, config.max_position, config.norm_eps) == (V, F, 256, 1e-5)
+    assert config.rope == RopeConfig(theta=5000.0, rotary_dim=D)
+    assert config.eos_token_ids == (2, 3)
+    assert not config.tie_embeddings
+
+
+def test_the_embedded_model_is_loaded_by_its_name(tmp_path, monkeypatch):
+    _write(tmp_path / "m.gguf")
+    monkeypatch.setattr(embedded, "fetch", lambda: tmp_path / "m.gguf")
+    loaded = load("smollm2-135m")
+    assert (loaded.kind, loaded.source) == ("gguf", tmp_path / "m.gguf")
+
+
+def test_without_an_output_matrix_the_embeddings_are_tied(tmp_path):
+    _write(tmp_path / "m.gguf", without=("output.weight",))
+    loaded = load(tmp_path / "m.gguf", dtype="bfloat16")
+    assert loaded.model.config.tie_embeddings
+    assert loaded.params.head["unembed"] is loaded.params.embed["embedding"]
+
+
+def test_a_loaded_file_gives_finite_bfloat16_logits_near_float32(tmp_path):
+    _write(tmp_path / "m.gguf", kind="Q8_0")
+    wide, narrow = (load(tmp_path / "m.gguf", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    tokens = jax.numpy.arange(12)
+    np.testing.assert_allclose(
+        logits(narrow.model, narrow.params, tokens), logits(wide.model, wide.params, tokens), atol=0.15
+    )
+
+
+def test_what_would_run_wrongly_is_refused_by_name(tmp_path):
+    file = tmp_path / "m.gguf"
+    _write(file, architecture="gemma")
+    with pytest.raises(ModelError, match="gemma"):
+        load(file)
+    _write(file, kind="Q5_1")
+    with pytest.raises(ModelError, match="Q5_1"):
+        load(file)
+    _write(file, extra={"llama.rope.scaling.type": "yarn"})
+    with pytest.raises(ModelError, match="yarn"):
+        load(file)
+    _write(file, without=("llama.block_count", "llama.context_length"))
+    with pytest.raises(ModelError, match=r"no llama.block_count, llama.context_length"):
+        load(file)
+    _write(file, without=("blk.0.ffn_up.weight",))
+    with pytest.raises(ModelError, match=r"blk.0.ffn_up.weight expected \[96, 64\] got nothing"):
+        load(file)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    file = tmp_path / "m.gguf"
+    _write(file)
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(ModelError, match="not a readable GGUF"):
+        load(file)
+    file.write_bytes(b"not a model")
+    with pytest.raises(ModelError, match="not a readable GGUF"):
+        load(file)

