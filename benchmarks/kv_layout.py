@@ -1,8 +1,8 @@
 """Which axis order the pages of a layer should have: an engine's jobs in four orders, side by side in one run.
 
 The jobs: write a step's tokens in place, read the pages in decode attention, and gather pages of several layers for a
-copy to the host. All candidates for a job take turns, so that a busy machine slows them alike, and each one's fastest turn
-counts. Decode attention is tried in three formulations and every order gets its best one.
+copy to the host. All candidates for a job take turns, so that a busy machine slows them alike, and each one's fastest
+turn counts. Decode attention is tried in three formulations and every order gets its best one.
 
     python benchmarks/kv_layout.py --dtype bfloat16
 

@@ -39,6 +39,10 @@ Prompt = str | Mapping[str, Any]
 
 GIB = 1 << 30
 
+_RESTART_FLAGS = {
+    *("policy", "pipeline_depth", "max_chunk_tokens", "swap_space", "enable_prefix_caching", "seed", "check_pages")
+}
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -92,6 +96,7 @@ class LLM:
         if isinstance(policy, str):
             flags["policy"] = policy
         config = self.config = EngineConfig.from_flags(flags)
+        self._flags = flags
         if policy is None or isinstance(policy, str):
             policy = _policy(config.scheduler.policy)
         _prepare_backend(config)
@@ -100,7 +105,7 @@ class LLM:
         loaded = _load(model, params, config)
         self.tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
         self.model = loaded.model
-        self.memory_plan = plan = _plan_memory(loaded, config)
+        self.memory_plan = plan = _plan_memory(loaded.model.config, loaded.params, config)
         progress("loading", 1, 1)
         if not quiet:
             print(plan, file=sys.stderr)
@@ -113,14 +118,30 @@ class LLM:
         self._closed = False
         self.engine = self._engine(policy)
 
-    def use_policy(self, policy: Policy | str) -> None:
-        """Start over with another policy, empty pages and counters at zero; nothing is compiled or loaded again."""
+    def restart(self, policy: Policy | str | None = None, **flags: Any) -> None:
+        """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
+
+        Args:
+            policy: by name, or one of your own; the name chosen last by default.
+            flags: any of `pipeline_depth`, `max_chunk_tokens`, `swap_space`, `enable_prefix_caching`, `seed` and
+                `check_pages`; the others keep their values.
+
+        Raises:
+            ConfigError: an option is fixed once executables are compiled, or out of range.
+        """
         if isinstance(policy, str):
-            policy = _policy(policy)
+            flags["policy"] = policy
+        fixed = sorted(set(flags) - _RESTART_FLAGS)
+        if fixed:
+            raise ConfigError("only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}")
+        config = EngineConfig.from_flags(self._flags | flags)
+        chosen = _policy(config.scheduler.policy) if policy is None or isinstance(policy, str) else policy
         with self._lock:
             self._shut_down()
             self.runner.reset()
-            self.engine = self._engine(policy)
+            self._flags, self.config = self._flags | flags, config
+            self.memory_plan = _plan_memory(self.model.config, self.runner.params, config, self.memory_plan.kv_tokens)
+            self.engine = self._engine(chosen)
 
     def _engine(self, policy: Policy) -> Engine:
         config, model_config, shape = self.config, self.model.config, self._shape
@@ -305,14 +326,20 @@ def _prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def _plan_memory(loaded: Loaded, config: EngineConfig) -> MemoryPlan:
-    """Sizes of the pools. Raises `ConfigError` before any of it is taken if it cannot work."""
-    model_config, cache = loaded.model.config, config.cache
-    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(loaded.params)}
+def _plan_memory(
+    model_config: ModelConfig, params: Params, config: EngineConfig, kv_tokens: int | None = None
+) -> MemoryPlan:
+    """Sizes of the pools. Raises `ConfigError` before any of it is taken if it cannot work.
+
+    Args:
+        kv_tokens: size of a device pool that is there already.
+    """
+    cache = config.cache
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
     first = next(iter(leaves.values()))
     token_bytes = kv_bytes_per_token(model_config, first.dtype)
-    free = _free_bytes(next(iter(first.devices())))
-    asked = cache.kv_tokens
+    free = _free_bytes(next(iter(first.devices()))) + (kv_tokens or 0) * token_bytes
+    asked = kv_tokens or cache.kv_tokens
     if asked is None:
         asked = min(65536, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes)
     kv_tokens = asked // cache.page_size * cache.page_size

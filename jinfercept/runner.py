@@ -83,7 +83,7 @@ class ModelRunner:
         device = next(iter(leaf.devices()))
         self._home = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
         # committed, like everything an executable returns: else the second call of each would compile it again
-        self._model, self._params, self._shape = model, jax.device_put(params, self._home), shape
+        self._model, self.params, self._shape = model, jax.device_put(params, self._home), shape
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,
@@ -130,7 +130,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free the weights and the pages."""
-        self._params = Params({}, (), {})
+        self.params = Params({}, (), {})
         self.kv.close()
 
     def warm_up(self, progress: Progress = lambda what, done, total: None) -> None:
@@ -160,16 +160,16 @@ class ModelRunner:
         return tokens, num_sampled
 
     def _forward(self, bucket: int, packed: np.ndarray) -> Array:
-        x, batch = self._embed[bucket](self._params.embed, self._last_tokens, packed)
+        x, batch = self._embed[bucket](self.params.embed, self._last_tokens, packed)
         layers = list(self.kv.layers)
         for first, end in self._groups:
-            weights = self._params.layers[first:end]
+            weights = self.params.layers[first:end]
             x, layers[first:end] = self._layers(weights, x, tuple(layers[first:end]), batch)
         self.kv.layers = tuple(layers)
         return x
 
     def _draw(self, x: Array, rows: np.ndarray) -> Array:
-        logits = self._head(self._params.head, x, rows)
+        logits = self._head(self.params.head, x, rows)
         tokens, self._last_tokens = self._sample(logits, self._last_tokens, rows)
         return tokens
 

@@ -138,7 +138,7 @@ def demo(num_requests: int = 14, slow_s: float = 1.5, num_shown: int = 2) -> int
 
 def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Console) -> Run:
     """All problems at once under one policy, with a live line of what they are doing."""
-    llm.use_policy(policy)
+    llm.restart(policy=policy)
     tools = [
         Tool(calculator, start="<<", stop="=", result="{}>>"),
         Tool(shop(slow_s), name="price", start="<<price ", stop="=", result="{}>>"),

@@ -100,14 +100,14 @@ def steps(draw: st.DrawFn, choices: list[Shapes]):
     return shapes, num_decode, list(zip(lengths, contexts, strict=True)), draw(st.integers(0, 2**31 - 1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(steps(ALL_SHAPES))
 def test_cpu_attention_agrees_with_the_reference_on_any_ragged_batch(step):
     q, pages, batch = make_step(*step)
     np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(steps([SMALL, RAGGED]))
 def test_cpu_attention_on_bfloat16_pages_agrees_up_to_the_rounding_of_the_result(step):
     q, pages, batch = make_step(*step, dtype=jnp.bfloat16)

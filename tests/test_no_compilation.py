@@ -1,0 +1,34 @@
+"""Nothing compiles after the start, whatever comes."""
+
+import numpy as np
+from tiny import Workload, tiny_llm
+
+from jinfercept.metrics import CompileCounter
+from jinfercept.request import SamplingParams
+from jinfercept.sched.policy import POLICIES
+
+
+def test_nothing_compiles_over_five_hundred_mixed_requests() -> None:
+    rng = np.random.default_rng(0)
+    with tiny_llm(kv_tokens=160, max_model_len=100, swap_space=0.001) as llm:
+        counter = CompileCounter()
+        for index, policy in enumerate(POLICIES):
+            llm.restart(policy=policy, pipeline_depth=index % 2)
+            work = Workload(number=130, seed=index)
+            work.params = [
+                SamplingParams(temperature=float(rng.choice([0.0, 0.7])), max_tokens=params.max_tokens, seed=7)
+                for params in work.params
+            ]
+            outputs = work.run(llm)
+            assert len(outputs) == 130
+        assert counter.count == 0
+        counter.close()
+
+
+def test_the_counter_counts() -> None:
+    import jax
+
+    counter = CompileCounter()
+    jax.jit(lambda x: x * 3 + 1)(np.arange(7.0))
+    assert counter.count > 0
+    counter.close()

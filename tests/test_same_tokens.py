@@ -1,0 +1,86 @@
+"""Whatever is decided about contexts, the tokens are those of an uninterrupted run (DESIGN, what defines the product)."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import Workload, count_ties, streams, tiny_llm
+
+from jinfercept.kv.page import Residency
+from jinfercept.llm import LLM
+from jinfercept.request import RequestOutput
+from jinfercept.sched.policy import POLICIES, scripted
+from jinfercept.sched.sequence import Sequence
+
+NAME = "llama_gqa"
+WORKLOAD = Workload(number=20, seed=7)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[RequestOutput]:
+    """The uninterrupted run: everything fits, nothing is ever lost."""
+    with tiny_llm(kv_tokens=4096, max_num_seqs=16, policy="preserve", pipeline_depth=0) as llm:
+        outputs = WORKLOAD.run(llm)
+        assert llm.counters.recomputed <= llm.counters.interceptions  # an empty result computes one logit again
+    return outputs
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda layers: f"layers_per_step={layers}")
+def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """A pool that holds little more than the longest sequence: eviction happens all the time."""
+    with tiny_llm(kv_tokens=112, max_model_len=100, layers_per_step=request.param, swap_space=0.001) as llm:
+        yield llm
+
+
+def check(outputs: list[RequestOutput], reference: list[RequestOutput]) -> None:
+    """Equal streams, unless the reference itself is tied where they part; then each is greedy on its own stream."""
+    ties = sum(count_ties(NAME, output) for output in outputs)
+    different = sum(ours != theirs for ours, theirs in zip(streams(outputs), streams(reference), strict=True))
+    assert different <= ties, f"{different} streams differ from the uninterrupted run and only {ties} ties were met"
+
+
+def test_the_uninterrupted_run_is_greedy_on_the_uncached_model(reference: list[RequestOutput]) -> None:
+    assert sum(count_ties(NAME, output) for output in reference) == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_tokens_of_the_uninterrupted_run(
+    small: LLM, reference: list[RequestOutput], policy: str, depth: int
+) -> None:
+    chunk = {"discard": 1, "improved_discard": 5, "preserve": None, "swap": 7}[policy]
+    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+    check(WORKLOAD.run(small, delay_s=0.003), reference)
+    counters = small.counters
+    assert counters.interceptions > 0
+    assert policy == "preserve" or counters.recomputed + counters.copied_out > 0, "the pool was never short"
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 1 << 30), depth=st.sampled_from([0, 1]), chunk=st.sampled_from([1, 3, 16, None]))
+def test_any_residency_mix_gives_the_tokens_of_the_uninterrupted_run(
+    small: LLM, reference: list[RequestOutput], seed: int, depth: int, chunk: int | None
+) -> None:
+    rng = random.Random(seed)
+    mix = [rng.choice(list(Residency)) for _ in range(101)]
+
+    def placement(sequence: Sequence, index: int) -> Residency:
+        return mix[(17 * index + 5 * len(sequence.tokens)) % len(mix)]
+
+    small.restart(scripted(placement), pipeline_depth=depth, max_chunk_tokens=chunk)
+    check(WORKLOAD.run(small, delay_s=0.001), reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("chunk", [1, 3, 16, None])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_full_matrix_of_policies_depths_and_chunks(
+    small: LLM, policy: str, depth: int, chunk: int | None, seed: int
+) -> None:
+    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+    for output in Workload(number=12, seed=seed).run(small, delay_s=0.001):
+        count_ties(NAME, output)
