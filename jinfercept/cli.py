@@ -91,10 +91,10 @@ def _run(model: str, prompt: str | None, max_tokens: int, temperature: float, **
 
 
 def _info(model: str) -> int:
-    from jinfercept.models.load import open_checkpoint
+    from jinfercept.models.load import read_config
     from jinfercept.terminal import describe
 
-    describe(model, open_checkpoint(model).config)
+    describe(model, read_config(model))
     return 0
 
 

@@ -33,7 +33,9 @@ class ModelOptions:
 class CacheOptions:
     """Where KV lives."""
 
-    kv_tokens: int | None = option(None, "tokens of the device's KV pool; default: 1/4 of the free memory, 65536 at most")
+    kv_tokens: int | None = option(
+        None, "tokens of the device's KV pool; default: 1/4 of the free memory, 65536 at most"
+    )
     page_size: int = option(16, "tokens per page")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
@@ -46,7 +48,9 @@ class SchedulerOptions:
     policy: str = option("preserve", "what becomes of the context of a paused request")
     max_num_seqs: int = option(32, "sequences that run at once")
     max_num_batched_tokens: int = option(512, "query tokens of the largest step")
-    max_chunk_tokens: int | None = option(None, "query tokens of one sequence in one step; default: no limit of its own")
+    max_chunk_tokens: int | None = option(
+        None, "query tokens of one sequence in one step; default: no limit of its own"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,15 @@ class EngineConfig:
         known = {name.name for section in SECTIONS for name in fields(section)}
         unknown = sorted(set(flags) - known)
         if unknown:
-            raise ConfigError("no such option", got=", ".join(unknown), fix=f"the options are {', '.join(sorted(known))}")
-        sections = [section(**{f.name: flags[f.name] for f in fields(section) if f.name in flags}) for section in SECTIONS]
-        for section in sections:
-            _check_types(section)
-        config = cls(*sections)
+            raise ConfigError(
+                "no such option", got=", ".join(unknown), fix=f"the options are {', '.join(sorted(known))}"
+            )
+        config = cls(
+            _section(ModelOptions, flags),
+            _section(CacheOptions, flags),
+            _section(SchedulerOptions, flags),
+            _section(RunnerOptions, flags),
+        )
         config._check()
         return config
 
@@ -114,6 +122,13 @@ def _plain_type(section: type, name: str) -> type:
     return next((arg for arg in get_args(hint) if arg is not type(None)), hint)
 
 
+def _section[S](section: type[S], flags: Mapping[str, Any]) -> S:
+    """One section of the flat options, its types and choices checked."""
+    options = section(**{f.name: flags[f.name] for f in fields(section) if f.name in flags})  # pyright: ignore[reportArgumentType]
+    _check_types(options)
+    return options
+
+
 def _check_types(section: Any) -> None:
     for f in fields(section):
         value, wanted, choices = getattr(section, f.name), _plain_type(type(section), f.name), f.metadata["choices"]
@@ -121,6 +136,8 @@ def _check_types(section: Any) -> None:
             continue
         fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
         if not fits or (wanted is not bool and isinstance(value, bool)):
-            raise ConfigError(f"{f.name} has the wrong type", got=repr(value), fix=f"give a value of type {wanted.__name__}")
+            raise ConfigError(
+                f"{f.name} has the wrong type", got=repr(value), fix=f"give a value of type {wanted.__name__}"
+            )
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is one of {', '.join(choices)}", got=repr(value), fix="choose one of them")

@@ -172,7 +172,9 @@ class Engine:
             )
         wrong = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
         if wrong is not None:
-            raise RequestError(f"token ids lie between 0 and {self._vocab_size - 1}", got=wrong, fix="check the tokenizer")
+            raise RequestError(
+                f"token ids lie between 0 and {self._vocab_size - 1}", got=wrong, fix="check the tokenizer"
+            )
         if request.id in self._ids:
             raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
         self._ids.add(request.id)
@@ -268,7 +270,9 @@ class Engine:
         session.stream.append(token)
         shown = text.add(token) if text else ""
         events.append(Token(sequence.id, token, shown))
-        calls = session.watch.feed(len(session.stream) - 1, token, text.last_raw if text else "") if session.watch else ()
+        calls = (
+            session.watch.feed(len(session.stream) - 1, token, text.last_raw if text else "") if session.watch else ()
+        )
         if token in session.stop_token_ids:
             self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
         elif text and text.stopped is not None:
@@ -292,7 +296,9 @@ class Engine:
         tokens: list[int] = []
         kept: list[Result] = []
         for call, result in zip(pause.calls, results, strict=True):
-            result_tokens, result = self._result_tokens(session.request.tools.get(call.name), result, room - len(tokens))
+            result_tokens, result = self._result_tokens(
+                session.request.tools.get(call.name), result, room - len(tokens)
+            )
             tokens += result_tokens
             kept.append(result)
         start = len(session.stream)
@@ -376,13 +382,9 @@ class Engine:
 
 def _with_context(interception: Interception, sequence: Sequence) -> Interception:
     use = ContextUse(*sequence.found)
-    return Interception(
-        interception.calls, interception.results, interception.span, interception.duration_s, use
-    )
+    return Interception(interception.calls, interception.results, interception.span, interception.duration_s, use)
 
 
 def _halves(template: str, note: str) -> tuple[str, str]:
     before, _, after = template.partition("{}")
     return before, note + after
-
-

@@ -133,7 +133,9 @@ class LLM:
             flags["policy"] = policy
         fixed = sorted(set(flags) - _RESTART_FLAGS)
         if fixed:
-            raise ConfigError("only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}")
+            raise ConfigError(
+                "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}"
+            )
         config = EngineConfig.from_flags(self._flags | flags)
         chosen = _policy(config.scheduler.policy) if policy is None or isinstance(policy, str) else policy
         with self._lock:
@@ -264,14 +266,16 @@ class LLM:
         tools: list[Tool],
         detector: Detector | Iterable[Detector | None] | None,
     ) -> list[Request]:
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        listed: list[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)  # pyright: ignore[reportAssignmentType]
         all_params = _one_each(params or SamplingParams(), SamplingParams, len(listed), "sampling_params")
         by_name = _by_name(tools)
         if detector is None and tools:
             if self.tokenizer is None:
                 raise RequestError("without a tokenizer no text can open a call", got=[*by_name], fix="pass a detector")
             if not any(tool.start for tool in tools):
-                raise RequestError("no tool says how a call begins", got=[*by_name], fix="give start and stop, or a detector")
+                raise RequestError(
+                    "no tool says how a call begins", got=[*by_name], fix="give start and stop, or a detector"
+                )
             detector = StopStringDetector(tools)
         detectors = _one_each(detector, None, len(listed), "detector")
         return [
@@ -288,7 +292,9 @@ class LLM:
         text, ids = parts.get("prompt"), parts.get("prompt_token_ids")
         if ids is None:
             if not isinstance(text, str):
-                raise RequestError("a prompt is a text or has prompt_token_ids", got=repr(prompt)[:80], fix="give either")
+                raise RequestError(
+                    "a prompt is a text or has prompt_token_ids", got=repr(prompt)[:80], fix="give either"
+                )
             if self.tokenizer is None:
                 raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
             ids = self.tokenizer.encode(text, add_special_tokens=True)
@@ -296,7 +302,9 @@ class LLM:
         try:
             ids = tuple(int(token) for token in ids)
         except (TypeError, ValueError):
-            raise RequestError("prompt_token_ids are whole numbers", got=repr(ids)[:80], fix="give a list of them") from None
+            raise RequestError(
+                "prompt_token_ids are whole numbers", got=repr(ids)[:80], fix="give a list of them"
+            ) from None
         return Request(f"request-{next(self._ids)}", ids, params, tools, detector, salt, text)
 
 
@@ -312,7 +320,9 @@ def _load(model: str | Path | ModelConfig | Model, params: Params | None, config
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
         return Loaded(model, params, None, "dummy")
     if params is not None:
-        raise ModelError("params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
+        raise ModelError(
+            "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
+        )
     options = config.model
     return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
 
@@ -338,7 +348,7 @@ def _plan_memory(
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
     first = next(iter(leaves.values()))
     token_bytes = kv_bytes_per_token(model_config, first.dtype)
-    free = _free_bytes(next(iter(first.devices()))) + (kv_tokens or 0) * token_bytes
+    free = _free_bytes(first) + (kv_tokens or 0) * token_bytes
     asked = kv_tokens or cache.kv_tokens
     if asked is None:
         asked = min(65536, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes)
@@ -368,9 +378,10 @@ def _plan_memory(
     )
 
 
-def _free_bytes(device: jax.Device) -> int:
+def _free_bytes(neighbour: jax.Array) -> int:
+    """Free memory of the device that an array is on."""
     with suppress(Exception):  # not every backend keeps statistics
-        stats = device.memory_stats()
+        stats = next(iter(neighbour.devices())).memory_stats()
         if stats and "bytes_limit" in stats:
             return stats["bytes_limit"] - stats["bytes_in_use"]
     return psutil.virtual_memory().available
@@ -402,7 +413,9 @@ def _by_name(tools: list[Tool]) -> dict[str, Tool]:
     by_name: dict[str, Tool] = {}
     for tool in tools:
         if not isinstance(tool, Tool):
-            raise RequestError("tools are given as Tool(...)", got=repr(tool)[:80], fix="Tool(function, start=..., stop=...)")
+            raise RequestError(
+                "tools are given as Tool(...)", got=repr(tool)[:80], fix="Tool(function, start=..., stop=...)"
+            )
         if tool.name in by_name:
             raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
         by_name[tool.name] = tool
@@ -414,7 +427,9 @@ def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any
     if value is None or not isinstance(value, list | tuple) or (kind is not None and isinstance(value, kind)):
         return [value] * number
     if len(value) != number:
-        raise RequestError(f"{name} has one entry for each prompt", got=f"{len(value)} for {number}", fix="give one for all")
+        raise RequestError(
+            f"{name} has one entry for each prompt", got=f"{len(value)} for {number}", fix="give one for all"
+        )
     return list(value)
 
 

@@ -15,7 +15,7 @@ class CompileCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration_s: float, **_: str | int) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count += event == _COMPILE_EVENT
 
     def close(self) -> None:

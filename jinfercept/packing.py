@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
@@ -52,9 +51,7 @@ def pack(
     return vector
 
 
-def unpack(
-    packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: Shape
-) -> Batch:
+def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: Shape) -> Batch:
     """The batch on the device, with the tokens that only the device knows filled in."""
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
         packed, shape
@@ -98,7 +95,7 @@ def _size(shape: Shape) -> int:
     return 4 * num_tokens + (num_rows + 1) + num_rows + num_rows * pages_per_row + 1
 
 
-def _split(vector, shape: Shape):  # noqa: ANN001, ANN202 - views of a numpy or a traced vector alike
+def _split(vector, shape: Shape):
     num_tokens, num_rows, pages_per_row = shape
     sizes = (num_tokens,) * 4 + (num_rows + 1, num_rows, num_rows * pages_per_row, 1)
     parts, first = [], 0
@@ -107,5 +104,3 @@ def _split(vector, shape: Shape):  # noqa: ANN001, ANN202 - views of a numpy or 
         first += size
     parts[6] = parts[6].reshape(num_rows, pages_per_row)
     return parts
-
-

@@ -41,9 +41,13 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise RequestError("temperature must be a finite number of at least 0", got=self.temperature, fix="0 is greedy")
+            raise RequestError(
+                "temperature must be a finite number of at least 0", got=self.temperature, fix="0 is greedy"
+            )
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise RequestError("max_tokens must be a whole number of at least 1", got=self.max_tokens, fix="ask for a token")
+            raise RequestError(
+                "max_tokens must be a whole number of at least 1", got=self.max_tokens, fix="ask for a token"
+            )
         if any(not isinstance(text, str) or not text for text in stop):
             raise RequestError("a stop string must be a text that is not empty", got=stop, fix="leave it out")
 
@@ -107,7 +111,9 @@ class Tool:
                 fix="give the text that opens a call and the text that ends it",
             )
         if "{}" not in self.result:
-            raise RequestError(f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="put {} into it")
+            raise RequestError(
+                f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="put {} into it"
+            )
         if not self.timeout_s > 0 or self.max_result_tokens < 1:
             raise RequestError(
                 f"tool {self.name!r} needs a positive time-out and room for its result",

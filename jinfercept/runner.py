@@ -6,7 +6,6 @@ Nothing waits for the device but `collect`.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, final
@@ -16,16 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jinfercept.executables import Executables, Progress, silent
 from jinfercept.kv.arrays import KVArrays
 from jinfercept.models.model import Model, Params, Weights
 from jinfercept.models.sampling import sample
 from jinfercept.packing import Shape, pack, pack_samples, unpack, unpack_samples
 from jinfercept.pallas.attention import paged_attention
-from jinfercept.pallas.layout import Batch, KVPages, write_kv
+from jinfercept.pallas.layout import Batch, KVPages, batch_shapes, write_kv
 from jinfercept.sched.plan import StepPlan, StepResult
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
 
 
 class Ticket(NamedTuple):
@@ -80,10 +77,9 @@ class ModelRunner:
     def __init__(self, model: Model, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
         config = model.config
         leaf = jax.tree.leaves(params.embed)[0]
-        device = next(iter(leaf.devices()))
-        self._home = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
-        # committed, like everything an executable returns: else the second call of each would compile it again
-        self._model, self.params, self._shape = model, jax.device_put(params, self._home), shape
+        self._home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
+        self._model, self._shape = model, shape
+        self.params = jax.device_put(params, self._home)  # committed, as the executables expect
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,
@@ -91,16 +87,14 @@ class ModelRunner:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=leaf.dtype,
-            device=device,
+            home=self._home,
         )
         group = shape.layers_per_step
         self._groups = [(first, min(first + group, config.num_layers)) for first in range(0, config.num_layers, group)]
-        self._embed = {size: jax.jit(partial(_embed, model, shape.bucket(size))) for size in shape.buckets}
-        self._layers = jax.jit(partial(_layers, model, attention), donate_argnums=(1, 2))
-        self._head = jax.jit(partial(_head, model))
-        self._sample = jax.jit(_sample, donate_argnums=1)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._last_tokens = self._no_tokens()
+        self._run = Executables()
+        self._add_executables(attention)
 
     def submit(self, plan: StepPlan) -> Ticket:
         """Dispatch a plan; the order is the one that `StepPlan` promises."""
@@ -133,17 +127,35 @@ class ModelRunner:
         self.params = Params({}, (), {})
         self.kv.close()
 
-    def warm_up(self, progress: Progress = lambda what, done, total: None) -> None:
-        """Compile every executable by running it on padding: only scratch is written."""
-        sizes = [(size, rows) for size in self._shape.buckets for rows in self._shape.sample_rows if rows <= size]
-        for done, (size, rows) in enumerate(sizes):
-            progress("compiling", done, len(sizes) + 1)
-            x = self._forward(size, pack((), self._tables, self._shape.page_size, self._shape.bucket(size)))
-            self._draw(x, pack_samples((), rows, self._shape.max_num_seqs))
-        progress("compiling", len(sizes), len(sizes) + 1)
-        self.kv.warm_up()
-        jax.block_until_ready((self._last_tokens, self.kv.layers))
-        progress("compiling", len(sizes) + 1, len(sizes) + 1)
+    def warm_up(self, progress: Progress = silent) -> None:
+        """Compile every executable."""
+        self._run.compile(progress)
+
+    def _add_executables(self, attention: str) -> None:
+        """Enumerate what a plan can need."""
+        model, params, shape, run = self._model, self.params, self._shape, self._run
+        dtype = jax.tree.leaves(params.embed)[0].dtype
+        for size in shape.buckets:
+            bucket = shape.bucket(size)
+            x = self._struct((size, model.config.hidden_size), dtype)
+            packed = pack((), self._tables, shape.page_size, bucket)
+            batch = Batch(**{name: self._struct(dims, jnp.int32) for name, dims in batch_shapes(*bucket).items()})  # pyright: ignore[reportArgumentType]
+            run.add(("embed", size), partial(_embed, model, bucket), params.embed, self._last_tokens, packed)
+            for first, end in {end - first: (first, end) for first, end in self._groups}.values():
+                layers = partial(_layers, model, attention)
+                arguments = (params.layers[first:end], x, self.kv.layers[first:end], batch)
+                run.add(("layers", size, end - first), layers, *arguments, donate=(1, 2))
+            for rows in (rows for rows in shape.sample_rows if rows <= size):
+                drawn = pack_samples((), rows, shape.max_num_seqs)
+                run.add(("head", size, rows), partial(_head, model), params.head, x, drawn)
+        for rows in shape.sample_rows:
+            logits = self._struct((rows, model.config.vocab_size), jnp.float32)
+            drawn = pack_samples((), rows, shape.max_num_seqs)
+            run.add(("sample", rows), _sample, logits, self._last_tokens, drawn, donate=(1,))
+        self.kv.add_executables(run)
+
+    def _struct(self, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._home)
 
     def _compute(self, plan: StepPlan) -> tuple[Array | None, int]:
         for chunk in plan.chunks:
@@ -159,18 +171,19 @@ class ModelRunner:
         tokens.copy_to_host_async()
         return tokens, num_sampled
 
-    def _forward(self, bucket: int, packed: np.ndarray) -> Array:
-        x, batch = self._embed[bucket](self.params.embed, self._last_tokens, packed)
+    def _forward(self, size: int, packed: np.ndarray) -> Array:
+        x, batch = self._run["embed", size](self.params.embed, self._last_tokens, packed)
         layers = list(self.kv.layers)
         for first, end in self._groups:
-            weights = self.params.layers[first:end]
-            x, layers[first:end] = self._layers(weights, x, tuple(layers[first:end]), batch)
+            step = self._run["layers", size, end - first]
+            x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
         self.kv.layers = tuple(layers)
         return x
 
     def _draw(self, x: Array, rows: np.ndarray) -> Array:
-        logits = self._head(self.params.head, x, rows)
-        tokens, self._last_tokens = self._sample(logits, self._last_tokens, rows)
+        num_rows = rows.shape[1]
+        logits = self._run["head", x.shape[0], num_rows](self.params.head, x, rows)
+        tokens, self._last_tokens = self._run["sample", num_rows](logits, self._last_tokens, rows)
         return tokens
 
     def _no_tokens(self) -> Array:
@@ -210,9 +223,7 @@ def _layers(
     return x, tuple(written)
 
 
-def _head(
-    model: Model, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]
-) -> Float[Array, "R V"]:
+def _head(model: Model, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]) -> Float[Array, "R V"]:
     with jax.named_scope("head"):
         return model.head(params, x[unpack_samples(packed).token_index])
 

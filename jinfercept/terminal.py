@@ -37,7 +37,9 @@ def chat(llm: LLM, params: SamplingParams) -> None:
             continue
         print(flush=True)
         messages.append({"role": "assistant", "content": output.outputs[0].text})
-        console.print(f"[dim]{output.outputs[0].num_generated} tokens, {output.num_cached_tokens} of the prompt kept[/dim]")
+        console.print(
+            f"[dim]{output.outputs[0].num_generated} tokens, {output.num_cached_tokens} of the prompt kept[/dim]"
+        )
 
 
 def describe(name: str, config: ModelConfig) -> None:

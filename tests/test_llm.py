@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import jax
 import pytest
@@ -23,12 +22,6 @@ Q: How much do 12 lamps cost?
 A:"""
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM("smollm2-135m", dtype="float32", kv_tokens=640, max_num_seqs=8, max_num_batched_tokens=64, quiet=True) as llm:
-        yield llm
-
-
 def price(item: str) -> str:
     return "7"
 
@@ -46,8 +39,8 @@ TOOLS = (
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, stop="\n\n")
 
 
-def test_the_model_calls_its_tools_and_reads_what_they_return(llm: LLM) -> None:
-    [output] = llm.generate(SHOTS, GREEDY, tools=TOOLS)
+def test_the_model_calls_its_tools_and_reads_what_they_return(smollm2: LLM) -> None:
+    [output] = smollm2.generate(SHOTS, GREEDY, tools=TOOLS)
     completion = output.outputs[0]
     assert "<<price lamp=7>>" in completion.text
     assert "<<12*7=84>>84" in completion.text
@@ -55,105 +48,111 @@ def test_the_model_calls_its_tools_and_reads_what_they_return(llm: LLM) -> None:
     assert completion.finish_reason == "stop"
     for pause in completion.interceptions:
         start, end = pause.calls[0].span
-        assert llm.tokenizer is not None
-        assert llm.tokenizer.decode(completion.token_ids[start:end]).lstrip().startswith("<<")
+        assert smollm2.tokenizer is not None
+        assert smollm2.tokenizer.decode(completion.token_ids[start:end]).lstrip().startswith("<<")
         first, last = pause.span
         assert first == end
-        assert llm.tokenizer.decode(completion.token_ids[first:last]).endswith(">>")
+        assert smollm2.tokenizer.decode(completion.token_ids[first:last]).endswith(">>")
         assert pause.context is not None
         assert sum(pause.context) > 0
     returned = sum(pause.span[1] - pause.span[0] for pause in completion.interceptions)
     assert completion.num_generated == len(completion.token_ids) - returned
 
 
-def test_events_tell_the_story_in_order_and_their_texts_add_up(llm: LLM) -> None:
+def test_events_tell_the_story_in_order_and_their_texts_add_up(smollm2: LLM) -> None:
     events: list[Event] = []
-    [output] = llm.generate(SHOTS, GREEDY, tools=TOOLS, on_event=events.append)
+    [output] = smollm2.generate(SHOTS, GREEDY, tools=TOOLS, on_event=events.append)
     kinds = [type(event) for event in events if not isinstance(event, Token)]
     assert kinds == [Intercepted, Resumed, Intercepted, Resumed, Finished]
     texts = [event.text for event in events if isinstance(event, Token | Resumed | Finished)]
     assert "".join(texts) == output.outputs[0].text
 
 
-def test_a_failing_tool_is_text_that_the_model_reads(llm: LLM) -> None:
+def test_a_failing_tool_is_text_that_the_model_reads(smollm2: LLM) -> None:
     def broken(item: str) -> str:
         raise LookupError("sold out")
 
-    [output] = llm.generate(SHOTS, GREEDY, tools=[Tool(broken, start="<<price ", stop="=", result="{}>>")])
+    [output] = smollm2.generate(SHOTS, GREEDY, tools=[Tool(broken, start="<<price ", stop="=", result="{}>>")])
     assert "<<price lamp=error: LookupError: sold out>>" in output.outputs[0].text
     assert output.outputs[0].interceptions[0].results[0].status == "error"
 
 
-def test_a_tool_that_never_answers_times_out(llm: LLM) -> None:
+def test_a_tool_that_never_answers_times_out(smollm2: LLM) -> None:
     slow = Tool(lambda item: time.sleep(5), name="slow", start="<<price ", stop="=", timeout_s=0.05)
     started = time.monotonic()
-    [output] = llm.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[slow])
+    [output] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[slow])
     assert "error: slow timed out" in output.outputs[0].text
     assert time.monotonic() - started < 4
 
 
-def test_a_stop_string_is_found_across_tokens_and_cut_off(llm: LLM) -> None:
-    [whole] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
+def test_a_stop_string_is_found_across_tokens_and_cut_off(smollm2: LLM) -> None:
+    [whole] = smollm2.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
     text = whole.outputs[0].text
     stop = text[9:16]
-    [cut] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24, stop=stop))
+    [cut] = smollm2.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24, stop=stop))
     assert cut.outputs[0].text == text[: text.index(stop)]
     assert cut.outputs[0].stop_reason == stop
     kept = SamplingParams(temperature=0.0, max_tokens=24, stop=stop, include_stop_str_in_output=True)
-    [kept_output] = llm.generate("Once upon a time", kept)
+    [kept_output] = smollm2.generate("Once upon a time", kept)
     assert kept_output.outputs[0].text == text[: text.index(stop)] + stop
 
 
-def test_a_seed_fixes_the_draw_whatever_runs_beside_it(llm: LLM) -> None:
+def test_a_seed_fixes_the_draw_whatever_runs_beside_it(smollm2: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
-    [alone] = llm.generate("The sea is", params)
-    crowd = llm.generate(["The sea is", *["A dog and a cat"] * 5], [params, *[SamplingParams(max_tokens=9)] * 5])
+    [alone] = smollm2.generate("The sea is", params)
+    crowd = smollm2.generate(["The sea is", *["A dog and a cat"] * 5], [params, *[SamplingParams(max_tokens=9)] * 5])
     assert crowd[0].outputs[0].token_ids == alone.outputs[0].token_ids
-    [other] = llm.generate("The sea is", SamplingParams(temperature=1.0, max_tokens=12, seed=4))
+    [other] = smollm2.generate("The sea is", SamplingParams(temperature=1.0, max_tokens=12, seed=4))
     assert other.outputs[0].token_ids != alone.outputs[0].token_ids
 
 
-def test_a_prompt_that_was_served_before_is_found_in_the_pages(llm: LLM) -> None:
-    llm.restart()
-    [first] = llm.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
-    [second] = llm.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
+def test_a_prompt_that_was_served_before_is_found_in_the_pages(smollm2: LLM) -> None:
+    [first] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
+    [second] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
     assert first.num_cached_tokens == 0
     assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16
-    [salted] = llm.generate({"prompt": SHOTS, "cache_salt": "x"}, SamplingParams(temperature=0.0, max_tokens=2))
+    [salted] = smollm2.generate({"prompt": SHOTS, "cache_salt": "x"}, SamplingParams(temperature=0.0, max_tokens=2))
     assert salted.num_cached_tokens == 0
 
 
-def test_a_callback_that_raises_leaves_nothing_behind(llm: LLM) -> None:
+def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:
     def interrupt(event: Event) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        llm.generate(["One", "Two", "Three"], GREEDY, on_event=interrupt)
-    assert not llm.engine.has_work
-    assert llm.engine.scheduler.kv.occupancy().used == 0
-    assert len(llm.generate("Again", SamplingParams(max_tokens=2))) == 1
+        smollm2.generate(["One", "Two", "Three"], GREEDY, on_event=interrupt)
+    assert not smollm2.engine.has_work
+    assert smollm2.engine.scheduler.kv.occupancy().used == 0
+    assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
 
 
-def test_bad_requests_say_what_got_and_fix(llm: LLM) -> None:
+def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     for call in (
-        lambda: llm.generate(""),
-        lambda: llm.generate({"prompt_token_ids": [1 << 40]}),
-        lambda: llm.generate({"prompt_token_ids": ["x"]}),
-        lambda: llm.generate({"prompt_token_ids": [1] * 10_000}),
-        lambda: llm.generate({}),
-        lambda: llm.generate(["a", "b"], [SamplingParams()]),
-        lambda: llm.generate("a", tools=[Tool(price)]),
-        lambda: llm.generate("a", tools=[TOOLS[0], TOOLS[0]]),
+        lambda: smollm2.generate(""),
+        lambda: smollm2.generate({"prompt_token_ids": [1 << 40]}),
+        lambda: smollm2.generate({"prompt_token_ids": ["x"]}),
+        lambda: smollm2.generate({"prompt_token_ids": [1] * 10_000}),
+        lambda: smollm2.generate({}),
+        lambda: smollm2.generate(["a", "b"], [SamplingParams()]),
+        lambda: smollm2.generate("a", tools=[Tool(price)]),
+        lambda: smollm2.generate("a", tools=[TOOLS[0], TOOLS[0]]),
     ):
         with pytest.raises(RequestError, match="fix: "):
             call()
-    assert not llm.engine.has_work
+    assert not smollm2.engine.has_work
 
 
 def test_parameters_in_memory_and_token_ids_are_enough() -> None:
     loaded = load(GOLDEN / "llama_tied", dtype="float32")
-    options = {"page_size": 4, "kv_tokens": 64, "max_num_seqs": 2, "max_num_batched_tokens": 8, "quiet": True}
-    with LLM(loaded.model, params=loaded.params, **options) as llm:
+    with LLM(
+        loaded.model,
+        params=loaded.params,
+        page_size=4,
+        kv_tokens=64,
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+        quiet=True,
+    ) as llm:
         detector = ScriptedDetector({2: [Call("f", "")]})
         params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
         prompt = {"prompt_token_ids": [1, 2, 3]}
@@ -178,7 +177,9 @@ def test_closing_frees_the_weights_and_the_pages() -> None:
 
 def test_gptj_runs_in_bfloat16() -> None:
     with tiny_llm("gptj", dtype="bfloat16", kv_tokens=64, max_num_batched_tokens=8) as llm:
-        [output] = llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+        [output] = llm.generate(
+            {"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        )
     assert len(output.outputs[0].token_ids) == 6
 
 
@@ -193,6 +194,6 @@ def test_impossible_options_are_refused_before_anything_is_loaded() -> None:
         ({"dtype": "int3"}, "dtype"),
     ):
         with pytest.raises(ConfigError, match=match):
-            tiny_llm(**flags)
+            tiny_llm(**flags)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="no such model"):
         LLM("no/such/model", quiet=True)

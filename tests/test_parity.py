@@ -1,7 +1,6 @@
 """Greedy tokens of the embedded model are those of Hugging Face transformers, also when contexts are lost all the time."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
 from jinfercept.sched.policy import POLICIES
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2_greedy.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Iterator[LLM]:
-    with LLM("smollm2-135m", dtype="float32", kv_tokens=640, max_num_seqs=8, max_num_batched_tokens=64, quiet=True) as llm:
-        yield llm
 
 
 def prompts(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -35,7 +28,6 @@ def check(outputs: list[RequestOutput], runs: list[dict[str, Any]]) -> None:
 
 
 def test_twenty_prompts_of_sixty_four_tokens_equal_transformers(smollm2: LLM) -> None:
-    smollm2.restart(policy="preserve")
     params = SamplingParams(temperature=0.0, max_tokens=GOLDEN["new_tokens"], ignore_eos=True)
     outputs = smollm2.generate(prompts(GOLDEN["runs"]), params)
     assert len(outputs) == 20

@@ -28,7 +28,7 @@ def tiny_llm(name: str = "llama_gqa", **flags: object) -> LLM:
 
 
 @cache
-def _model(name: str):  # noqa: ANN202
+def _model(name: str):
     return load(GOLDEN / name, dtype="float32")
 
 

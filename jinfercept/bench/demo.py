@@ -25,8 +25,18 @@ from jinfercept.sched.scheduler import Counters
 
 KV_TOKENS = 1280
 PRICES = {
-    **{"pencil": 3, "notebook": 5, "book": 14, "cake": 12, "lamp": 23, "bicycle": 180, "eraser": 2},
-    **{"ticket": 16, "chair": 45, "candle": 4, "shirt": 18, "plant": 9},
+    "pencil": 3,
+    "notebook": 5,
+    "book": 14,
+    "cake": 12,
+    "lamp": 23,
+    "bicycle": 180,
+    "eraser": 2,
+    "ticket": 16,
+    "chair": 45,
+    "candle": 4,
+    "shirt": 18,
+    "plant": 9,
 }
 
 EXAMPLES = """\
@@ -115,7 +125,10 @@ def demo(num_requests: int = 14, slow_s: float = 1.5, num_shown: int = 2) -> int
         raise ConfigError("the demo needs a problem to solve", got=num_requests, fix="--requests 14")
     console = Console()
     fetch(console.print)  # says what it waits for, which loading would not
-    with StartDisplay() as display, LLM(NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, progress=display) as llm:
+    with (
+        StartDisplay() as display,
+        LLM(NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, progress=display) as llm,
+    ):
         display.close()
         runs = {name: _run(llm, name, num_requests, slow_s, console) for name in POLICIES}
     reference = next(iter(runs.values())).outputs
@@ -171,7 +184,15 @@ def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Conso
 def _table(runs: dict[str, Run]) -> Table:
     table = Table(title=f"\n{NAME}, float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1))
     table.add_column("policy", no_wrap=True)
-    for name in ("requests", "calls", "tokens\ngenerated", "tokens\nrecomputed", "copied\nout", "copied\nin", "seconds"):
+    for name in (
+        "requests",
+        "calls",
+        "tokens\ngenerated",
+        "tokens\nrecomputed",
+        "copied\nout",
+        "copied\nin",
+        "seconds",
+    ):
         table.add_column(name, justify="right")
     for name, run in runs.items():
         completions = [output.outputs[0] for output in run.outputs]

@@ -54,7 +54,9 @@ class Dispatcher:
             tool = tools.get(call.name)
             if tool is None:
                 names = ", ".join(sorted(tools)) or "none"
-                self._deliver(pause, index, Result(f"error: no tool {call.name!r} (there are: {names})", "unknown_tool"))
+                self._deliver(
+                    pause, index, Result(f"error: no tool {call.name!r} (there are: {names})", "unknown_tool")
+                )
                 continue
             self._count += 1
             heapq.heappush(self._deadlines, (pause.started + tool.timeout_s, self._count, pause, index))

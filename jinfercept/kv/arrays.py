@@ -10,8 +10,10 @@ from typing import final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
+from jinfercept.executables import Executables
 from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages, kv_shape
 
 HostPage = Float[Array, "L B 2 K D"]
@@ -38,7 +40,7 @@ class KVArrays:
         num_pages: pages of the device pool, without the scratch page.
         page_size: tokens per page.
         num_layers, num_kv_heads, head_dim, dtype: of the model.
-        device: where the pool lives; the host copies are in its pinned memory.
+        home: where the pool lives; the host copies are in that device's pinned memory.
     """
 
     def __init__(
@@ -49,21 +51,27 @@ class KVArrays:
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: np.dtype,
-        device: jax.Device,
+        dtype: DTypeLike,
+        home: jax.sharding.SingleDeviceSharding,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
         self._num_layers = num_layers
-        self._on_device = jax.sharding.SingleDeviceSharding(device, memory_kind="device")
-        self._on_host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        self._gather = jax.jit(_gather)
-        self._scatter = jax.jit(_scatter, donate_argnums=0)
+        self._on_device = home
+        self._on_host = home.with_memory_kind("pinned_host")
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self._on_device)
         self._blank = jax.device_put(np.zeros((num_layers, *shape[1:]), dtype), self._on_device)
         self.layers: tuple[KVPages, ...] = ()
         self.host: dict[int, HostPage] = {}
         self._landing: dict[int, HostPage] = {}
         self.reset()
+
+    def add_executables(self, run: Executables) -> None:
+        """Note the transfers' executables, which `copy_out` and `land` will call."""
+        self._run = run
+        for size in TRANSFER_PAGES:
+            slots = _padded([], size)
+            run.add(("gather", size), _gather, self.layers, slots)
+            run.add(("scatter", size), _scatter, self.layers, slots, (self._blank,) * size, donate=(0,))
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
@@ -80,7 +88,7 @@ class KVArrays:
         """Start copying pages to the host, as they are before anything that is dispatched later."""
         for first, size in _cover(len(device_slots)):
             group = device_slots[first : first + size]
-            pages = self._gather(self.layers, _padded(group, size))
+            pages = self._run["gather", size](self.layers, _padded(group, size))
             copies = jax.device_put(list(pages[: len(group)]), self._on_host)
             self.host.update(zip(host_slots[first : first + size], copies, strict=False))
 
@@ -96,7 +104,7 @@ class KVArrays:
             group = device_slots[first : first + size]
             pages = [self._landing.pop(slot) for slot in group]
             pages += [self._blank] * (size - len(group))
-            self.layers = self._scatter(self.layers, _padded(group, size), tuple(pages))
+            self.layers = self._run["scatter", size](self.layers, _padded(group, size), tuple(pages))
 
     def drop(self, host_slots: Sequence[int]) -> None:
         """Forget host copies."""
@@ -106,16 +114,6 @@ class KVArrays:
     def wait(self) -> None:
         """Wait for every copy that was started: for a plan that does nothing else."""
         jax.block_until_ready((self.layers, list(self.host.values())))
-
-    def warm_up(self) -> None:
-        """Compile every transfer, on the scratch page."""
-        for size in TRANSFER_PAGES:
-            slots = [SCRATCH_PAGE] * size
-            self.copy_out(slots, [-1] * size)
-            self.fetch([-1], [SCRATCH_PAGE])
-            self._landing.clear()
-            self.layers = self._scatter(self.layers, _padded(slots, size), (self._blank,) * size)
-        self.host.clear()
 
 
 def _padded(slots: Sequence[int], size: int) -> Int32[np.ndarray, "k"]:

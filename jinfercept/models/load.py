@@ -61,11 +61,20 @@ def load(
         return Loaded(Model(model), random_params(model, target, seed), None, "dummy")
 
     source = _find(model)
-    checkpoint = GGUFCheckpoint.open(source) if source.is_file() else SafetensorsCheckpoint.open(source)
+    checkpoint = _open(source)
     if load_format == "dummy":
         return Loaded(Model(checkpoint.config), random_params(checkpoint.config, target, seed), source, "dummy")
     params = _read_params(checkpoint, target)
     return Loaded(Model(checkpoint.config), params, source, "gguf" if source.is_file() else "hf")
+
+
+def read_config(model: str | Path) -> ModelConfig:
+    """The config of a model that `load` would load, without its weights. Raises `ModelError` as `load` does."""
+    return _open(_find(model)).config
+
+
+def _open(source: Path) -> Checkpoint:
+    return GGUFCheckpoint.open(source) if source.is_file() else SafetensorsCheckpoint.open(source)
 
 
 def _find(model: str | Path) -> Path:

@@ -11,7 +11,6 @@ writing a token is one row and a page is one contiguous block. Page 0 is scratch
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -48,24 +47,19 @@ def write_kv(
     pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
 ) -> KVPages:
     """Put every token's key and value where the batch says. In place when `pages` is donated."""
-    num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
+    page_size = pages.shape[1]
     rows = jnp.stack([key, value], axis=1).astype(pages.dtype)  # [T, 2, K, D]
-    page, offset = write_index // page_size, write_index % page_size
-    return pages.at[page, offset].set(rows)
+    return pages.at[write_index // page_size, write_index % page_size].set(rows)
 
 
-def batch_struct(num_tokens: int, num_rows: int, pages_per_row: int) -> Batch:
-    """The abstract `Batch` of a bucket, for compiling ahead of time."""
-
-    def i32(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-    return Batch(  # pyright: ignore[reportArgumentType]
-        tokens=i32(num_tokens),
-        positions=i32(num_tokens),
-        write_index=i32(num_tokens),
-        query_starts=i32(num_rows + 1),
-        context_lens=i32(num_rows),
-        page_tables=i32(num_rows, pages_per_row),
-        num_decode=i32(),
-    )
+def batch_shapes(num_tokens: int, num_rows: int, pages_per_row: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a bucket's `Batch`, by field, for compiling ahead of time; all are int32."""
+    return {
+        "tokens": (num_tokens,),
+        "positions": (num_tokens,),
+        "write_index": (num_tokens,),
+        "query_starts": (num_rows + 1,),
+        "context_lens": (num_rows,),
+        "page_tables": (num_rows, pages_per_row),
+        "num_decode": (),
+    }

@@ -1,1 +1,3 @@
-"""Which tokens run and which pages move, decided without JAX: sequences, plans, policies, the scheduler. Time arrives as `now`."""
+"""Which tokens run and which pages move, decided without JAX: sequences, plans, policies, the scheduler.
+
+Time arrives as `now`."""

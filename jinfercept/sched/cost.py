@@ -34,4 +34,3 @@ class AffineCost:
 
     def link_tokens(self, seconds: float) -> int:
         return int(self.link_tokens_per_s * seconds)
-

@@ -17,7 +17,10 @@ class Estimator(Protocol):
 
 @final
 class ElapsedEstimator:
-    """The paper's estimate `T = now - t_call`: a call lasts as long as it has lasted (break-even ski rental; InferCept §4.4)."""
+    """The paper's estimate `T = now - t_call`: a call will last as long again as it has lasted (InferCept §4.4).
+
+    This is break-even ski rental: at most twice the cost of knowing.
+    """
 
     def observe(self, name: str, duration_s: float) -> None:
         """Nothing is learned."""

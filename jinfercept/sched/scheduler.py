@@ -1,9 +1,9 @@
 """Makes one `StepPlan` after another: who runs, who waits, who is paused, and what moves. Runs nothing, knows no text.
 
-A plan is drafted in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
-lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
-contexts, into what is left of the link. Whoever needs a device slot takes, in this order, a free one, a finished prefix, a paused context's (the policy
-says which), and at last the youngest running sequence's.
+A plan is drafted in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what
+it lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
+contexts, into what is left of the link. Whoever needs a device slot takes, in this order, a free one, a finished prefix's,
+a paused context's (the policy says which), and at last the youngest running sequence's.
 """
 
 from bisect import insort
@@ -377,4 +377,3 @@ class Scheduler:
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0
         sequence.incarnation += 1
-

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.pallas.layout import SCRATCH_PAGE, batch_struct, kv_shape, write_kv
+from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, batch_shapes, kv_shape, write_kv
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = kv_shape(6, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
@@ -49,5 +49,5 @@ def test_keys_and_values_are_rounded_to_the_type_of_the_pages():
 
 
 def test_the_abstract_batch_of_a_bucket_has_its_shapes():
-    shapes = [leaf.shape for leaf in batch_struct(7, 3, 5)]
-    assert shapes == [(7,), (7,), (7,), (4,), (3,), (3, 5), ()]
+    assert tuple(batch_shapes(7, 3, 5)) == Batch._fields
+    assert list(batch_shapes(7, 3, 5).values()) == [(7,), (7,), (7,), (4,), (3,), (3, 5), ()]

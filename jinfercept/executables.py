@@ -1,0 +1,54 @@
+"""Functions compiled ahead of time for fixed shapes. What was not compiled cannot be called, so nothing compiles later."""
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, final
+
+import jax
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A `Progress` that nobody sees."""
+
+
+@final
+class Executables:
+    """A set of executables by key: add them all, compile them together, call them."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Hashable, Callable[[], jax.stages.Lowered]] = {}
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+
+    def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
+        """Note what to compile.
+
+        Args:
+            key: by what it will be called.
+            function: a pure function.
+            arguments: arrays, or shapes with shardings, as it will be called with.
+            donate: numbers of the arguments whose memory it may reuse.
+        """
+        self._pending[key] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
+
+    def compile(self, progress: Progress = silent) -> None:
+        """Compile what was added, in parallel."""
+        total = len(self._pending)
+
+        def build(key: Hashable, lower: Callable[[], jax.stages.Lowered]) -> tuple[Hashable, jax.stages.Compiled]:
+            return key, lower().compile()
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = [pool.submit(build, key, lower) for key, lower in self._pending.items()]
+            for done, future in enumerate(as_completed(futures)):
+                progress("compiling", done, total)
+                key, compiled = future.result()
+                self._compiled[key] = compiled
+        progress("compiling", total, total)
+        self._pending.clear()
+
+    def __getitem__(self, key: Hashable) -> Callable[..., Any]:
+        return self._compiled[key]
