@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="SmolLM2 answers word problems with tools, under every policy")
-    demo.add_argument("--requests", type=int, default=14, help="word problems (default: 14)")
+    demo.add_argument("--requests", type=int, default=12, help="word problems (default: 12)")
     demo.add_argument("--slow-s", type=float, default=1.5, help="seconds that the slow tool takes (default: 1.5)")
     demo.add_argument("--show", type=int, default=2, help="answers to print (default: 2)")
     demo.set_defaults(command_function=_demo)

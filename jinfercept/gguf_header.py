@@ -1,14 +1,13 @@
-"""The key-value header of a GGUF file, read in a tenth of a second.
+"""The header of a GGUF file, read in a tenth of a second: metadata, and where the tensors are.
 
-The `gguf` package indexes every element of the header's arrays, which takes seconds for a vocabulary and its merges;
-who wants only the metadata (the tokenizer, a look at a model's sizes) reads it here. The tensors are none of this
-module's business. Format: versions 2 and 3 of the GGUF specification, little-endian.
+The `gguf` package indexes every element of the header's arrays, which takes seconds for a vocabulary and its merges. Tensors
+are not read here; dequantising them is that package's. Format: versions 2 and 3 of the GGUF specification, little-endian.
 """
 
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError
 
@@ -28,15 +27,33 @@ _SCALARS = {
 }  # type -> struct letter
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The file's metadata: strings, numbers, and lists of them, by key.
+_ALIGNMENT = "general.alignment"
+
+
+class TensorInfo(NamedTuple):
+    """A stored tensor: outermost dimension first, its quantisation by number, and where its data begins in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class Header(NamedTuple):
+    """Metadata (strings, numbers, and lists of them) by key, and tensors by name."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(path: Path) -> Header:
+    """Everything in a GGUF file but the tensors' data.
 
     Raises:
         ModelError: the file is missing, or is not a whole GGUF header that this version reads.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata()
+            return _Reader(data).header()
     except OSError as error:
         raise ModelError(
             "the GGUF file cannot be read", got=f"{path}: {error}", fix="give the path of a GGUF file"
@@ -53,16 +70,26 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._offset = data, 0
 
-    def metadata(self) -> dict[str, Any]:
+    def header(self) -> Header:
         magic = self._take(4)
         if magic != b"GGUF":
             raise ValueError(f"it begins with {magic!r}")
         version = self._scalar("I")
         if version not in (2, 3):
             raise ValueError(f"version {version}")
-        self._scalar("Q")  # the number of tensors
-        num_keys = self._scalar("Q")
-        return {self._string(): self._value(self._scalar("I")) for _ in range(num_keys)}
+        num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
+        metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_keys)}
+        relative = {self._string(): self._tensor() for _ in range(num_tensors)}
+        alignment = metadata.get(_ALIGNMENT, 32)
+        start = -(-self._offset // alignment) * alignment
+        tensors = {name: info._replace(offset=start + info.offset) for name, info in relative.items()}
+        if any(info.offset >= len(self._data) for info in tensors.values()):
+            raise ValueError("it ends in the middle of its tensors")
+        return Header(metadata, tensors)
+
+    def _tensor(self) -> TensorInfo:
+        sizes = [self._scalar("Q") for _ in range(self._scalar("I"))]
+        return TensorInfo(tuple(reversed(sizes)), self._scalar("I"), self._scalar("Q"))
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from jinfercept.errors import ModelError
-from jinfercept.gguf_header import read_metadata
+from jinfercept.gguf_header import read_header
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _LLAMA3_WORDS = (
@@ -38,7 +38,7 @@ def read_vocab(path: Path) -> GGUFVocab:
     Raises:
         ModelError: the file cannot be read, or its vocabulary is of a kind that is not known here.
     """
-    metadata = read_metadata(path)
+    metadata = read_header(path).metadata
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     special_ids = {
         name: metadata[key]

@@ -256,6 +256,11 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = True
 
+    @property
+    def interceptions(self) -> tuple[Interception, ...]:
+        """Every pause of the first output."""
+        return self.outputs[0].interceptions
+
 
 @dataclass(frozen=True, slots=True)
 class Token:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from threading import Event
 
 from jinfercept.clock import Clock, RealClock
-from jinfercept.engine import Endpoints, Engine
+from jinfercept.engine import Endpoints, Engine, Text
 from jinfercept.errors import RequestError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
@@ -141,6 +141,9 @@ def make_engine(
     runner: FakeRunner | None = None,
     link_tokens_per_s: float = 1e9,
     prefix_caching: bool = True,
+    eos_token_ids: tuple[int, ...] = (),
+    open_text: Callable[[Request], Text] | None = None,
+    encode: Callable[[str], list[int]] | None = None,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -162,6 +165,9 @@ def make_engine(
         wake,
         depth=depth,
         vocab_size=VOCAB,
+        eos_token_ids=eos_token_ids,
+        open_text=open_text,
+        encode=encode,
         check=True,
     )
 

@@ -6,7 +6,7 @@ import pytest
 from gguf import GGUFWriter
 
 from jinfercept.errors import ModelError
-from jinfercept.gguf_header import read_metadata
+from jinfercept.gguf_header import read_header
 from jinfercept.gguf_vocab import read_vocab
 
 TOKENS = ["<|begin|>", "<|end|>", "<note>", *"abĠ123'SĊ", "ab", "Ġa", "12", "123", "'S"]
@@ -80,17 +80,17 @@ def test_an_unknown_kind_of_vocabulary_is_refused(tmp_path: Path, pre: str, mode
 def test_any_cut_file_is_refused(tmp_path: Path) -> None:
     whole = write(tmp_path / "tiny.gguf", "smollm")
     size = len(whole.read_bytes())
-    assert read_metadata(whole)["tokenizer.ggml.tokens"] == TOKENS
+    assert read_header(whole).metadata["tokenizer.ggml.tokens"] == TOKENS
     for length in range(1, size - 8, 7):
         whole.write_bytes(whole.read_bytes()[: size - length])
         with pytest.raises(ModelError):
-            read_metadata(whole)
+            read_header(whole)
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 a zip", b"GGUF\x01\x00\x00\x00" + bytes(16)])
 def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "other.gguf").write_bytes(data)
     with pytest.raises(ModelError, match="not a whole GGUF file"):
-        read_metadata(tmp_path / "other.gguf")
+        read_header(tmp_path / "other.gguf")
     with pytest.raises(ModelError, match="cannot be read"):
-        read_metadata(tmp_path / "missing.gguf")
+        read_header(tmp_path / "missing.gguf")

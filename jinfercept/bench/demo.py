@@ -23,7 +23,7 @@ from jinfercept.request import Event, Finished, RequestOutput, SamplingParams, T
 from jinfercept.sched.policy import POLICIES
 from jinfercept.sched.scheduler import Counters
 
-KV_TOKENS = 1280
+KV_TOKENS = 960
 PRICES = {
     "pencil": 3,
     "notebook": 5,
@@ -40,9 +40,6 @@ PRICES = {
 }
 
 EXAMPLES = """\
-Q: Natalia sold clips to 48 friends in April, and half as many in May. How many clips did she sell altogether?
-A: In May she sold 48/2 = <<48/2=24>>24 clips. Altogether she sold 48+24 = <<48+24=72>>72 clips. The answer is 72.
-
 Q: How much do 6 pencils cost?
 A: One pencil costs <<price pencil=3>>3 dollars. So 6 pencils cost 6*3 = <<6*3=18>>18 dollars. The answer is 18.
 
@@ -119,7 +116,7 @@ def prompts(number: int) -> list[str]:
     return [f"Sheet {i + 1}\n\n{EXAMPLES}Q: {QUESTIONS[i % len(QUESTIONS)]}\nA:" for i in range(number)]
 
 
-def demo(num_requests: int = 14, slow_s: float = 1.5, num_shown: int = 2) -> int:
+def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int:
     """Run the demo; returns 0 if every policy gave the same tokens."""
     if num_requests < 1:
         raise ConfigError("the demo needs a problem to solve", got=num_requests, fix="--requests 14")
@@ -127,7 +124,9 @@ def demo(num_requests: int = 14, slow_s: float = 1.5, num_shown: int = 2) -> int
     fetch(console.print)  # says what it waits for, which loading would not
     with (
         StartDisplay() as display,
-        LLM(NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, progress=display) as llm,
+        LLM(
+            NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, max_num_batched_tokens=128, progress=display
+        ) as llm,
     ):
         display.close()
         runs = {name: _run(llm, name, num_requests, slow_s, console) for name in POLICIES}
@@ -182,18 +181,12 @@ def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Conso
 
 
 def _table(runs: dict[str, Run]) -> Table:
-    table = Table(title=f"\n{NAME}, float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1))
+    table = Table(
+        title=f"{NAME} in float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.add_column("policy", no_wrap=True)
-    for name in (
-        "requests",
-        "calls",
-        "tokens\ngenerated",
-        "tokens\nrecomputed",
-        "copied\nout",
-        "copied\nin",
-        "seconds",
-    ):
-        table.add_column(name, justify="right")
+    for name in ("requests", "calls", "generated", "recomputed", "copied out", "copied in", "seconds"):
+        table.add_column(name.replace(" ", "\n"), justify="right")
     for name, run in runs.items():
         completions = [output.outputs[0] for output in run.outputs]
         counts = (

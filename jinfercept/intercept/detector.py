@@ -6,7 +6,7 @@ from typing import final
 from jinfercept.request import Call, Tool, Watch
 
 MAX_ARGUMENT_CHARS = 8192
-"""A call that has not ended after so much text is not one."""
+"""A call with a longer argument is not one."""
 
 
 @final
@@ -43,13 +43,14 @@ class _StopStringWatch:
                 return ()
             assert self._open is not None
             start, stop, name = self._open
-            end = self._text.find(stop, max(len(start), self._searched - len(stop) + 1))
+            limit = len(start) + MAX_ARGUMENT_CHARS + len(stop)
+            end = self._text.find(stop, max(len(start), self._searched - len(stop) + 1), limit)
             if end >= 0:
                 call = Call(name, self._text[len(start) : end], (self._origins[0], index + 1))
                 self._text, self._origins, self._open = "", [], None
                 return (call,)
             self._searched = len(self._text)
-            if len(self._text) <= MAX_ARGUMENT_CHARS:
+            if len(self._text) < limit:
                 return ()
             self._cut(len(start))
             self._open = None

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import cast, final
 
 from jinfercept.request import Call, Result, Status, Tool
@@ -114,7 +115,7 @@ class Dispatcher:
         async def await_it(value: Awaitable[object]) -> None:
             try:
                 deliver(await value)
-            except (Exception, asyncio.CancelledError) as error:
+            except BaseException as error:  # not even SystemExit may reach the event loop
                 deliver(_describe(error), "error")
 
         def run() -> None:
@@ -127,7 +128,10 @@ class Dispatcher:
             except BaseException as error:  # the thread is ours: whatever a tool raises is its result
                 deliver(_describe(error), "error")
 
-        threading.Thread(target=run, name=f"jinfercept-{tool.name}", daemon=True).start()
+        try:
+            threading.Thread(target=run, name=f"jinfercept-{tool.name}", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            deliver(_describe(error), "error")
 
     def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
         self._arrived.append((pause, index, result))
@@ -137,8 +141,24 @@ class Dispatcher:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="jinfercept-endpoints", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name="jinfercept-endpoints", daemon=True).start()
             return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the event loop until it is stopped, whatever a task that a tool left behind raises; then end what still runs."""
+    stopped = False
+    while not stopped:
+        with suppress(BaseException):
+            loop.run_forever()
+            stopped = True
+    with suppress(BaseException):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+    loop.close()
 
 
 def _as_result(value: object, status: Status, duration_s: float) -> Result:
@@ -157,5 +177,5 @@ def _as_result(value: object, status: Status, duration_s: float) -> Result:
 def _describe(error: BaseException) -> str:
     try:
         return f"error: {type(error).__name__}: {error}"
-    except Exception:
+    except BaseException:
         return f"error: {type(error).__name__}"

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError
+from jinfercept.gguf_header import Header, TensorInfo, read_header
 from jinfercept.models.checkpoint import Names, Stored
 from jinfercept.models.config import ModelConfig, RopeConfig
 
@@ -38,44 +39,54 @@ _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened file: its config, and its tensors mapped, not read."""
+    """An opened file: its config, and where its tensors are."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
-    _tensors: Mapping[str, gguf.ReaderTensor]
+    _file: Path
+    _tensors: Mapping[str, TensorInfo]
 
     @classmethod
     def open(cls, file: Path) -> "GGUFCheckpoint":
-        """Read the metadata.
+        """Read the header.
 
         Raises:
             ModelError: not a GGUF file, not a Llama model, metadata missing, or a quantisation that is not supported.
         """
-        try:
-            reader = gguf.GGUFReader(file)
-        except (ValueError, IndexError, OSError) as error:
-            raise ModelError("the file is not a readable GGUF file", got=error, fix="download it again") from error
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        unknown = sorted({tensor.tensor_type.name for tensor in tensors.values()} - set(_TYPES))
+        header = read_header(file)
+        unknown = sorted({_type_name(info.kind) for info in header.tensors.values()} - set(_TYPES))
         if unknown:
             raise ModelError(
                 "the file's quantisation is not supported",
                 got=", ".join(unknown),
                 fix=f"use one of {', '.join(_TYPES)}",
             )
-        shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
-        return cls(config_from_gguf(reader), shapes, tensors)
+        shapes = {name: info.shape for name, info in header.tensors.items()}
+        return cls(config_from_gguf(header), shapes, file, header.tensors)
 
     @property
     def names(self) -> Names:
         return _NAMES
 
     def read(self, name: str) -> Float[np.ndarray, "..."]:
-        tensor = self._tensors[name]
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
+        shape, number, offset = self._tensors[name]
+        kind = gguf.GGMLQuantizationType(number)
+        stored = gguf.quants.quant_shape_to_byte_shape(shape, kind)
+        try:
+            data = np.memmap(self._file, np.uint8, "r", offset, stored)
+        except ValueError as error:
+            raise ModelError(
+                "the GGUF file ends too early", got=f"{self._file}: {error}", fix="download it again"
+            ) from error
+        values = gguf.quants.dequantize(data, kind).reshape(shape)
         if name.endswith(("attn_q.weight", "attn_k.weight")):
             return halves_apart(values, self.config.head_dim)
         return values
+
+
+def _type_name(kind: int) -> str:
+    known = {member.value: member.name for member in gguf.GGMLQuantizationType}
+    return known.get(kind, f"type {kind}")
 
 
 def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.ndarray, "HD E"]:
@@ -83,13 +94,13 @@ def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.nda
     return rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def config_from_gguf(reader: gguf.GGUFReader) -> ModelConfig:
+def config_from_gguf(header: Header) -> ModelConfig:
     """The model's config from a file's metadata.
 
     Raises:
         ModelError: another architecture than Llama, a rope scaling other than linear, or keys missing.
     """
-    meta = _Metadata(reader)
+    meta = _Metadata(header.metadata)
     architecture = meta.get("general.architecture")
     if architecture != "llama":
         raise ModelError("the GGUF file's architecture is not supported", got=architecture, fix="use a Llama model")
@@ -102,11 +113,11 @@ def config_from_gguf(reader: gguf.GGUFReader) -> ModelConfig:
         "llama.attention.layer_norm_rms_epsilon",
     )
     head_dim = meta.get("llama.attention.key_length", hidden_size // num_heads)
-    shapes = {tensor.name: tensor.shape for tensor in reader.tensors}
+    embedding = header.tensors.get("token_embd.weight")
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
         family="llama",
-        vocab_size=int(shapes.get("token_embd.weight", (0, 0))[1]),
+        vocab_size=embedding.shape[0] if embedding else 0,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -115,7 +126,7 @@ def config_from_gguf(reader: gguf.GGUFReader) -> ModelConfig:
         ffn_size=ffn_size,
         norm_eps=_decimal(norm_eps),
         rope=_rope(meta, head_dim),
-        tie_embeddings="output.weight" not in shapes,
+        tie_embeddings="output.weight" not in header.tensors,
         max_position=max_position,
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="silu",
@@ -139,20 +150,19 @@ def _rope(meta: "_Metadata", head_dim: int) -> RopeConfig:
 class _Metadata:
     """A file's key-value pairs."""
 
-    def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
+    def __init__(self, pairs: Mapping[str, Any]) -> None:
+        self._pairs = pairs
 
     def get(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        return self._pairs.get(key, default)
 
     def require(self, *keys: str) -> tuple[Any, ...]:
-        missing = [key for key in keys if self._reader.get_field(key) is None]
+        missing = [key for key in keys if key not in self._pairs]
         if missing:
             raise ModelError(
                 "the GGUF file lacks metadata", got=f"no {', '.join(missing)}", fix="convert the model again"
             )
-        return tuple(self.get(key) for key in keys)
+        return tuple(self._pairs[key] for key in keys)
 
 
 def _decimal(stored: float) -> float:

@@ -157,8 +157,8 @@ def test_a_damaged_file_is_refused(tmp_path):
     file = tmp_path / "m.gguf"
     _write(file)
     file.write_bytes(file.read_bytes()[:500])
-    with pytest.raises(ModelError, match="not a readable GGUF"):
+    with pytest.raises(ModelError, match="not a whole GGUF"):
         load(file)
     file.write_bytes(b"not a model")
-    with pytest.raises(ModelError, match="not a readable GGUF"):
+    with pytest.raises(ModelError, match="not a whole GGUF"):
         load(file)

@@ -1,0 +1,348 @@
+"""Whatever an endpoint does, its call has one result, and the engine that waits for it goes on."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from fakes import make_engine, run_all
+
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from jinfercept.sched.policy import POLICIES
+
+SOON_S = 0.05
+LONG_S = 30.0
+THE_END = threading.Event()
+"""Never set: what hangs waits for it."""
+
+
+class Service:
+    """A dispatcher, and the waiting that an engine does."""
+
+    def __init__(self) -> None:
+        self.wake = threading.Event()
+        self.dispatcher = Dispatcher(self.wake.set)
+
+    def call(self, request_id: str, function: Callable[[str], object], timeout_s: float = LONG_S) -> None:
+        tools = {"tool": Tool(function, name="tool", timeout_s=timeout_s)}
+        self.dispatcher.call(request_id, (Call("tool", "x"),), tools)
+
+    def results(self, number: int) -> dict[str, tuple[Result, ...]]:
+        """The next `number` interceptions that are over."""
+        done: dict[str, tuple[Result, ...]] = {}
+        give_up_s = time.monotonic() + 20
+        while len(done) < number:
+            assert time.monotonic() < give_up_s, f"only {len(done)} of {number} returned"
+            done.update(self.dispatcher.poll())
+            if len(done) < number:
+                deadline = self.dispatcher.next_s()
+                self.wake.wait(max(0.0, min(1.0, deadline - time.monotonic())) if deadline is not None else 1.0)
+                self.wake.clear()
+        return done
+
+
+def ask(function: Callable[[str], object], timeout_s: float = LONG_S) -> Result:
+    """The result of one call."""
+    service = Service()
+    service.call("r", function, timeout_s)
+    (result,) = service.results(1)["r"]
+    service.dispatcher.close()
+    return result
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Deadly(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even an error message")
+
+
+def fails(arguments: str) -> str:
+    raise ValueError(f"cannot compute {arguments}")
+
+
+def exits(arguments: str) -> str:
+    sys.exit("the tool leaves")
+
+
+def dies(arguments: str) -> str:
+    raise Deadly
+
+
+def hangs(arguments: str) -> str:
+    THE_END.wait(LONG_S)
+    return "too late"
+
+
+def is_late(arguments: str) -> str:
+    time.sleep(3 * SOON_S)
+    return "too late"
+
+
+async def fails_async(arguments: str) -> str:
+    raise ValueError(f"cannot compute {arguments}")
+
+
+async def exits_async(arguments: str) -> str:
+    sys.exit("the tool leaves")
+
+
+async def interrupts_async(arguments: str) -> str:
+    raise KeyboardInterrupt
+
+
+async def cancels_itself(arguments: str) -> str:
+    raise asyncio.CancelledError
+
+
+async def leaves_a_deadly_task(arguments: str) -> str:
+    task = asyncio.create_task(exits_async(arguments))
+    await asyncio.sleep(0)
+    return f"left {task.get_name()[:4]}"
+
+
+async def hangs_async(arguments: str) -> str:
+    await asyncio.sleep(LONG_S)
+    return "too late"
+
+
+async def answers(arguments: str) -> str:
+    await asyncio.sleep(0)
+    return f"async {arguments}"
+
+
+def test_sync_and_async_functions_answer() -> None:
+    assert ask(lambda arguments: f"sync {arguments}").text == "sync x"
+    assert ask(answers).text == "async x"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "status"),
+    [
+        (None, "(nothing)", "empty"),
+        ("", "(nothing)", "empty"),
+        (" \n", "(nothing)", "empty"),
+        ([], "", "empty"),
+        (b"ab", "b'ab'", "ok"),
+        (3.5, "3.5", "ok"),
+        ({"a": 1}, "{'a': 1}", "ok"),
+        ([True], "[True]", "ok"),
+        ("a\ud800b", "a?b", "ok"),
+        (Unprintable(), "error: RuntimeError: no text", "error"),
+        (10**5000, "error: ValueError: Exceeds the limit", "error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_value_becomes_a_text(value: object, text: str, status: str) -> None:
+    result = ask(lambda arguments: value)
+    assert (result.text[: len(text) or 1], result.status, result.token_ids) == (text, status, None)
+
+
+def test_token_ids_are_handed_on_as_they_are() -> None:
+    assert ask(lambda arguments: [3, -1, 10**9]).token_ids == (3, -1, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (fails, "error: ValueError: cannot compute x"),
+        (exits, "error: SystemExit: the tool leaves"),
+        (dies, "error: Deadly"),
+        (fails_async, "error: ValueError: cannot compute x"),
+        (exits_async, "error: SystemExit: the tool leaves"),
+        (interrupts_async, "error: KeyboardInterrupt"),
+        (cancels_itself, "error: CancelledError"),
+    ],
+)
+def test_whatever_a_tool_raises_is_its_result(function: Callable[[str], object], text: str) -> None:
+    result = ask(function)
+    assert result.text.startswith(text)
+    assert result.status == "error"
+
+
+@pytest.mark.parametrize("function", [exits_async, interrupts_async, leaves_a_deadly_task])
+def test_a_tool_that_would_end_the_event_loop_does_not_end_it_for_others(function: Callable[[str], object]) -> None:
+    service = Service()
+    service.call("deadly", function)
+    service.results(1)
+    service.call("next", answers)
+    assert service.results(1)["next"][0].text == "async x"
+    service.dispatcher.close()
+
+
+@pytest.mark.parametrize("function", [hangs, hangs_async, is_late])
+def test_what_does_not_return_in_time_times_out(function: Callable[[str], object]) -> None:
+    result = ask(function, SOON_S)
+    assert (result.text, result.status) == ("error: tool timed out", "timeout")
+    assert SOON_S <= result.duration_s < 5
+
+
+def test_a_result_after_the_deadline_is_thrown_away() -> None:
+    service = Service()
+    service.call("r", is_late, SOON_S)
+    assert service.results(1)["r"][0].status == "timeout"
+    assert service.wake.wait(5), "the late result"
+    assert service.dispatcher.poll() == []
+    service.call("r", lambda arguments: "the next call of the same request")
+    assert service.results(1)["r"][0].status == "ok"
+
+
+def test_an_async_function_that_blocks_the_event_loop_costs_others_at_most_their_time_out() -> None:
+    async def blocks(arguments: str) -> str:
+        THE_END.wait(4 * SOON_S)
+        return "done blocking"
+
+    service = Service()
+    service.call("blocks", blocks)
+    time.sleep(SOON_S / 5)
+    service.call("async", answers, SOON_S)
+    service.call("sync", lambda arguments: "sync")
+    statuses = {request_id: results[0].status for request_id, results in service.results(3).items()}
+    assert statuses == {"blocks": "ok", "async": "timeout", "sync": "ok"}
+
+
+def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
+    service = Service()
+    service.dispatcher.call("r", (Call("shop", ""),), {"b": Tool(fails, name="b"), "a": Tool(fails, name="a")})
+    service.dispatcher.call("s", (Call("shop", ""),), {})
+    done = dict(service.dispatcher.poll())
+    assert done["r"] == (Result("error: no tool 'shop' (there are: a, b)", "unknown_tool"),)
+    assert done["s"][0].text.endswith("(there are: none)")
+
+
+def test_the_calls_of_one_interception_run_in_parallel_and_return_together_in_order() -> None:
+    both = threading.Barrier(2, timeout=5)
+    tools = {
+        "meet": Tool(lambda arguments: f"{arguments}{both.wait() * 0}", name="meet"),
+        "hang": Tool(hangs, name="hang", timeout_s=SOON_S),
+    }
+    service = Service()
+    service.dispatcher.call("r", (Call("meet", "a"), Call("hang", ""), Call("no", ""), Call("meet", "b")), tools)
+    results = service.results(1)["r"]
+    assert [result.status for result in results] == ["ok", "timeout", "unknown_tool", "ok"]
+    assert [results[0].text, results[3].text] == ["a0", "b0"]
+    assert service.dispatcher.next_s() is None
+
+
+def test_nothing_comes_of_a_call_that_was_cancelled() -> None:
+    service = Service()
+    returned = threading.Event()
+    service.call("r", lambda arguments: returned.wait(5) and "late", SOON_S)
+    service.dispatcher.cancel("r")
+    service.dispatcher.cancel("was never there")
+    assert service.dispatcher.next_s() is None
+    returned.set()
+    assert service.wake.wait(5)
+    time.sleep(SOON_S)
+    assert service.dispatcher.poll() == []
+
+
+def test_a_cancelled_request_may_call_again_under_the_same_id() -> None:
+    service = Service()
+    go = threading.Event()
+    service.call("r", lambda arguments: go.wait(5) and "of the first")
+    service.dispatcher.cancel("r")
+    service.call("r", lambda arguments: go.wait(5) and "of the second")
+    go.set()
+    assert service.results(1)["r"][0].text == "of the second"
+
+
+def test_thousands_of_calls_return_once_each() -> None:
+    service = Service()
+    for number in range(2000):
+        service.call(f"r{number}", answers if number % 2 else len)
+    done = service.results(2000)
+    assert {results[0].text for results in done.values()} == {"async x", "1"}
+    assert service.dispatcher.poll() == []
+    assert service.dispatcher.next_s() is None
+    service.dispatcher.close()
+
+
+def test_a_machine_out_of_threads_is_an_error_that_the_model_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    result = ask(len)
+    assert (result.text, result.status) == ("error: RuntimeError: can't start new thread", "error")
+
+
+def test_closing_stops_the_event_loop_and_forgets_what_is_called() -> None:
+    started = threading.Event()
+
+    async def hangs_after_a_start(arguments: str) -> None:
+        started.set()
+        await asyncio.sleep(LONG_S)
+
+    before = set(threading.enumerate())
+    service = Service()
+    service.call("hangs", hangs_after_a_start)
+    assert started.wait(5)
+    (loop_thread,) = [thread for thread in set(threading.enumerate()) - before if "endpoints" in thread.name]
+    service.dispatcher.close()
+    service.dispatcher.close()
+    loop_thread.join(5)
+    assert not loop_thread.is_alive()
+    assert service.dispatcher.poll() == []
+
+
+def characters(text: str) -> list[int]:
+    """A tokenizer of the tests: a token per character."""
+    return [ord(character) % 97 for character in text]
+
+
+HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
+    "answers": (answers, "ok"),
+    "fails": (fails, "error"),
+    "exits": (exits, "error"),
+    "dies": (dies, "error"),
+    "exits_async": (exits_async, "error"),
+    "hangs": (hangs, "timeout"),
+    "hangs_async": (hangs_async, "timeout"),
+    "is_late": (is_late, "timeout"),
+    "none": (lambda arguments: None, "empty"),
+    "empty": (lambda arguments: "", "empty"),
+    "no_tokens": (lambda arguments: [], "empty"),
+    "bytes": (lambda arguments: b"\xff", "ok"),
+    "huge": (lambda arguments: "long " * 500_000, "too_large"),
+    "surrogates": (lambda arguments: "\ud800\udfff", "ok"),
+    "unprintable": (lambda arguments: Unprintable(), "error"),
+    "negative": (lambda arguments: [-1, 5], "error"),
+    "out_of_range": (lambda arguments: [5, 97, 10**30], "error"),
+    "too_many": (lambda arguments: [5] * 1000, "too_large"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> None:
+    tools = {
+        name: Tool(function, name=name, timeout_s=2 * SOON_S, max_result_tokens=40)
+        for name, (function, _) in HOSTILE.items()
+    }
+    names = [*HOSTILE, "unknown"]
+    requests = []
+    for number in range(2 * len(names)):
+        calls = [Call(names[number % len(names)], "x"), Call(names[(number * 5 + 1) % len(names)], "y")]
+        script = {2: calls[:1], 4: calls} if number % 3 else {3: calls}
+        prompt = tuple(range(number % 7 + 1))
+        params = SamplingParams(temperature=0, max_tokens=6)
+        requests.append(Request(f"r{number}", prompt, params, tools, ScriptedDetector(script)))
+    engine = make_engine(POLICIES[policy](), num_pages=250, num_host_pages=10, depth=1, encode=characters)
+    outputs = run_all(engine, requests)
+    for number, request in enumerate(requests):
+        output = outputs[request.id].outputs[0]
+        assert output.finish_reason == "length"
+        interceptions = output.interceptions
+        assert len(interceptions) == (2 if number % 3 else 1)
+        assert all(token in range(97) for token in output.token_ids)
+        for interception in interceptions:
+            for call, result in zip(interception.calls, interception.results, strict=True):
+                assert result.status == (HOSTILE[call.name][1] if call.name in HOSTILE else "unknown_tool"), call
+    assert engine.scheduler.kv.occupancy().free + engine.scheduler.kv.num_cached == 250
