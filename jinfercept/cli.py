@@ -52,7 +52,28 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="what a model is and what it needs")
     info.add_argument("model", help="smollm2-135m, a Hugging Face directory or a .gguf file")
     info.set_defaults(command_function=_info)
+    _add_simulate(commands)
     return parser
+
+
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    simulate = commands.add_parser("simulate", help="play a workload against the scheduler under a virtual clock")
+    source = simulate.add_mutually_exclusive_group()
+    source.add_argument("--trace", help="scripts to draw from, a JSON line each")
+    source.add_argument("--workload", default="mixed", help="mixed, math, qa, ve, chat, image or tts (default: mixed)")
+    simulate.add_argument("--like", default="trace", choices=("trace", "table"), help="statistics of the workload")
+    simulate.add_argument("--profile", default="paper-gptj-6b-a100", help="a named profile, or a JSON file")
+    simulate.add_argument("--policy", action="append", help="may be repeated (default: copy_ahead)")
+    simulate.add_argument("--estimator", default="elapsed", help="how durations are predicted (default: elapsed)")
+    simulate.add_argument("--rate", type=float, default=3.5, help="requests per second (default: 3.5)")
+    simulate.add_argument("--burstiness", type=float, default=1.0, help="variation of gaps; 1 is Poisson (default: 1)")
+    simulate.add_argument("--duration", type=float, default=1200.0, help="seconds of arrivals (default: 1200)")
+    simulate.add_argument("--seed", type=int, default=0, help="seed of the arrivals (default: 0)")
+    simulate.add_argument("--kv-tokens", type=int, default=53_000, help="device pool (default: 53000)")
+    simulate.add_argument("--host-tokens", type=int, default=300_000, help="host pool (default: 300000)")
+    simulate.add_argument("--page-size", type=int, default=16, help="tokens per page (default: 16)")
+    simulate.add_argument("--json", help="write the reports to this file")
+    simulate.set_defaults(command_function=_simulate)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +117,12 @@ def _info(model: str) -> int:
 
     describe(model, read_config(model))
     return 0
+
+
+def _simulate(policy: list[str] | None, json: str | None, **options: Any) -> int:
+    from jinfercept.bench.simulate_command import simulate
+
+    return simulate(policies=policy or ["copy_ahead"], json_path=json, **options)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class Engine:
         encode: text of a result to token ids; None without a tokenizer.
         seed: from which requests without a seed of their own get one.
         check: assert the conservation of pages after every step.
+        observe: told of every plan once its result is there.
     """
 
     def __init__(
@@ -138,7 +139,9 @@ class Engine:
         encode: Callable[[str], list[int]] | None = None,
         seed: int = 0,
         check: bool = False,
+        observe: Callable[[Planned, StepResult], None] | None = None,
     ) -> None:
+        self._observe = observe
         self.scheduler = scheduler
         self._runner = runner
         self._wake = wake
@@ -152,7 +155,7 @@ class Engine:
         self._seed = seed
         self._check = check
         self._inbox: deque[Request | str] = deque()
-        self._ids: set[str] = set()
+        self._ids: dict[str, object] = {}
         self._sessions: dict[str, _Session] = {}
         self._in_flight: deque[tuple[Planned, object]] = deque()
         self._num_requests = 0
@@ -170,14 +173,14 @@ class Engine:
                 got=f"{len(prompt)} tokens",
                 fix="shorten it, or raise max_model_len and kv_tokens",
             )
-        wrong = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
-        if wrong is not None:
+        wrong = [token for token in prompt if not isinstance(token, int) or not 0 <= token < self._vocab_size]
+        if wrong:
             raise RequestError(
-                f"token ids lie between 0 and {self._vocab_size - 1}", got=wrong, fix="check the tokenizer"
+                f"token ids are whole numbers from 0 to {self._vocab_size - 1}", got=wrong[0], fix="check the tokenizer"
             )
-        if request.id in self._ids:
+        mark = object()
+        if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
-        self._ids.add(request.id)
         self._inbox.append(request)
         self._wake.set()
 
@@ -203,12 +206,17 @@ class Engine:
                 self._in_flight.append((planned, self._runner.submit(planned.plan)))
             if self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
                 planned, ticket = self._in_flight.popleft()
-                self._apply(planned, self._runner.collect(ticket), events)
+                result = self._runner.collect(ticket)
+                if self._observe is not None:
+                    self._observe(planned, result)
+                self._apply(planned, result, events)
             elif not planned.plan and not events:
                 self._idle()
-        except Exception as error:
-            log.exception("a step failed; all requests in the engine are lost")
+        except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
             self._fail(error, events)
+            if not isinstance(error, Exception):
+                raise
+            log.exception("a step failed; all requests in the engine are lost")
         if self._check:
             self.scheduler.kv.check([sequence.context for sequence in self.scheduler.unfinished])
         return events
@@ -217,6 +225,8 @@ class Engine:
         """Give up every request."""
         for session in list(self._sessions.values()):
             self._finish(session, "abort", None, [])
+        self._inbox.clear()
+        self._ids.clear()
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft()[1])
 
@@ -284,7 +294,7 @@ class Engine:
 
     def _intercept(self, session: _Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
         session.interceptions.append(Interception(calls))
-        self.scheduler.intercept(session.sequence, now)
+        self.scheduler.intercept(session.sequence, now, tuple(call.name for call in calls))
         self._endpoints.call(session.request.id, calls, session.request.tools)
         events.append(Intercepted(session.request.id, calls))
 
@@ -336,7 +346,7 @@ class Engine:
         self._endpoints.cancel(request.id)
         self.scheduler.finish(sequence, self._clock.now())
         del self._sessions[request.id]
-        self._ids.discard(request.id)
+        self._ids.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         output = CompletionOutput(
             index=0,
@@ -361,7 +371,7 @@ class Engine:
         done = RequestOutput(request.id, request.prompt, prompt, [output], sequence.num_cached, metrics)
         events.append(Finished(request.id, done, rest))
 
-    def _fail(self, error: Exception, events: list[Event]) -> None:
+    def _fail(self, error: BaseException, events: list[Event]) -> None:
         """A step failed: what is in the engine is lost and says so; the pages are forgotten, and the engine goes on."""
         self._in_flight.clear()
         for session in list(self._sessions.values()):

@@ -40,13 +40,20 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not math.isfinite(self.temperature) or self.temperature < 0:
+        number = isinstance(self.temperature, int | float)
+        if not number or not math.isfinite(self.temperature) or self.temperature < 0:
             raise RequestError(
                 "temperature must be a finite number of at least 0", got=self.temperature, fix="0 is greedy"
             )
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise RequestError(
                 "max_tokens must be a whole number of at least 1", got=self.max_tokens, fix="ask for a token"
+            )
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise RequestError("seed must be a whole number", got=self.seed, fix="leave it out for one of its own")
+        if any(not isinstance(token, int) for token in self.stop_token_ids):
+            raise RequestError(
+                "stop_token_ids must be whole numbers", got=self.stop_token_ids, fix="give a text as a stop string"
             )
         if any(not isinstance(text, str) or not text for text in stop):
             raise RequestError("a stop string must be a text that is not empty", got=stop, fix="leave it out")

@@ -59,8 +59,8 @@ class KVManager:
         self._identity = identity
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
-        self._num_claimed = 0
         self._index: dict[bytes, Page] = {}
+        self._claimed: OrderedDict[Page, None] = OrderedDict()  # on the device, claimed by paused contexts only
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, unclaimed; least recently used first
         self._spare: OrderedDict[Page, None] = OrderedDict()  # host copies that no paused context counts on
         self._landing: list[Page] = []
@@ -83,7 +83,7 @@ class KVManager:
     @property
     def num_claimed(self) -> int:
         """Device slots that only paused contexts count on: a policy decides which of them go."""
-        return self._num_claimed
+        return len(self._claimed)
 
     @property
     def num_host_free(self) -> int:
@@ -96,7 +96,7 @@ class KVManager:
 
     def occupancy(self) -> Occupancy:
         """The device pool by kind."""
-        free, claimed, cached, total = self.num_free, self._num_claimed, len(self._cached), self._device.size
+        free, claimed, cached, total = self.num_free, len(self._claimed), len(self._cached), self._device.size
         return Occupancy(free, total - free - claimed - cached, claimed, cached, total)
 
     @property
@@ -300,7 +300,6 @@ class KVManager:
         """Free the device slot of a page; False if it is in use, on its way in, or not there."""
         if page.refs or page.landing or page.device is None:
             return False
-        self._num_claimed -= page.claims > 0
         self._device.give(page.device)
         page.device, page.filled = None, 0
         self._file(page)
@@ -316,6 +315,10 @@ class KVManager:
         if not self._cached:
             return False
         return self.drop_device(next(iter(self._cached)))
+
+    def evict_claimed(self) -> bool:
+        """Free the device slot of the page that paused contexts have claimed longest; False if there is none to be had."""
+        return any(self.drop_device(page) for page in list(self._claimed))
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -333,13 +336,12 @@ class KVManager:
             assert page.refs + page.claims > 0 or page.digest, f"nobody knows {page}"
             assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
             assert (page in self._cached) == (page.device is not None and not page.refs and not page.claims)
+            assert (page in self._claimed) == (page.device is not None and not page.refs and page.claims > 0)
             assert (page in self._spare) == self._is_spare(page), f"spare or not: {page}"
             indexed = page.digest is not None and self._index.get(page.digest) is page
             assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
         self._device.check(page.device for page in pages if page.device is not None)
         self._host.check([*(page.host for page in pages if page.host is not None), *self._late_drops])
-        claimed = sum(page.device is not None and not page.refs and page.claims > 0 for page in pages)
-        assert claimed == self._num_claimed, f"{claimed} claimed pages, {self._num_claimed} counted"
         occupancy = self.occupancy()
         assert occupancy.used == sum(page.device is not None and page.refs > 0 for page in pages)
         assert sum(occupancy[:4]) == occupancy.total
@@ -373,10 +375,8 @@ class KVManager:
 
     def _count(self, page: Page, refs: int = 0, claims: int = 0) -> None:
         """Change the counts and everything that follows from them."""
-        before = page.device is not None and not page.refs and page.claims > 0
         page.refs += refs
         page.claims += claims
-        self._num_claimed += (page.device is not None and not page.refs and page.claims > 0) - before
         self._file(page)
 
     def _is_spare(self, page: Page) -> bool:
@@ -395,7 +395,9 @@ class KVManager:
         unwanted = not page.refs and not page.claims
         if unwanted and not self._worth_keeping(page):
             self._forget(page)
-        _set_member(self._cached, page, unwanted and page.device is not None)
+        evictable = page.device is not None and not page.refs
+        _set_member(self._cached, page, evictable and not page.claims)
+        _set_member(self._claimed, page, evictable and page.claims > 0)
         _set_member(self._spare, page, self._is_spare(page))
 
     def _forget(self, page: Page) -> None:

@@ -32,10 +32,19 @@ class Move(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What one iteration has to give: query tokens up to the largest bucket, and link tokens hidden behind its compute."""
+    """What one iteration has left for paused contexts, and who runs in it; all in tokens.
+
+    Attributes:
+        query_tokens: room in the largest bucket.
+        link_tokens: what the host link can still move behind the iteration's compute.
+        running_context: context of the running sequences.
+        running_queries: their query tokens in this iteration.
+    """
 
     query_tokens: int
     link_tokens: int
+    running_context: int = 0
+    running_queries: int = 0
 
 
 class Policy(Protocol):
@@ -124,17 +133,20 @@ class AtPause:
         self._placement = placement
         self._evict = evict
         self._paused = PausedSequences()
+        self._places: dict[str, list[Residency]] = {}
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused.add(sequence)
+        self._places[sequence.id] = [self._placement(sequence, index) for index in range(len(sequence.context.pages))]
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.remove(sequence)
+        self._places.pop(sequence.id, None)
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
-        for sequence in self._paused.take_fresh():
-            for index, page in enumerate(sequence.context.pages):
-                action = _ACTIONS.get(self._placement(sequence, index))
+        for sequence in self._paused.take_fresh():  # it may have returned since it paused
+            for page, place in zip(sequence.context.pages, self._places[sequence.id], strict=False):
+                action = _ACTIONS.get(place)
                 if action is not None:
                     yield Move(sequence, page, action, "paused")
 

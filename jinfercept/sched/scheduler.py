@@ -6,7 +6,8 @@ contexts, into what is left of the link. Whoever needs a device slot takes, in t
 a paused context's (the policy says which), and at last the youngest running sequence's.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -42,15 +43,25 @@ class _Draft:
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     copy_out: list[PageCopy] = field(default_factory=list)
     fetch: list[PageCopy] = field(default_factory=list)
+    recomputing: list[Sequence] = field(default_factory=list)
+    recomputed: int = 0
+    victims: Iterator[Move] | None = None  # the policy's order, as far as it was used up
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and whose chunks it samples, for when the result arrives."""
+    """A plan, and what the scheduler has to know when the result arrives.
+
+    Attributes:
+        sampled: the sequences of the sampled chunks, with the incarnation that the sample is for.
+        recomputing: the sequences whose chunks were computed before, at least in part.
+        recomputed_tokens: how many of the plan's query tokens that were.
+    """
 
     plan: StepPlan
-    sampled: tuple[tuple[Sequence, int], ...]  # with the incarnation that the sample is for
-    sequences: tuple[Sequence, ...]
+    sampled: tuple[tuple[Sequence, int], ...]
+    recomputing: tuple[Sequence, ...]
+    recomputed_tokens: int
 
 
 class Scheduler:
@@ -64,6 +75,7 @@ class Scheduler:
         max_num_seqs: sequences that may run at once.
         max_model_len: tokens that a sequence may have; the device pool must hold them.
         chunk_tokens: most query tokens of one sequence in one step.
+        whole_prompts: no chunked prefill: whoever can start is computed whole, several together, before anybody decodes.
     """
 
     def __init__(
@@ -76,6 +88,7 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         chunk_tokens: int,
+        whole_prompts: bool = False,
     ) -> None:
         self.kv = kv
         self.counters = Counters()
@@ -87,6 +100,7 @@ class Scheduler:
         self._cost = cost
         self._buckets = buckets
         self._chunk_tokens = chunk_tokens
+        self._whole_prompts = whole_prompts
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._stalled = False
@@ -104,12 +118,12 @@ class Scheduler:
         sequence.tokens.append(token)
         self.kv.commit(sequence.context, sequence.tokens)
 
-    def intercept(self, sequence: Sequence, now: float) -> None:
-        """The sequence has called out: samples still in flight are void, its pages become claims."""
+    def intercept(self, sequence: Sequence, now: float, calls: tuple[str, ...] = ()) -> None:
+        """The sequence has called tools of these names: samples still in flight are void, its pages become claims."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         self._leave_queue(sequence)
-        sequence.state, sequence.paused_s = State.INTERCEPTED, now
+        sequence.state, sequence.paused_s, sequence.calls = State.INTERCEPTED, now, calls
         self._void_pending(sequence)
         self.intercepted[sequence.id] = sequence
         self.counters.interceptions += 1
@@ -147,24 +161,33 @@ class Scheduler:
     def plan(self, now: float) -> Planned:
         """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
         self.kv.begin()
-        draft = _Draft(self._link_budget(), self._buckets[-1])
+        context_tokens = sum([sequence.length for sequence in self.running])
+        hidden = self._hidden_tokens(len(self.running), context_tokens)
+        draft = _Draft(hidden, self._buckets[-1])
         self._stalled = False
         for sequence in self.running:
             sequence.planned = False
-        self._run_all(draft, now)
-        self._admit_all(draft, now)
+        if self._whole_prompts:
+            self._admit_all(draft, now)
+        if not self._whole_prompts or not draft.chunks:
+            self._run_all(draft, now)
+        if not self._whole_prompts:
+            self._admit_all(draft, now)
+        draft.link_tokens += self._hidden_tokens(self._buckets[-1] - draft.room, context_tokens) - hidden
         self._move_all(draft, now)
         return self._seal(draft)
 
-    def _link_budget(self) -> int:
-        """Tokens that the link moves while the step computes (InferCept §4.1), or in 10 ms if there is nothing to compute."""
+    def _bucket(self, num_tokens: int) -> int:
+        """The executable that runs so many query tokens."""
+        return self._buckets[bisect_left(self._buckets, num_tokens)] if num_tokens else 0
+
+    def _hidden_tokens(self, query_tokens: int, context_tokens: int) -> int:
+        """Tokens that the link moves while so many query tokens compute (InferCept §4.1), or in 10 ms if none do."""
         if self._policy.synchronous:
             return 1 << 60
-        if not self.running and not self.waiting:
-            seconds = IDLE_STEP_S
-        else:
-            context_tokens = sum(sequence.length for sequence in self.running)
-            seconds = self._cost.step_s(self._buckets[-1], context_tokens)
+        seconds = IDLE_STEP_S
+        if query_tokens:
+            seconds = self._cost.step_s(self._bucket(query_tokens), context_tokens)
         return max(self._cost.link_tokens(seconds), self.kv.page_size)
 
     def _run_all(self, draft: _Draft, now: float) -> None:
@@ -180,6 +203,10 @@ class Scheduler:
         """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
         while self.waiting and self._slots and draft.room > 0 and not self._stalled:
             sequence = self.waiting[0]
+            if self._whole_prompts and draft.chunks:
+                missing = self.kv.survey(sequence.context, sequence.length).missing
+                if missing > draft.room:
+                    return
             if sequence.pending or not self._admit(sequence, now):
                 return
             self._run(draft, sequence, draft.room, now)
@@ -218,14 +245,14 @@ class Scheduler:
 
     def _run(self, draft: _Draft, sequence: Sequence, room: int, now: float) -> None:
         """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow."""
-        kv, context = self.kv, sequence.context
-        kv.advance(context)
-        if context.ready < sequence.length - 1:
+        kv, context, length = self.kv, sequence.context, sequence.length
+        if context.ready < length - 1:
+            kv.advance(context)
             self._fetch(draft, sequence, now)
-        if not sequence.wants_token or sequence.length >= self.max_model_len:
+        if not sequence.wants_token or length >= self.max_model_len:
             return
-        start = min(context.ready, sequence.length - 1)
-        end = sequence.length if start == sequence.length - 1 else kv.gap_end(context, sequence.length)
+        start = min(context.ready, length - 1)
+        end = length if start == length - 1 else kv.gap_end(context, length)
         end = min(end, start + max(0, min(room, self._chunk_tokens)))
         for position in range(start, end):
             if kv.needs_slot(context, position):
@@ -248,7 +275,10 @@ class Scheduler:
         self.kv.computed(sequence.context, start, end)
         recomputed = max(0, min(end, sequence.high_water) - start)
         sequence.high_water = max(sequence.high_water, end)
-        sequence.recomputed += recomputed
+        if recomputed:
+            sequence.recomputed += recomputed
+            draft.recomputed += recomputed
+            draft.recomputing.append(sequence)
         sequence.planned = True
         sequence.pending += sample is not None
         self.counters.computed += end - start
@@ -299,7 +329,11 @@ class Scheduler:
         """Take one slot from the paused contexts, in the policy's order."""
         if not self.kv.num_claimed:
             return False
-        return any(self._move(draft, move) and self.kv.num_free for move in self._policy.victims(now))
+        for victims in (draft.victims or iter(()), self._policy.victims(now)):
+            draft.victims = victims
+            if any(self._move(draft, move) for move in victims):
+                return True
+        return self.kv.evict_claimed()
 
     def _preempt(self, draft: _Draft, sequence: Sequence, now: float) -> None:
         """Send a running sequence back to the queue; its pages become claims."""
@@ -307,13 +341,16 @@ class Scheduler:
         self._give_slot_back(sequence)
         self.kv.release(sequence.context)
         self._enqueue(sequence, sequence.order)
+        draft.victims = None
         sequence.preemptions += 1
         self.counters.preemptions += 1
         self._policy.pause(sequence, now)
         self._move_all(draft, now)
 
     def _move_all(self, draft: _Draft, now: float) -> None:
-        for move in self._policy.moves(Budget(draft.room, draft.link_tokens), now):
+        context = sum(sequence.length for sequence in self.running)
+        queries = self._buckets[-1] - draft.room
+        for move in self._policy.moves(Budget(draft.room, draft.link_tokens, context, queries), now):
             self._move(draft, move)
 
     def _move(self, draft: _Draft, move: Move) -> bool:
@@ -338,7 +375,7 @@ class Scheduler:
     def _seal(self, draft: _Draft) -> Planned:
         draft.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         num_tokens = sum(len(chunk.tokens) for _, chunk in draft.chunks)
-        bucket = next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
+        bucket = self._bucket(num_tokens)
         plan = StepPlan(
             number=self.counters.plans,
             bucket=bucket,
@@ -350,7 +387,7 @@ class Scheduler:
         )
         self.counters.plans += bool(plan)
         sampled = tuple((sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample)
-        return Planned(plan, sampled, tuple(sequence for sequence, _ in draft.chunks))
+        return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed)
 
     def _take_order(self) -> int:
         self._next_order += 1

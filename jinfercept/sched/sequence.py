@@ -23,6 +23,7 @@ class Sequence:
 
     __slots__ = (
         "arrival_s",
+        "calls",
         "context",
         "copied_in",
         "copied_out",
@@ -74,6 +75,7 @@ class Sequence:
         self.generated = 0
         self.incarnation = 0
         self.paused_s = 0.0  # when it was intercepted
+        self.calls: tuple[str, ...] = ()  # by what
         self.high_water = 0  # tokens whose KV was ever computed
         self.num_cached = 0  # prompt tokens adopted from others at first admission
         self.found = Found(0, 0, 0)  # when it last started to run

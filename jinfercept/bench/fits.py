@@ -1,0 +1,133 @@
+"""The numbers behind generated requests: for each of the six kinds, how its counts and seconds are distributed.
+
+One family for everything, the log-normal clipped to bounds: skewed where the trace is, and with weight on its bounds, as
+the trace has in counts of calls and in the answers of persons (the authors cut those at 60 s). Sources: "trace", the
+authors' mixed trace (397 requests, contexts cut at about 2,048 tokens), whose extremes are the bounds; "table", Table 1 of
+the InferCept paper (arXiv 2402.01869). Medians and deviations of logarithms were fitted so that mean and standard deviation
+after clipping are the source's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+Like = Literal["trace", "table"]
+
+
+class Spread(NamedTuple):
+    """A log-normal distribution, clipped to [low, high].
+
+    Attributes:
+        median: before clipping.
+        between: standard deviation of the logarithm from request to request.
+        within: the same among the values of one request.
+    """
+
+    median: float
+    between: float = 0.0
+    within: float = 0.0
+    low: float = 0.0
+    high: float = math.inf
+
+    def at(self, request: float, value: float) -> float:
+        """The value that belongs to two standard normal numbers: one of the request, one of the value itself."""
+        return min(self.high, max(self.low, self.median * math.exp(self.between * request + self.within * value)))
+
+
+class Turn(NamedTuple):
+    """Tokens that are generated, the call after them in seconds, and the tokens that come back.
+
+    Attributes:
+        typed: a person answers: a long reply takes long to write, so `call_s` and `returned` are drawn together
+            (correlation of their logarithms in the trace: 0.91).
+    """
+
+    decode: Spread
+    call_s: Spread
+    returned: Spread
+    typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The distributions of one kind of request.
+
+    Attributes:
+        rounds: how often the turns are gone through.
+        answer: tokens generated after the last call; None: the request ends one token after it.
+        split: `decode` and `answer` stand for the request as a whole and are divided by its number of segments.
+    """
+
+    prompt: Spread
+    rounds: Spread
+    turns: tuple[Turn, ...]
+    answer: Spread | None
+    split: bool = False
+
+
+_REPLY = Turn(
+    Spread(56.1, 0.2, 0.22, 1, 121), Spread(23.2, 0.62, 0.63, 3, 60), Spread(9, 1.15, 1.34, 0, 1354), typed=True
+)
+_CHAT = Fit(Spread(20.1, 1.98, 0, 1, 1728), Spread(2.95, 0.62, 0, 1, 8), (_REPLY,), Spread(224, 0.83, 0, 1, 1164))
+
+
+def _made(call_s: Spread, returned: int) -> Fit:
+    """A chat in which a program turns every text into something before the person replies, as in the trace."""
+    work = Turn(_REPLY.decode, call_s, Spread(returned))
+    return replace(_CHAT, turns=(work, _REPLY._replace(decode=Spread(7))), answer=None)
+
+
+_TRACE: Mapping[str, Fit] = {
+    "math": Fit(
+        Spread(405, 0.045, 0, 370, 483),
+        Spread(3.8, 1.91, 0, 1, 4),
+        (
+            Turn(
+                Spread(107, 0.5, 0.45, 20, 518),
+                Spread(7.2e-5, 0.6, 0.3, 2.4e-5, 6e-4),
+                Spread(19.9, 0.18, 0.18, 16, 51),
+            ),
+        ),
+        Spread(28, 1.79, 0, 13, 1353),
+    ),
+    "qa": Fit(
+        Spread(933, 0.007, 0, 923, 955),
+        Spread(4.3, 1.1, 0, 1, 4),
+        (Turn(Spread(730, 0.44, 0.385), Spread(0.685, 0.25, 0.25, 0, 1.03), Spread(56.3, 0.1, 0.11, 33, 81)),),
+        Spread(730, 0.44, 0.385),
+        split=True,
+    ),
+    "ve": Fit(  # the table's number of rounds; the window cuts it to the trace's
+        Spread(1973),
+        Spread(24.6, 0.62, 0, 4, 60),
+        (Turn(Spread(4), Spread(0.0844, 0.19, 0, 0.05, 0.111), Spread(9, 0, 0.65, 2, 43)),),
+        None,
+    ),
+    "chat": _CHAT,
+    "image": _made(Spread(11.5, 0, 0.08, 8.8, 14), 8),
+    "tts": _made(Spread(5.55, 0.07, 0.47, 0.08, 12), 9),
+}
+
+
+def _longer(fit: Fit, rounds: Spread, times: float, between: float) -> Fit:
+    """Other rounds, and so many times the decoded tokens, spread so much between requests: for the table's contexts."""
+
+    def stretch(decode: Spread) -> Spread:
+        return decode._replace(median=decode.median * times, between=between, high=math.inf)
+
+    turns = tuple(turn._replace(decode=stretch(turn.decode)) for turn in fit.turns)
+    return replace(fit, rounds=rounds, turns=turns, answer=fit.answer and stretch(fit.answer))
+
+
+_TABLE: Mapping[str, Fit] = {
+    "math": _longer(_TRACE["math"], Spread(3.54, 0.345, 0, 1, 8), 1.64, 0.56),
+    "qa": _longer(_TRACE["qa"], Spread(2, 0.66, 0, 1, 12), 0.885, 0.46),
+    "ve": replace(_TRACE["ve"], turns=(_TRACE["ve"].turns[0]._replace(returned=Spread(2.5, 0, 0.7, 2, 43)),)),
+    "chat": _longer(_CHAT, Spread(4.07, 0.43, 0, 1, 12), 0.67, 0.92),
+    "image": _longer(_TRACE["image"], _CHAT.rounds, 4.32, 0.23),
+    "tts": _longer(_TRACE["tts"], _CHAT.rounds, 4.32, 0.23),
+}
+
+FITS: Mapping[Like, Mapping[str, Fit]] = {"trace": _TRACE, "table": _TABLE}
+"""By source and kind."""

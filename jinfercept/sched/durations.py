@@ -1,0 +1,115 @@
+"""How long the calls of one tool last: the last few durations, the calls still in flight, and the distribution they make.
+
+Censored durations, of which only a lower bound is known, enter by Kaplan and Meier's estimate. Knows no costs and no clock:
+the present is the latest time that anybody told.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Hashable
+from itertools import accumulate
+from typing import NamedTuple, Self, final
+
+RING = 256
+"""Durations that are remembered per tool."""
+
+
+class Seen(NamedTuple):
+    """A duration, or how long a call lasted at least. At equal times, ends come before what was only seen to last so long."""
+
+    duration_s: float
+    censored: bool
+
+
+class Curve(NamedTuple):
+    """A distribution of durations X, as atoms in ascending order. Every question costs O(log n).
+
+    Attributes:
+        times: where the n atoms are, in seconds.
+        mass: entry k is the probability of the atoms from the k-th on; n + 1 entries.
+        moment: entry k is the sum of probability · time of the atoms from the k-th on; n + 1 entries.
+        num_seen: durations behind it, censored ones included.
+    """
+
+    times: tuple[float, ...]
+    mass: tuple[float, ...]
+    moment: tuple[float, ...]
+    num_seen: int
+
+    @classmethod
+    def from_seen(cls, seen: list[Seen]) -> Self:
+        """Kaplan and Meier's estimate. What lasts longer than anything that ended is put at twice its longest age.
+
+        Args:
+            seen: ascending.
+        """
+        times, weights, left = [], [], 1.0
+        for index, (duration_s, censored) in enumerate(seen):
+            if not censored:
+                weight = left / (len(seen) - index)
+                times.append(duration_s)
+                weights.append(weight)
+                left -= weight
+        if seen and seen[-1].censored:
+            times.append(2.0 * seen[-1].duration_s)
+            weights.append(left)
+        mass = accumulate(reversed(weights), initial=0.0)
+        moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
+        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], len(seen))
+
+    def left(self, age_s: float) -> float:
+        """P(X > age)."""
+        return self.mass[bisect_right(self.times, age_s)]
+
+    def held_s(self, until_s: float) -> float:
+        """E[min(X, until)]."""
+        index = bisect_right(self.times, until_s)
+        return self.moment[0] - self.moment[index] + until_s * self.mass[index]
+
+    def remaining_s(self, age_s: float) -> float:
+        """E[X - age | X > age], for an age with `left(age) > 0`."""
+        index = bisect_right(self.times, age_s)
+        return max(0.0, self.moment[index] / self.mass[index] - age_s)
+
+
+@final
+class History:
+    """The last `RING` durations of one tool, and its calls in flight."""
+
+    def __init__(self) -> None:
+        self._ring: deque[Seen] = deque()
+        self._sorted: list[Seen] = []
+        self._running: dict[Hashable, float] = {}  # when they began
+        self._now_s = 0.0
+        self._curve: Curve | None = None
+
+    def start(self, call_key: Hashable, at_s: float) -> None:
+        """A call began."""
+        self._running[call_key] = at_s
+        self._pass(at_s)
+
+    def end(self, call_key: Hashable, seen: Seen) -> None:
+        """A call ended, or was given up; one that never began is only remembered."""
+        began_s = self._running.pop(call_key, None)
+        if len(self._ring) == RING:
+            del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
+        self._ring.append(seen)
+        insort(self._sorted, seen)
+        self._pass(self._now_s if began_s is None else began_s + seen.duration_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is anything to learn from."""
+        return bool(self._ring)
+
+    @property
+    def curve(self) -> Curve:
+        """The distribution. A call in flight counts with its age at the last start or end of a call of this tool."""
+        if self._curve is None:
+            ages = [Seen(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
+            self._curve = Curve.from_seen(sorted(self._sorted + ages))
+        return self._curve
+
+    def _pass(self, now_s: float) -> None:
+        self._now_s = max(self._now_s, now_s)
+        self._curve = None

@@ -1,0 +1,131 @@
+"""InferCept's own policy, to the letter: each iteration, swap what wastes most inside the free budget, keep or drop the rest.
+
+Where the paper leaves room: the link serves those who return first; a host part survives any later loss of the device part; a
+context of age 0 wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure
+paused pages go by ascending waste.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, final
+
+from jinfercept.kv.page import Residency
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.policy import Action, Budget, Move
+from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
+
+SHORT_KINDS = frozenset({"math", "qa", "ve"})
+"""The short, automated calls of the paper's workload, which its heuristic always preserves."""
+
+
+class Verdict(NamedTuple):
+    """What keeping and dropping one context would waste from now on, in token·seconds."""
+
+    sequence: Sequence
+    preserve: float
+    discard: float
+
+    @property
+    def least(self) -> float:
+        """Equation (5)."""
+        return min(self.preserve, self.discard)
+
+
+Keep = Callable[[Verdict], bool]
+
+
+def keep_if_cheaper(verdict: Verdict) -> bool:
+    """Equation (5): keep what is cheaper to keep."""
+    return verdict.preserve <= verdict.discard
+
+
+def keep_short_kinds(verdict: Verdict) -> bool:
+    """The paper's heuristic (ablation): keep the context of short automated calls."""
+    return all(name in SHORT_KINDS for name in verdict.sequence.calls)
+
+
+def keep_none(verdict: Verdict) -> bool:
+    """Drop whatever the link budget does not save (ablation)."""
+    return False
+
+
+@final
+class MinWaste:
+    """The paper's choice, re-evaluated every iteration (InferCept §4.4).
+
+    Args:
+        estimator: how long an interception still lasts; `elapsed` is the paper's.
+        forward_s: T_fwd, seconds of an iteration by query tokens.
+        saturation: S, the query tokens after which an iteration grows longer.
+        page_size: the least recompute chunk.
+        keep: what stays on the device of what the link did not take.
+    """
+
+    requeues_at_tail = False
+    protects_paused = False
+    synchronous = False
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        forward_s: Callable[[int], float],
+        saturation: int,
+        page_size: int,
+        keep: Keep = keep_if_cheaper,
+    ) -> None:
+        self._estimator = estimator
+        self._forward_s = forward_s
+        self._saturation = saturation
+        self._page_size = page_size
+        self._keep = keep
+        self._paused: dict[str, Sequence] = {}
+        self._last = Budget(0, 0)
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._paused[sequence.id] = sequence
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._paused.pop(sequence.id, None)
+
+    def moves(self, budget: Budget, now: float) -> Iterable[Move]:
+        self._last = budget
+        verdicts = self._verdicts(now)
+        verdicts.sort(key=lambda verdict: -verdict.least)
+        link_is_free = budget.link_tokens > 0
+        for verdict in verdicts:
+            sequence = verdict.sequence
+            if link_is_free and verdict.least > 0:
+                for page in sequence.context.pages:
+                    if page.residency is Residency.DIRTY and not page.refs:
+                        yield Move(sequence, page, Action.COPY, "swap within the budget")
+                    link_is_free = page.residency is not Residency.DIRTY or page.refs > 0
+                    if not link_is_free:
+                        break
+                    if page.residency is Residency.CLEAN and not page.refs:
+                        yield Move(sequence, page, Action.DROP, "swapped")
+            if now > sequence.paused_s and not self._keep(verdict):
+                for page in sequence.context.pages:
+                    if page.device is not None and not page.refs:
+                        yield Move(sequence, page, Action.DROP, "discard is cheaper")
+
+    def victims(self, now: float) -> Iterator[Move]:
+        verdicts = sorted(self._verdicts(now), key=lambda verdict: verdict.least)
+        returned = [sequence for sequence in self._paused.values() if sequence.state is not State.INTERCEPTED]
+        returned.sort(key=lambda sequence: -sequence.order)
+        for sequence in (*(verdict.sequence for verdict in verdicts), *returned):
+            for page in reversed(sequence.context.pages):
+                yield Move(sequence, page, Action.DROP, "a slot is needed")
+
+    def _verdicts(self, now: float) -> list[Verdict]:
+        """Equations (2) and (4) for every intercepted context, by what is still on the device."""
+        chunk = chunk_tokens(self._saturation, self._last.running_queries, self._page_size)
+        verdicts = []
+        for sequence in self._paused.values():
+            if sequence.state is not State.INTERCEPTED:
+                continue
+            tokens = sum(page.filled for page in sequence.context.pages if page.claims == 1 and not page.refs)
+            age_s = now - sequence.paused_s
+            remaining_s = max((self._estimator.remaining_s(name, age_s) for name in sequence.calls), default=age_s)
+            discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)
+            verdicts.append(Verdict(sequence, preserve_waste(remaining_s, tokens), discard))
+        return verdicts

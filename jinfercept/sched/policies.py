@@ -1,0 +1,72 @@
+"""The policies by name, made from what a profile and an estimator know."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jinfercept.sched.copy_ahead import CopyAhead
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.min_waste import MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
+from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
+
+
+class Knowledge(NamedTuple):
+    """What policies are told of the machine and of durations.
+
+    Attributes:
+        cost: prices a step.
+        saturation: S, the query tokens after which a step grows longer.
+        page_size: tokens per page.
+        estimator: how long interceptions last.
+    """
+
+    cost: CostModel
+    saturation: int
+    page_size: int
+    estimator: Estimator
+
+    def forward_s(self, query_tokens: int) -> float:
+        """T_fwd of the paper: context reading is not in it."""
+        return self.cost.step_s(query_tokens, 0)
+
+
+class Setting(NamedTuple):
+    """A policy, and how its published form prefills.
+
+    Attributes:
+        make: the policy.
+        chunked_prefill: False: whole prompts, before anybody decodes (vLLM when InferCept was written).
+    """
+
+    make: Callable[[Knowledge], Policy]
+    chunked_prefill: bool = True
+
+
+def _min_waste(known: Knowledge) -> Policy:
+    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_if_cheaper)
+
+
+def _budgeted_swap(known: Knowledge) -> Policy:
+    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_none)
+
+
+def _heuristic(known: Knowledge) -> Policy:
+    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_short_kinds)
+
+
+SETTINGS: dict[str, Setting] = {
+    "discard": Setting(lambda known: discard(), chunked_prefill=False),
+    "improved_discard": Setting(lambda known: improved_discard(), chunked_prefill=False),
+    "preserve": Setting(lambda known: preserve(), chunked_prefill=False),
+    "swap": Setting(lambda known: swap(), chunked_prefill=False),
+    "chunked_discard": Setting(lambda known: improved_discard()),
+    "budgeted_swap": Setting(_budgeted_swap),
+    "heuristic_preserve": Setting(_heuristic),
+    "min_waste": Setting(_min_waste),
+    "lru": Setting(lambda known: LeastRecentlyUsed(writes_through=False)),
+    "lru_host": Setting(lambda known: LeastRecentlyUsed(writes_through=True)),
+    "copy_ahead": Setting(lambda known: CopyAhead(known.estimator)),
+}
+"""What can be selected. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
+and min_waste, in this order."""

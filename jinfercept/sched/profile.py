@@ -1,0 +1,263 @@
+"""What steps and transfers cost on one machine with one model: a `Profile`, from a file, by name, or from data sheets.
+
+Profiles are JSON files with a version. The paper's constants and a few roofline estimates have names. Measuring is the
+profiler's work.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from jinfercept.errors import ConfigError
+from jinfercept.sched.gpu import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_MEMORY
+
+VERSION = 1
+
+Source = Literal["paper", "roofline", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + per_context_s · context tokens`.
+
+    Raises `ConfigError` for numbers that no machine can have.
+
+    Attributes:
+        name: of the model and the machine.
+        source: "paper" (the InferCept authors' constants), "roofline" (derived from data sheets) or "measured".
+        fixed_s: seconds that a step costs whatever is in it; below 0 only as the intercept of a line that starts at `flat_s`.
+        per_query_s: seconds per query token.
+        per_context_s: seconds per context token that the step's rows read.
+        flat_s: least seconds of a step (reading the weights); 0 if there is no such floor.
+        saturation: S, query tokens after which a step takes longer.
+        link_out_tokens_per_s: KV tokens per second from the device to the host, alone on the link.
+        link_in_tokens_per_s: the same from the host to the device.
+        link_both_tokens_per_s: both directions together when both are busy.
+        kv_bytes_per_token: over all layers and devices.
+        dispatch_s: seconds of host work to enqueue a step; for the record, a measured step has them in its time.
+        tables: what was measured or derived on the way: anything that JSON can hold.
+    """
+
+    name: str
+    source: Source
+    fixed_s: float
+    per_query_s: float
+    per_context_s: float
+    saturation: int
+    link_out_tokens_per_s: float
+    link_in_tokens_per_s: float
+    link_both_tokens_per_s: float
+    kv_bytes_per_token: int
+    flat_s: float = 0.0
+    dispatch_s: float = 0.0
+    tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_field(f.name, f.type, getattr(self, f.name))
+        if self.fixed_s < 0 and self.flat_s == 0:
+            raise ConfigError(
+                "a profile's fixed_s is negative and no flat_s holds it up",
+                got=self.fixed_s,
+                fix="give at least 0, or a flat_s",
+            )
+
+    def step_s(self, query_tokens: int, context_tokens: int) -> float:
+        """Seconds of a step with so many query tokens whose rows read so many context tokens."""
+        return max(self.flat_s, self.fixed_s + self.per_query_s * query_tokens) + self.per_context_s * context_tokens
+
+    def link_tokens(self, seconds: float) -> int:
+        """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""
+        return int(self._link_tokens_per_s * seconds)
+
+    def swap_s(self, num_tokens: int) -> float:
+        """T_swap: seconds to move the KV of so many tokens one way, behind nothing."""
+        if not num_tokens:
+            return 0.0
+        return num_tokens / self._link_tokens_per_s if self._link_tokens_per_s else math.inf
+
+    @property
+    def _link_tokens_per_s(self) -> float:
+        return min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile where `load_profile` can read it."""
+        text = json.dumps({"version": VERSION} | asdict(self), indent=2, ensure_ascii=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str, origin: str) -> Self:
+        """A profile from a file's text. Raises `ConfigError`, naming `origin`, if it is none of this version."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{origin} is not JSON", got=error, fix="give a file that `jinfercept profile` wrote"
+            ) from None
+        version = document.get("version") if isinstance(document, dict) else None
+        if version != VERSION:
+            raise ConfigError(
+                f"{origin} is not a profile of version {VERSION}",
+                got=f"version {version}",
+                fix="measure again with `jinfercept profile`",
+            )
+        values = {key: value for key, value in document.items() if key != "version"}
+        known = {f.name: f for f in fields(cls)}
+        unknown = sorted(values.keys() - known.keys())
+        if unknown:
+            raise ConfigError(
+                f"{origin} has keys that no profile has", got=", ".join(unknown), fix=f"the keys are {', '.join(known)}"
+            )
+        required = [f.name for f in known.values() if f.default is MISSING and f.default_factory is MISSING]
+        missing = [name for name in required if name not in values]
+        if missing:
+            raise ConfigError(
+                f"{origin} lacks values", got=", ".join(values) or "none", fix=f"add {', '.join(missing)}"
+            )
+        return cls(**values)
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """A named profile (`PROFILES`), or one from a JSON file. Raises `ConfigError` if there is neither."""
+    if isinstance(name_or_path, str) and name_or_path in PROFILES:
+        return PROFILES[name_or_path]
+    path = Path(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(
+            "no such profile", got=name_or_path, fix=f"a JSON file, or one of {', '.join(PROFILES)}"
+        ) from None
+    return Profile.from_json(text, str(name_or_path))
+
+
+def _check_field(name: str, kind: object, value: Any) -> None:
+    """Raise `ConfigError` if a profile's field cannot have this value."""
+    if kind is float or kind is int:
+        least = 1 if kind is int else 0
+        wanted = int if kind is int else int | float
+        if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+            what = "whole number" if kind is int else "finite number"
+            raise ConfigError(f"a profile's {name} is not a {what}", got=repr(value), fix="give one")
+        if value < least and name != "fixed_s":
+            raise ConfigError(f"a profile's {name} is too small", got=value, fix=f"at least {least}")
+    elif kind is str and (not isinstance(value, str) or not value):
+        raise ConfigError("a profile needs a name", got=repr(value), fix="name the model and the machine")
+    elif kind is Source and value not in get_args(Source):
+        raise ConfigError("a profile's source is unknown", got=repr(value), fix=f"one of {', '.join(get_args(Source))}")
+    elif name == "tables" and not isinstance(value, Mapping):
+        raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
+
+
+# -- from data sheets --------------------------------------------------------------------------------------------------
+
+
+class ModelNumbers(NamedTuple):
+    """What a roofline needs to know of a model.
+
+    Attributes:
+        name: for the profile's name.
+        params: weights.
+        num_layers, num_kv_heads, head_dim: shape of the KV.
+        bytes_per_number: of weights and KV alike; 2 is bfloat16.
+    """
+
+    name: str
+    params: float
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_number: int = 2
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_number
+
+
+def roofline(model: ModelNumbers, gpu: str, num_gpus: int = 1) -> Profile:
+    """A profile derived from a model's size and a data sheet, for machines that are not at hand. Nothing of it is measured.
+
+    A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
+    reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own;
+    what they say to each other is left out, as are the operations of attention.
+
+    Args:
+        model: its numbers.
+        gpu: a name in `GPUS`.
+        num_gpus: GPUs that share every layer.
+
+    Raises:
+        ConfigError: an unknown GPU, or weights that do not fit.
+    """
+    if gpu not in GPUS:
+        raise ConfigError("no such GPU in the table", got=gpu, fix=f"one of {', '.join(GPUS)}")
+    sheet, token_bytes = GPUS[gpu], model.kv_bytes_per_token
+    weight_bytes = model.params * model.bytes_per_number
+    kv_bytes = sheet.memory_bytes * USABLE_MEMORY * num_gpus - weight_bytes
+    if kv_bytes < token_bytes:
+        raise ConfigError(
+            f"the weights of {model.name} do not fit",
+            got=f"{weight_bytes / 1e9:.0f} GB on {num_gpus} × {gpu}",
+            fix="take more GPUs or larger ones",
+        )
+    bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_gpus
+    flat_s = weight_bytes / bandwidth
+    per_query_s = 2 * model.params / (sheet.bf16_flops * REACHED_FLOPS * num_gpus)
+    one_way = sheet.link.one_way_bytes_per_s * num_gpus / token_bytes
+    return Profile(
+        name=f"roofline-{model.name}-{f'{num_gpus}x' if num_gpus > 1 else ''}{gpu.lower()}",
+        source="roofline",
+        fixed_s=0.0,
+        per_query_s=per_query_s,
+        per_context_s=token_bytes / bandwidth,
+        flat_s=flat_s,
+        saturation=max(8, round(flat_s / per_query_s / 8) * 8),
+        link_out_tokens_per_s=one_way,
+        link_in_tokens_per_s=one_way,
+        link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_gpus / token_bytes,
+        kv_bytes_per_token=token_bytes,
+        tables={"derived": {"gpu": gpu, "num_gpus": num_gpus, "kv_tokens": int(kv_bytes // token_bytes)}},
+    )
+
+
+# -- by name -----------------------------------------------------------------------------------------------------------
+
+
+def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_bytes_per_token: int) -> Profile:
+    """Constants of the InferCept authors' code, where reading context is free and S is 384.
+
+    Args:
+        budget: tokens that the link moves, both directions together, during a saturated iteration.
+    """
+    link = budget / (fixed_s + per_query_s * 384)
+    return Profile(
+        name=name,
+        source="paper",
+        fixed_s=fixed_s,
+        per_query_s=per_query_s,
+        per_context_s=0.0,
+        saturation=384,
+        link_out_tokens_per_s=link,
+        link_in_tokens_per_s=link,
+        link_both_tokens_per_s=link,
+        kv_bytes_per_token=kv_bytes_per_token,
+    )
+
+
+LLAMA_13B = ModelNumbers("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128)
+LLAMA_3_70B = ModelNumbers("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        _paper("paper-gptj-6b-a100", 0.0463e-3, 10.0e-3, 605.5, 448 * 1024),
+        _paper("paper-vicuna-13b-2xa100", 0.0279e-3, 15.4e-3, 318.8, 800 * 1024),
+        replace(roofline(LLAMA_13B, "A100-80GB"), name="roofline-llama-13b-a100"),
+        replace(roofline(LLAMA_3_70B, "A100-80GB", 4), name="roofline-llama-3-70b-4xa100"),
+    )
+}
+"""The profiles that have a name."""

@@ -1,0 +1,108 @@
+"""What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each.
+
+Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
+everything here is in token·seconds. Pure functions: no queue, no clock, no profile; what a step or a transfer costs arrives
+as a function of tokens.
+
+One correction to the paper. Equations (1) and (4) charge the other requests the whole of `T_fwd(x)`, though they would have
+paid `T_fwd(0)` for their own decoding anyway; with an affine profile (4) would then grow with the number of chunks. Here,
+as in the authors' code, others are charged only the growth `T_fwd(x) - T_fwd(0)`.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+
+class Waste(NamedTuple):
+    """What one interception is expected to waste, in token·seconds.
+
+    Attributes:
+        preserve: equation (2).
+        discard: equation (1) or (4).
+        swap: equation (3), or 0 for what moves inside the free link budget.
+    """
+
+    preserve: float
+    discard: float
+    swap: float
+
+
+class Choice(NamedTuple):
+    """What to do with the part of a context that the link budget does not reach, and what that wastes in token·seconds."""
+
+    action: Literal["preserve", "discard"]
+    waste: float
+
+
+def discard_waste(context: int, others: int, forward_s: Callable[[int], float]) -> float:
+    """Equation (1), discard and recompute at once: `T_fwd(C)·C + (T_fwd(C) - T_fwd(0))·C_other`, in token·seconds.
+
+    Args:
+        context: C, tokens of the intercepted context.
+        others: C_other, context tokens of the other running requests; charged the growth only (the module says why).
+        forward_s: T_fwd, seconds of an iteration with so many query tokens.
+    """
+    return forward_s(context) * context + _growth_s(context, forward_s) * others
+
+
+def preserve_waste(duration_s: float, context: int) -> float:
+    """Equation (2), keep the context on the device: `T_int·C`, in token·seconds.
+
+    Args:
+        duration_s: T_int, expected seconds of the interception.
+        context: C, tokens of the intercepted context.
+    """
+    return duration_s * context
+
+
+def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float]) -> float:
+    """Equation (3), move the context out and back while everybody waits: `2·T_swap(C)·C_batch`, in token·seconds.
+
+    Args:
+        context: C, tokens of the intercepted context.
+        batch_context: C_batch, context tokens of the whole batch.
+        swap_s: T_swap, seconds to move the KV of so many tokens one way.
+    """
+    return 2.0 * swap_s(context) * batch_context
+
+
+def chunked_discard_waste(context: int, others: int, chunk: int, forward_s: Callable[[int], float]) -> float:
+    """Equation (4), discard and recompute in n chunks: `T_fwd(C)·C/2 + n·(T_fwd(C/n) - T_fwd(0))·C_other`, in token·seconds.
+
+    Computed as it is executed: `C // chunk` full chunks and the rest, if there is one. So a chunk that divides C exactly
+    pays for its last chunk like any other, and the waste never falls when the context grows.
+
+    Args:
+        context: C, tokens of the intercepted context.
+        others: C_other, context tokens of the other running requests; charged the growth only (the module says why).
+        chunk: tokens recomputed in one iteration, at least 1; see `chunk_tokens`.
+        forward_s: T_fwd, seconds of an iteration with so many query tokens.
+    """
+    full, rest = divmod(context, chunk)
+    growth_s = full * _growth_s(chunk, forward_s) + _growth_s(rest, forward_s)
+    return forward_s(context) * context / 2 + growth_s * others
+
+
+def choice(waste: Waste) -> Choice:
+    """Equation (5): the lesser of (2) and (4), to preserve if they are equal. Swap inside the free budget wastes nothing
+    and is handed out before, most wasteful context first."""
+    if waste.preserve <= waste.discard:
+        return Choice("preserve", waste.preserve)
+    return Choice("discard", waste.discard)
+
+
+def chunk_tokens(saturation: int, running_query_tokens: int, floor: int) -> int:
+    """Tokens that one iteration can recompute beside the running group: `S - query tokens of the group` (InferCept §4.2).
+
+    Args:
+        saturation: S, query tokens after which an iteration takes longer.
+        running_query_tokens: those of the running group.
+        floor: least chunk to assume, at least 1. A long prompt in flight fills the iteration for a moment only: without
+            a floor it would make every recomputation look like one of single tokens.
+    """
+    return max(floor, saturation - running_query_tokens)
+
+
+def _growth_s(query_tokens: int, forward_s: Callable[[int], float]) -> float:
+    """Seconds by which an iteration grows with so many more query tokens."""
+    return forward_s(query_tokens) - forward_s(0)

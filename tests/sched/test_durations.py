@@ -1,0 +1,93 @@
+"""The distribution of a tool's durations, against numbers worked out by hand and against the plain sums it replaces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.sched.durations import RING, Curve, History, Seen
+
+durations = st.lists(st.floats(0, 100), min_size=1, max_size=30)
+
+
+def history_of(*seen: tuple[float, bool]) -> History:
+    history = History()
+    for duration_s, censored in seen:
+        history.end(None, Seen(duration_s, censored))
+    return history
+
+
+def test_clean_ends_weigh_the_same() -> None:
+    curve = history_of((3.0, False), (1.0, False), (1.0, False), (8.0, False)).curve
+    assert curve.times == (1.0, 1.0, 3.0, 8.0)
+    assert curve.mass == pytest.approx((1.0, 0.75, 0.5, 0.25, 0.0))
+    assert curve.remaining_s(0.0) == pytest.approx(13 / 4)
+    assert curve.remaining_s(1.0) == pytest.approx((2 + 7) / 2)
+    assert curve.remaining_s(4.0) == pytest.approx(4.0)
+    assert curve.left(8.0) == 0.0
+    assert curve.held_s(2.0) == pytest.approx((1 + 1 + 2 + 2) / 4)
+    assert curve.held_s(1000.0) == pytest.approx(13 / 4)
+
+
+def test_a_censored_duration_hands_its_weight_to_all_that_lasted_longer() -> None:
+    # Kaplan and Meier: P(X > 1) = 3/4, one leaves at 2, P(X > 3) = 3/4 · 1/2, P(X > 4) = 0
+    curve = history_of((1.0, False), (2.0, True), (3.0, False), (4.0, False)).curve
+    assert [curve.left(t) for t in (0, 1, 2, 3, 4)] == pytest.approx([1, 3 / 4, 3 / 4, 3 / 8, 0])
+    assert curve.remaining_s(2.0) == pytest.approx((1 + 2) / 2)
+
+
+def test_an_end_counts_before_a_censoring_at_the_same_time() -> None:
+    curve = history_of((1.0, True), (1.0, False), (2.0, False)).curve
+    assert curve.left(1.0) == pytest.approx(2 / 3)
+
+
+def test_what_outlasted_every_end_is_expected_to_last_as_long_again() -> None:
+    curve = history_of((1.0, False), (10.0, True)).curve
+    assert curve.left(19.0) == pytest.approx(1 / 2)
+    assert curve.remaining_s(10.0) == pytest.approx(10.0)
+    assert curve.left(20.0) == 0.0
+
+
+def test_a_call_in_flight_is_censored_at_its_age() -> None:
+    history = history_of((1.0, False), (9.0, False))
+    history.start("slow", 100.0)
+    history.start("new", 104.0)  # the slow one is 4 seconds old now; the new one says nothing
+    assert history.curve.left(1.0) == pytest.approx(3 / 4)  # one end of four at 1 second
+    assert history.curve.left(5.0) == pytest.approx(3 / 4)
+    history.end("new", Seen(2.0, False))  # the slow one is 6 seconds old
+    assert history.curve.left(2.0) == pytest.approx(2 / 4)
+    history.end("slow", Seen(7.0, False))
+    assert [history.curve.left(t) for t in (1, 2, 7, 9)] == pytest.approx([3 / 4, 2 / 4, 1 / 4, 0])
+
+
+def test_only_the_last_durations_are_remembered() -> None:
+    history = history_of(*[(500.0, False)] * 40, *[(float(index), False) for index in range(RING)])
+    assert history.curve.num_seen == RING
+    assert history.curve.times == tuple(map(float, range(RING)))
+
+
+@given(durations, st.floats(0, 120), st.floats(0, 50))
+def test_without_censoring_it_is_the_plain_mean_over_what_lasted_longer(
+    samples: list[float], age_s: float, horizon_s: float
+) -> None:
+    curve = history_of(*((x, False) for x in samples)).curve
+    longer = [x - age_s for x in samples if x > age_s]
+    assert curve.left(age_s) == pytest.approx(len(longer) / len(samples))
+    assert curve.held_s(age_s) == pytest.approx(sum(min(x, age_s) for x in samples) / len(samples), abs=1e-9)
+    if longer:
+        assert curve.remaining_s(age_s) == pytest.approx(sum(longer) / len(longer), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=30))
+def test_it_is_a_distribution_and_censoring_only_makes_it_longer(seen: list[tuple[float, bool]]) -> None:
+    curve = history_of(*seen).curve
+    taken_for_ends = history_of(*((duration_s, False) for duration_s, _ in seen)).curve
+    assert curve.mass[0] == pytest.approx(1.0)
+    assert curve.mass[-1] == 0.0
+    assert list(curve.mass) == sorted(curve.mass, reverse=True)
+    assert list(curve.times) == sorted(curve.times)
+    for duration_s, _ in seen:
+        assert curve.left(duration_s) >= taken_for_ends.left(duration_s) - 1e-9
+
+
+def test_nothing_seen_leaves_nothing() -> None:
+    assert Curve.from_seen([]).left(0.0) == 0.0

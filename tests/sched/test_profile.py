@@ -1,0 +1,164 @@
+"""Profiles: what they price, what files are refused, the named ones, and rooflines."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jinfercept.errors import ConfigError
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.gpu import GPUS
+from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, ModelNumbers, Profile, load_profile, roofline
+
+MEASURED = Profile(
+    name="tiny on a desk",
+    source="measured",
+    fixed_s=-0.01,
+    per_query_s=0.001,
+    per_context_s=1e-6,
+    flat_s=0.05,
+    saturation=60,
+    link_out_tokens_per_s=3000.0,
+    link_in_tokens_per_s=2000.0,
+    link_both_tokens_per_s=4000.0,
+    kv_bytes_per_token=1024,
+    dispatch_s=0.0002,
+    tables={"step_s": [[1, 0.05], [128, 0.118]]},
+)
+
+
+def test_a_step_costs_the_floor_or_the_line_and_its_context() -> None:
+    cost: CostModel = MEASURED
+    assert cost.step_s(0, 0) == 0.05
+    assert cost.step_s(60, 0) == pytest.approx(0.05)
+    assert cost.step_s(110, 1000) == pytest.approx(0.101)
+
+
+def test_the_link_is_counted_at_its_worse_direction() -> None:
+    assert MEASURED.link_tokens(0.5) == 1000
+    assert MEASURED.swap_s(1000) == 0.5
+    assert replace(MEASURED, link_both_tokens_per_s=1000.0).link_tokens(0.5) == 500
+
+
+def test_without_a_link_nothing_moves() -> None:
+    cut = replace(MEASURED, link_out_tokens_per_s=0.0)
+    assert cut.link_tokens(10.0) == 0
+    assert cut.swap_s(0) == 0.0
+    assert cut.swap_s(1) == math.inf
+
+
+def test_a_saved_profile_is_the_same_when_loaded(tmp_path: Path) -> None:
+    for profile in (MEASURED, *PROFILES.values()):
+        profile.save(tmp_path / "profile.json")
+        assert load_profile(tmp_path / "profile.json") == profile
+        assert load_profile(str(tmp_path / "profile.json")) == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": 2}, "not a profile of version 1; got version 2"),
+        ({"version": None}, "not a profile of version 1"),
+        ({"colour": "red", "size": 3}, "keys that no profile has; got colour, size; fix: the keys are name, source"),
+        ({"per_query_s": -1e-3}, "per_query_s is too small; got -0.001; fix: at least 0"),
+        ({"flat_s": 0.0}, "fixed_s is negative and no flat_s holds it up; got -0.01"),
+        ({"link_in_tokens_per_s": "fast"}, "link_in_tokens_per_s is not a finite number; got 'fast'"),
+        ({"fixed_s": float("nan")}, "fixed_s is not a finite number; got nan"),
+        ({"dispatch_s": True}, "dispatch_s is not a finite number; got True"),
+        ({"saturation": 0}, "saturation is too small; got 0; fix: at least 1"),
+        ({"saturation": 60.5}, "saturation is not a whole number; got 60.5"),
+        ({"source": "guessed"}, "source is unknown; got 'guessed'; fix: one of paper, roofline, measured"),
+        ({"name": ""}, "needs a name"),
+        ({"tables": [1, 2]}, "tables have no names; got list"),
+    ],
+)
+def test_a_file_that_is_no_profile_says_what_is_wrong(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    MEASURED.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_lacks_values_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text('{"version": 1, "name": "x", "source": "measured"}')
+    with pytest.raises(ConfigError, match="lacks values; got name, source; fix: add fixed_s, per_query_s"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", "3"])
+def test_a_file_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"profile\.json is not"):
+        load_profile(path)
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    for name in ("paper-gpt-9", tmp_path / "missing.json", tmp_path):
+        with pytest.raises(ConfigError, match=r"no such profile; got .*one of paper-gptj-6b-a100, paper-vicuna"):
+            load_profile(name)
+
+
+def test_the_papers_constants_are_the_papers() -> None:
+    gptj, vicuna = load_profile("paper-gptj-6b-a100"), load_profile("paper-vicuna-13b-2xa100")
+    assert gptj.step_s(384, 50_000) == pytest.approx(0.0277792)  # reading context is free
+    assert gptj.link_both_tokens_per_s * gptj.step_s(384, 0) == pytest.approx(605.5)
+    assert gptj.kv_bytes_per_token == 448 * 1024
+    assert vicuna.step_s(384, 0) == pytest.approx(0.0154 + 384 * 0.0279e-3)
+    assert vicuna.link_both_tokens_per_s * vicuna.step_s(384, 0) == pytest.approx(318.8)
+    assert vicuna.kv_bytes_per_token == 800 * 1024
+    assert {(profile.source, profile.saturation) for profile in (gptj, vicuna)} == {("paper", 384)}
+
+
+def test_every_named_profile_goes_by_its_name() -> None:
+    assert [*PROFILES] == [
+        "paper-gptj-6b-a100",
+        "paper-vicuna-13b-2xa100",
+        "roofline-llama-13b-a100",
+        "roofline-llama-3-70b-4xa100",
+    ]
+    assert all(load_profile(name).name == name for name in PROFILES)
+
+
+def test_a_roofline_follows_from_the_data_sheet() -> None:
+    profile = load_profile("roofline-llama-13b-a100")
+    assert profile.source == "roofline"
+    assert profile.flat_s == pytest.approx(26.032e9 / (2.039e12 * 0.9))  # 14.2 ms to read the weights
+    assert profile.per_query_s == pytest.approx(26.032e9 / (312e12 * 0.8))  # 0.104 ms a token
+    assert profile.saturation == 136  # 14.186 / 0.1043
+    assert profile.kv_bytes_per_token == 800 * 1024
+    assert profile.per_context_s == pytest.approx(819_200 / (2.039e12 * 0.9))
+    assert profile.link_out_tokens_per_s == pytest.approx(26e9 / 819_200)
+    assert profile.tables["derived"]["kv_tokens"] == int((72e9 - 26.032e9) // 819_200)
+
+
+def test_several_gpus_share_weights_contexts_and_links() -> None:
+    one, four = roofline(LLAMA_13B, "A100-80GB"), roofline(LLAMA_13B, "A100-80GB", 4)
+    assert four.name == "roofline-llama-13b-4xa100-80gb"
+    assert one.step_s(500, 9000) == pytest.approx(4 * four.step_s(500, 9000))
+    assert four.link_in_tokens_per_s == pytest.approx(4 * one.link_in_tokens_per_s)
+    assert four.saturation == one.saturation
+
+
+def test_the_large_models_kv_is_that_of_its_eight_heads() -> None:
+    assert LLAMA_3_70B.kv_bytes_per_token == 320 * 1024
+    assert ModelNumbers("gpt-j-6b", 6.05e9, 28, 16, 256).kv_bytes_per_token == 448 * 1024
+
+
+def test_every_gpu_of_the_table_prices_a_step() -> None:
+    for gpu in GPUS:
+        profile = roofline(LLAMA_13B, gpu)
+        assert 0 < profile.step_s(1, 1) < profile.step_s(4096, 4096)
+
+
+def test_weights_that_do_not_fit_and_unknown_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="weights of llama-3-70b do not fit; got 141 GB on 1 × A100-80GB"):
+        roofline(LLAMA_3_70B, "A100-80GB")
+    with pytest.raises(ConfigError, match="no such GPU in the table; got H1000; fix: one of A100-40GB"):
+        roofline(LLAMA_13B, "H1000")
