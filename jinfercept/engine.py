@@ -34,7 +34,7 @@ from jinfercept.request import (
 )
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.scheduler import Planned, Scheduler
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import Ended, PendingCall, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +294,12 @@ class Engine:
 
     def _intercept(self, session: _Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
         session.interceptions.append(Interception(calls))
-        self.scheduler.intercept(session.sequence, now, tuple(call.name for call in calls))
+        number = len(session.interceptions)
+        pending = tuple(
+            PendingCall(call.name, (session.request.id, number, index), call.expected_s)
+            for index, call in enumerate(calls)
+        )
+        self.scheduler.intercept(session.sequence, now, pending)
         self._endpoints.call(session.request.id, calls, session.request.tools)
         events.append(Intercepted(session.request.id, calls))
 
@@ -318,7 +323,8 @@ class Engine:
             pause.calls, tuple(kept), (start, start + len(tokens)), self._clock.now() - sequence.paused_s
         )
         shown = session.text.inject(tokens) if session.text else ""
-        self.scheduler.resume(sequence, tokens)
+        ended = tuple(Ended(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results)
+        self.scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
 
     def _result_tokens(self, tool: Tool | None, result: Result, room: int) -> tuple[list[int], Result]:

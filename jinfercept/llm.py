@@ -29,6 +29,7 @@ from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.policy import POLICIES, Policy
 from jinfercept.sched.scheduler import Counters, Scheduler
 from jinfercept.stream import TextStream
@@ -159,6 +160,7 @@ class LLM:
             kv,
             policy,
             AffineCost(),
+            ElapsedEstimator(),
             buckets=shape.buckets,
             max_num_seqs=shape.max_num_seqs,
             max_model_len=shape.max_model_len,

@@ -67,11 +67,13 @@ class Call:
         name: the tool that is called.
         arguments: what the model wrote for it.
         span: the call's first token and the one after its last, counted in the request's `token_ids`.
+        expected_s: how long it will take, if somebody says so.
     """
 
     name: str
     arguments: str
     span: tuple[int, int] = (0, 0)
+    expected_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

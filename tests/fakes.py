@@ -13,6 +13,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan, StepResult
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
@@ -151,6 +152,7 @@ def make_engine(
         kv,
         policy,
         AffineCost(link_tokens_per_s=link_tokens_per_s),
+        ElapsedEstimator(),
         buckets=buckets,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len or num_pages * page_size,

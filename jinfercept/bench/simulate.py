@@ -15,14 +15,14 @@ from jinfercept.errors import ConfigError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Finished, Request, RequestOutput, SamplingParams
-from jinfercept.sched.estimator import ElapsedEstimator, Estimator
+from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import swap
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Planned, Scheduler
 
-ESTIMATORS: dict[str, Callable[[], Estimator]] = {"elapsed": ElapsedEstimator}
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
 BOUNDS = ("bound", "free_pause")
 """Not policies but what none can beat: infinite memory; intercepted contexts that leave and come back at no cost."""
 
@@ -37,7 +37,7 @@ class Simulation:
     Attributes:
         profile: the machine.
         policy: a name of `sched.policies.SETTINGS`, or of `BOUNDS`.
-        estimator: a name of `ESTIMATORS`.
+        estimator: a name of `sched.estimator.ESTIMATORS`, or `oracle`.
         duration_s: arrivals come for so long, and have as long again to finish.
         kv_tokens, host_tokens: the two pools.
         page_size: tokens per page.
@@ -61,8 +61,8 @@ class Simulation:
         if self.policy not in SETTINGS and self.policy not in BOUNDS:
             names = ", ".join([*SETTINGS, *BOUNDS])
             raise ConfigError("no such policy", got=self.policy, fix=f"one of {names}")
-        if self.estimator not in ESTIMATORS:
-            raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(ESTIMATORS)}")
+        if self.estimator not in SIMULATED_ESTIMATORS:
+            raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(SIMULATED_ESTIMATORS)}")
         if self.kv_tokens < self.max_model_len and self.policy != "bound":
             raise ConfigError(
                 "a sequence must fit", got=f"kv_tokens={self.kv_tokens}", fix=f"at least {self.max_model_len}"
@@ -87,7 +87,8 @@ class _Run:
         profile, bound = options.profile, options.policy == "bound"
         size = options.page_size
         setting = SETTINGS["lru" if bound else "swap" if options.policy == "free_pause" else options.policy]
-        known = Knowledge(profile, profile.saturation, size, ESTIMATORS[options.estimator]())
+        estimator = SIMULATED_ESTIMATORS[options.estimator]()
+        known = Knowledge(profile, profile.saturation, size, estimator)
         policy = swap() if options.policy == "free_pause" else setting.make(known)
         chunked = setting.chunked_prefill if options.chunked_prefill is None else options.chunked_prefill
         chunked |= options.policy in BOUNDS
@@ -102,6 +103,7 @@ class _Run:
             self.kv,
             policy,
             profile,
+            estimator,
             buckets=tuple(range(1, most + 1)),
             max_num_seqs=options.max_num_seqs,
             max_model_len=options.max_model_len,
@@ -132,7 +134,7 @@ class _Run:
         upcoming = next(coming, None)
         while (upcoming is not None or self.engine.has_work) and self.clock.time < end_s:
             while upcoming is not None and upcoming[1].at_s <= self.clock.time:
-                self.engine.submit(request(upcoming[0], upcoming[1].script))
+                self.engine.submit(request(upcoming[0], upcoming[1].script, told=self.options.estimator == "oracle"))
                 upcoming = next(coming, None)
             self.clock.next_arrival_s = upcoming[1].at_s if upcoming is not None else float("inf")
             if not self.engine.has_work:
@@ -201,19 +203,24 @@ class _Run:
         }
 
 
-def request(number: int, script: Script) -> Request:
-    """A scripted request. Its token ids are its number, so that no two share a page."""
-    calls = dict(_calls(script))
+def request(number: int, script: Script, told: bool = False) -> Request:
+    """A scripted request. Its token ids are its number, so that no two share a page.
+
+    Args:
+        told: the engine is told how long each call will take.
+    """
+    calls = dict(_calls(script, told))
     params = SamplingParams(temperature=0.0, max_tokens=script.generated, ignore_eos=True)
     return Request(str(number), (number,) * script.prompt, params, detector=ScriptedDetector(calls))
 
 
-def _calls(script: Script) -> Iterator[tuple[int, list[Call]]]:
+def _calls(script: Script, told: bool) -> Iterator[tuple[int, list[Call]]]:
     generated = 0
     for segment in script.segments:
         generated += segment.decode
         if segment.call_s is not None:
-            yield generated, [Call(script.kind, f"{segment.call_s} {segment.returned}")]
+            expected_s = segment.call_s if told else None
+            yield generated, [Call(script.kind, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
 
 
 def _summary(values: list[float]) -> dict[str, float | None]:

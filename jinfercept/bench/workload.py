@@ -149,7 +149,7 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
         like: "trace" for the authors' mixed trace; "table" for the paper's Table 1, taken at its word: as many *calls*
             as its column says (for math and chat the authors counted segments, one more), and contexts as long as it
             says, for which the decoded tokens are stretched. These pass 2,048 (ve: 2,185), so give the window room if
-            the table's means are wanted; prompts, returned tokens and shares are the trace's in both.
+            the table's means are wanted; prompts and returned tokens are the trace's, but returned tokens of `ve` are fewer.
         max_context: tokens of the window, at least 2.
 
     Raises:

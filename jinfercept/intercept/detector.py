@@ -1,6 +1,7 @@
 """What is a call: detectors that read a request's generated tokens. They know neither models nor endpoints."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 from jinfercept.request import Call, Tool, Watch
@@ -99,4 +100,4 @@ class _ScriptedWatch:
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
         self._count += 1
         calls = self._script.get(self._count, ())
-        return tuple(Call(call.name, call.arguments, (index, index + 1)) for call in calls)
+        return tuple(replace(call, span=(index, index + 1)) for call in calls)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.policy import Action, Budget, Move
 from jinfercept.sched.sequence import Sequence, State
 
@@ -70,6 +70,6 @@ class CopyAhead:
             if sequence.state is not State.INTERCEPTED:
                 return True, -sequence.order
             age = now - sequence.paused_s
-            return False, -max((self._estimator.duration_s(name, age) - age for name in sequence.calls), default=age)
+            return False, -remaining_s(self._estimator, sequence, age)
 
         return sorted(sequences, key=key)

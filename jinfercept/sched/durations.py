@@ -81,7 +81,8 @@ class History:
         self._sorted: list[Seen] = []
         self._running: dict[Hashable, float] = {}  # when they began
         self._now_s = 0.0
-        self._curve: Curve | None = None
+        self._curve = Curve.from_seen([])
+        self._num_changes = 0  # since the curve was made
 
     def start(self, call_key: Hashable, at_s: float) -> None:
         """A call began."""
@@ -104,12 +105,16 @@ class History:
 
     @property
     def curve(self) -> Curve:
-        """The distribution. A call in flight counts with its age at the last start or end of a call of this tool."""
-        if self._curve is None:
+        """The distribution; it lags behind by at most one change in 32.
+
+        A call in flight counts with its age when a call of this tool last began or ended.
+        """
+        if 32 * self._num_changes > len(self._ring):
+            self._num_changes = 0
             ages = [Seen(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
             self._curve = Curve.from_seen(sorted(self._sorted + ages))
         return self._curve
 
     def _pass(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
-        self._curve = None
+        self._num_changes += 1

@@ -5,14 +5,15 @@ single calls. Censored means seen to last at least so long, without an end: a ca
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol, final
 
 from jinfercept.sched.durations import Curve, History, Seen
+from jinfercept.sched.sequence import Sequence
 
 TRUST = 1 / 64
 """λ of `HistoryEstimator` unless another is asked for: as small as the smallest age that it weighs against leaving at once.
-On InferCept's six tools it costs 1.07 times the optimum after 3 calls and 1.02 after 20, at worst 65 times; 0.1 would cost
+On InferCept's six tools it costs 1.07 times the optimum after 3 calls and 1.03 after 20, at worst 65 times; 0.1 would cost
 1.10 and 1.08, at worst 11 times."""
 
 
@@ -64,6 +65,11 @@ class Estimator(Protocol):
             leave_cost: B >= 0, waste of leaving, paid once.
         """
         ...
+
+
+def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float:
+    """Expected seconds until the last of a paused sequence's calls has returned: the longest of them."""
+    return max((estimator.remaining_s(call.name, age_s, call.key) for call in sequence.calls), default=age_s)
 
 
 @final
@@ -202,3 +208,7 @@ class HistoryEstimator:
 
 
 _NOTHING = Curve.from_seen([])
+
+
+ESTIMATORS: dict[str, Callable[[], Estimator]] = {"elapsed": ElapsedEstimator, "history": HistoryEstimator}
+"""The estimators by the name that selects them; a simulation has the `OracleEstimator` too."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.policy import Action, Budget, Move
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
@@ -41,7 +41,7 @@ def keep_if_cheaper(verdict: Verdict) -> bool:
 
 def keep_short_kinds(verdict: Verdict) -> bool:
     """The paper's heuristic (ablation): keep the context of short automated calls."""
-    return all(name in SHORT_KINDS for name in verdict.sequence.calls)
+    return all(call.name in SHORT_KINDS for call in verdict.sequence.calls)
 
 
 def keep_none(verdict: Verdict) -> bool:
@@ -125,7 +125,7 @@ class MinWaste:
                 continue
             tokens = sum(page.filled for page in sequence.context.pages if page.claims == 1 and not page.refs)
             age_s = now - sequence.paused_s
-            remaining_s = max((self._estimator.remaining_s(name, age_s) for name in sequence.calls), default=age_s)
+            rest_s = remaining_s(self._estimator, sequence, age_s)
             discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)
-            verdicts.append(Verdict(sequence, preserve_waste(remaining_s, tokens), discard))
+            verdicts.append(Verdict(sequence, preserve_waste(rest_s, tokens), discard))
         return verdicts

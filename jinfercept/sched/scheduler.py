@@ -13,9 +13,10 @@ from operator import attrgetter
 
 from jinfercept.kv.manager import KVManager, PageCopy
 from jinfercept.sched.cost import CostModel
+from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 
 IDLE_STEP_S = 0.010
 """Length of a step that only transfers: short, so that an arrival interrupts it."""
@@ -71,6 +72,7 @@ class Scheduler:
         kv: the pages; the scheduler is its only user.
         policy: what becomes of paused contexts.
         cost: prices a step, for the link budget.
+        estimator: is told when calls start and end; policies that want it hold it too.
         buckets: query tokens of the executables, ascending; the last is the most that one step computes.
         max_num_seqs: sequences that may run at once.
         max_model_len: tokens that a sequence may have; the device pool must hold them.
@@ -83,6 +85,7 @@ class Scheduler:
         kv: KVManager,
         policy: Policy,
         cost: CostModel,
+        estimator: Estimator,
         *,
         buckets: tuple[int, ...],
         max_num_seqs: int,
@@ -98,6 +101,7 @@ class Scheduler:
         self.intercepted: dict[str, Sequence] = {}
         self._policy = policy
         self._cost = cost
+        self._estimator = estimator
         self._buckets = buckets
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
@@ -118,8 +122,8 @@ class Scheduler:
         sequence.tokens.append(token)
         self.kv.commit(sequence.context, sequence.tokens)
 
-    def intercept(self, sequence: Sequence, now: float, calls: tuple[str, ...] = ()) -> None:
-        """The sequence has called tools of these names: samples still in flight are void, its pages become claims."""
+    def intercept(self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = ()) -> None:
+        """The sequence has called out: samples still in flight are void, its pages become claims."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         self._leave_queue(sequence)
@@ -129,11 +133,19 @@ class Scheduler:
         self.counters.interceptions += 1
         if was_running:
             self.kv.release(sequence.context)
+        for call in calls:
+            self._estimator.started(call.key, call.name, now, call.expected_s)
         self._policy.pause(sequence, now)
 
-    def resume(self, sequence: Sequence, tokens: list[int]) -> None:
-        """All calls have returned: append their tokens and queue the sequence by its original arrival (or at the tail)."""
+    def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[Ended, ...] = ()) -> None:
+        """All calls have returned: append their tokens and queue the sequence by its original arrival (or at the tail).
+
+        Args:
+            ended: how each of the sequence's calls ended.
+        """
         assert sequence.state is State.INTERCEPTED
+        for call, end in zip(sequence.calls, ended, strict=True):
+            self._estimator.observe(call.name, end.duration_s, end.clean, call.key)
         del self.intercepted[sequence.id]
         sequence.tokens.extend(tokens)
         self._enqueue(sequence, self._take_order() if self._policy.requeues_at_tail else sequence.order)
@@ -142,6 +154,9 @@ class Scheduler:
         """The sequence is done or given up, in whatever state it is: its pages are free or cached at once."""
         if sequence.state is State.FINISHED:
             return
+        if sequence.state is State.INTERCEPTED:
+            for call in sequence.calls:
+                self._estimator.observe(call.name, now - sequence.paused_s, clean=False, call_key=call.key)
         self._leave_queue(sequence)
         self._policy.resume(sequence, now)
         self._void_pending(sequence)

@@ -1,6 +1,8 @@
 """A request as the scheduler sees it: token ids, a state, a context. Knows no text, no tools and no clock."""
 
+from collections.abc import Hashable
 from enum import Enum
+from typing import NamedTuple
 
 from jinfercept.kv.context import Context, Found
 
@@ -12,6 +14,21 @@ class State(Enum):
     RUNNING = "running"
     INTERCEPTED = "intercepted"
     FINISHED = "finished"
+
+
+class PendingCall(NamedTuple):
+    """A call that a paused sequence waits for: whom it asks, a key of its own, and how long its caller says it will take."""
+
+    name: str
+    key: Hashable
+    expected_s: float | None = None
+
+
+class Ended(NamedTuple):
+    """How a call ended: after so many seconds, and by itself (`clean`) or because it was given up."""
+
+    duration_s: float
+    clean: bool = True
 
 
 class Sequence:
@@ -75,7 +92,7 @@ class Sequence:
         self.generated = 0
         self.incarnation = 0
         self.paused_s = 0.0  # when it was intercepted
-        self.calls: tuple[str, ...] = ()  # by what
+        self.calls: tuple[PendingCall, ...] = ()  # and by what
         self.high_water = 0  # tokens whose KV was ever computed
         self.num_cached = 0  # prompt tokens adopted from others at first admission
         self.found = Found(0, 0, 0)  # when it last started to run

@@ -219,6 +219,18 @@ def test_spare_host_copies_go_before_copy_out_fails() -> None:
     manager.check([other])
 
 
+def test_a_copy_that_is_still_being_made_is_not_spare() -> None:
+    manager = make(host_pages=1)
+    done, other = run(manager, [1] * 4), run(manager, [2] * 4)
+    manager.release(done)
+    manager.release(other)
+    assert manager.copy_out(done.pages[0]) is not None
+    manager.close(done)
+    assert manager.copy_out(other.pages[0]) is None
+    manager.begin()
+    assert manager.copy_out(other.pages[0]) is not None
+
+
 def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager = make(host_pages=1)
     context = run(manager, [1] * 5)

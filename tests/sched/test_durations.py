@@ -51,8 +51,8 @@ def test_a_call_in_flight_is_censored_at_its_age() -> None:
     history = history_of((1.0, False), (9.0, False))
     history.start("slow", 100.0)
     history.start("new", 104.0)  # the slow one is 4 seconds old now; the new one says nothing
-    assert history.curve.left(1.0) == pytest.approx(3 / 4)  # one end of four at 1 second
-    assert history.curve.left(5.0) == pytest.approx(3 / 4)
+    assert history.curve.left(1.0) == pytest.approx(2 / 3)  # three lasted that long, one ended
+    assert history.curve.left(5.0) == pytest.approx(2 / 3)
     history.end("new", Seen(2.0, False))  # the slow one is 6 seconds old
     assert history.curve.left(2.0) == pytest.approx(2 / 4)
     history.end("slow", Seen(7.0, False))
@@ -91,3 +91,13 @@ def test_it_is_a_distribution_and_censoring_only_makes_it_longer(seen: list[tupl
 
 def test_nothing_seen_leaves_nothing() -> None:
     assert Curve.from_seen([]).left(0.0) == 0.0
+
+
+def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
+    history = history_of(*[(1.0, False)] * RING)
+    curve = history.curve
+    for _ in range(RING // 32):
+        history.end(None, Seen(2.0, False))
+        assert history.curve is curve
+    history.end(None, Seen(2.0, False))
+    assert history.curve.left(1.0) == pytest.approx((RING // 32 + 1) / RING)

@@ -81,20 +81,20 @@ def test_calls_in_flight_count_for_at_least_their_age() -> None:
     for index in range(9):
         estimator.started(index, "search", 0.0)
     estimator.started("last", "search", 30.0)
-    assert estimator.survival("search", 0.0, 1.0) == pytest.approx(11 / 13)  # 2 of 13 ended by then
-    assert estimator.remaining_s("search", 0.0) == pytest.approx((2 * 1 + 11 * 40) / 13)
+    assert estimator.survival("search", 0.0, 1.0) == pytest.approx(10 / 12)  # 2 of 12 ended by then
+    assert estimator.remaining_s("search", 0.0) == pytest.approx((2 * 1 + 10 * 40) / 12)
     for index in range(9):
         estimator.observe("search", 30.0, clean=False, call_key=index)
-    assert estimator.survival("search", 0.0, 1.0) == pytest.approx(11 / 13)
+    assert estimator.survival("search", 0.0, 1.0) == pytest.approx(10 / 12)
 
 
 def test_a_tool_that_only_ever_times_out_is_not_held_for() -> None:
     clean, killed = HistoryEstimator(), HistoryEstimator()
     for _ in range(5):
-        clean.observe("search", 4.0)
-        killed.observe("search", 4.0, clean=False)
-    assert clean.remaining_s("search", 3.0) == pytest.approx(1.0)
-    assert killed.remaining_s("search", 3.0) == pytest.approx(5.0)
+        clean.observe("search", 3.0)
+        killed.observe("search", 3.0, clean=False)
+    assert clean.remaining_s("search", 2.0) == pytest.approx(1.0)
+    assert killed.remaining_s("search", 2.0) == pytest.approx(4.0)
     assert clean.hold_until_s("search", 1.0, 5.0) == 5.0
     assert killed.hold_until_s("search", 1.0, 5.0) == 5.0 * TRUST
 
@@ -104,9 +104,9 @@ def test_holding_times_are_the_cheapest_of_the_candidates() -> None:
     # 1 + 1 + 1 + (1 + 8) + 8 · 1 for the sample of 30 s; 2 s would only add to the two long ones
     assert taught(0.9, 0.9, 0.9, 30.0).hold_until_s("search", 1.0, 8.0) == 1.0
     assert taught(30.0, 30.0).hold_until_s("search", 1.0, 8.0) == 8.0 * TRUST  # leave at once
-    assert taught(7.0, 7.0, 7.0, 7.0, 7.0).hold_until_s("search", 1.0, 8.0) == 8.0
+    assert taught(*[6.0] * 5).hold_until_s("search", 1.0, 8.0) == 8.0
     assert taught(*[15.0] * 6).hold_until_s("search", 1.0, 8.0) == 8.0 * TRUST
-    assert taught(*[15.0] * 5, *[0.1] * 300).hold_until_s("search", 1.0, 8.0) == 0.125
+    assert taught(*[15.0] * 5, *[0.1] * 100).hold_until_s("search", 1.0, 8.0) == 0.125
 
 
 def test_holding_times_stay_within_the_clamp() -> None:
@@ -233,7 +233,7 @@ def test_on_table_1_history_comes_close_to_knowing_and_the_fixed_rules_do_not() 
     assert cost_over_optimum(ElapsedEstimator, lambda *_: 0.0) == pytest.approx(2.15, abs=0.02)
     assert cost_over_optimum(ElapsedEstimator, by_estimator) == pytest.approx(1.79, abs=0.02)
     assert cost_over_optimum(HistoryEstimator, by_estimator, num_calls=3) == pytest.approx(1.07, abs=0.02)
-    assert cost_over_optimum(HistoryEstimator, by_estimator, num_calls=20) == pytest.approx(1.02, abs=0.01)
+    assert cost_over_optimum(HistoryEstimator, by_estimator, num_calls=20) == pytest.approx(1.02, abs=0.02)
 
 
 def test_a_tighter_worst_case_costs_more_on_table_1() -> None:
@@ -241,4 +241,4 @@ def test_a_tighter_worst_case_costs_more_on_table_1() -> None:
         cost_over_optimum(lambda trust=trust: HistoryEstimator(trust), by_estimator, num_calls=20, rounds=100)
         for trust in (1 / 64, 0.1, 0.5)
     ]
-    assert costs == pytest.approx([1.02, 1.08, 1.40], abs=0.02)
+    assert costs == pytest.approx([1.03, 1.08, 1.40], abs=0.02)

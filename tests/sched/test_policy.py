@@ -6,6 +6,7 @@ from fakes import FakeRunner
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, scripted, swap
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
@@ -23,6 +24,7 @@ class Desk:
             self.kv,
             policy,
             AffineCost(),
+            ElapsedEstimator(),
             buckets=(16,),
             max_num_seqs=max_num_seqs,
             max_model_len=num_pages * SIZE,

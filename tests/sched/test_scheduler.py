@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jinfercept.kv.manager import KVManager, PageCopy
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy, discard, improved_discard, preserve, scripted, swap
 from jinfercept.sched.scheduler import Planned, Scheduler
@@ -38,6 +39,7 @@ class Desk:
             self.kv,
             policy,
             AffineCost(fixed_s=1.0, per_query_s=0.0, link_tokens_per_s=link_tokens_per_s),
+            ElapsedEstimator(),
             buckets=buckets,
             max_num_seqs=max_num_seqs,
             max_model_len=num_pages * SIZE,
