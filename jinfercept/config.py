@@ -34,7 +34,7 @@ class CacheOptions:
     """Where KV lives."""
 
     kv_tokens: int | None = option(
-        None, "tokens of the device's KV pool; default: 1/4 of the free memory, 65536 at most"
+        None, "tokens of the device's KV pool; default: 1/4 of the free memory, 16384 at most"
     )
     page_size: int = option(16, "tokens per page")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
@@ -45,7 +45,10 @@ class CacheOptions:
 class SchedulerOptions:
     """Who runs."""
 
-    policy: str = option("preserve", "what becomes of the context of a paused request")
+    policy: str = option(
+        "copy_ahead", "what becomes of the context of a paused request; sched/policies.py has the names"
+    )
+    estimator: str = option("history", "how the duration of a call is predicted", ("elapsed", "history"))
     max_num_seqs: int = option(32, "sequences that run at once")
     max_num_batched_tokens: int = option(512, "query tokens of the largest step")
     max_chunk_tokens: int | None = option(

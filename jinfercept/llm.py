@@ -29,8 +29,9 @@ from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.cost import AffineCost
-from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.policy import POLICIES, Policy
+from jinfercept.sched.estimator import ESTIMATORS
+from jinfercept.sched.policies import Knowledge, check_name
+from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Counters, Scheduler
 from jinfercept.stream import TextStream
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
@@ -41,7 +42,16 @@ Prompt = str | Mapping[str, Any]
 GIB = 1 << 30
 
 _RESTART_FLAGS = {
-    *("policy", "pipeline_depth", "max_chunk_tokens", "swap_space", "enable_prefix_caching", "seed", "check_pages")
+    *(
+        "policy",
+        "estimator",
+        "pipeline_depth",
+        "max_chunk_tokens",
+        "swap_space",
+        "enable_prefix_caching",
+        "seed",
+        "check_pages",
+    )
 }
 
 
@@ -98,8 +108,7 @@ class LLM:
             flags["policy"] = policy
         config = self.config = EngineConfig.from_flags(flags)
         self._flags = flags
-        if policy is None or isinstance(policy, str):
-            policy = _policy(config.scheduler.policy)
+        check_name(config.scheduler.policy)
         _prepare_backend(config)
         progress = progress or (lambda what, done, total: None)
         progress("loading", 0, 1)
@@ -138,17 +147,21 @@ class LLM:
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}"
             )
         config = EngineConfig.from_flags(self._flags | flags)
-        chosen = _policy(config.scheduler.policy) if policy is None or isinstance(policy, str) else policy
+        check_name(config.scheduler.policy)
         with self._lock:
             self._shut_down()
             self.runner.reset()
             self._flags, self.config = self._flags | flags, config
             self.memory_plan = _plan_memory(self.model.config, self.runner.params, config, self.memory_plan.kv_tokens)
-            self.engine = self._engine(chosen)
+            self.engine = self._engine(policy)
 
-    def _engine(self, policy: Policy) -> Engine:
+    def _engine(self, policy: Policy | str | None) -> Engine:
+        """An engine under the policy given, or under the one that the options name."""
         config, model_config, shape = self.config, self.model.config, self._shape
         page_size = shape.page_size
+        cost, estimator = AffineCost(), ESTIMATORS[config.scheduler.estimator]()
+        if policy is None or isinstance(policy, str):
+            policy = Knowledge(cost, shape.buckets[-1], page_size, estimator).make(config.scheduler.policy)
         kv = KVManager(
             shape.num_pages,
             self.memory_plan.host_tokens // page_size,
@@ -159,8 +172,8 @@ class LLM:
         scheduler = Scheduler(
             kv,
             policy,
-            AffineCost(),
-            ElapsedEstimator(),
+            cost,
+            estimator,
             buckets=shape.buckets,
             max_num_seqs=shape.max_num_seqs,
             max_model_len=shape.max_model_len,
@@ -310,12 +323,6 @@ class LLM:
         return Request(f"request-{next(self._ids)}", ids, params, tools, detector, salt, text)
 
 
-def _policy(name: str) -> Policy:
-    if name not in POLICIES:
-        raise ConfigError("no such policy", got=name, fix=f"one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
-
-
 def _load(model: str | Path | ModelConfig | Model, params: Params | None, config: EngineConfig) -> Loaded:
     if isinstance(model, Model):
         if params is None:
@@ -353,7 +360,7 @@ def _plan_memory(
     free = _free_bytes(first) + (kv_tokens or 0) * token_bytes
     asked = kv_tokens or cache.kv_tokens
     if asked is None:
-        asked = min(65536, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes)
+        asked = min(16384, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes)
     kv_tokens = asked // cache.page_size * cache.page_size
     if kv_tokens < 2 or kv_tokens * token_bytes > free:
         raise ConfigError(

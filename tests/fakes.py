@@ -15,12 +15,27 @@ from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.cost import AffineCost
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan, StepResult
+from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
 
-__all__ = ["FakeRunner", "InstantEndpoints", "ManualClock", "make_engine", "next_token", "run_all", "uninterrupted"]
+__all__ = [
+    "POLICIES",
+    "FakeRunner",
+    "InstantEndpoints",
+    "ManualClock",
+    "make_engine",
+    "next_token",
+    "run_all",
+    "uninterrupted",
+]
 
 VOCAB = 97
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    name: lambda name=name: Knowledge(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS
+}
+"""Every policy that can be selected, by name."""
 
 
 def next_token(context: list[int]) -> int:

@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from fakes import VOCAB, FakeRunner, InstantEndpoints, ManualClock, make_engine, next_token, run_all, uninterrupted
+from fakes import (
+    POLICIES,
+    VOCAB,
+    FakeRunner,
+    InstantEndpoints,
+    ManualClock,
+    make_engine,
+    next_token,
+    run_all,
+    uninterrupted,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +39,7 @@ from jinfercept.request import (
     Tool,
 )
 from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.policy import POLICIES, Policy, preserve, scripted, swap
+from jinfercept.sched.policy import Policy, preserve, scripted, swap
 from jinfercept.sched.sequence import State
 
 TOOLS = {"tool": Tool(str, name="tool", max_result_tokens=50), "short": Tool(str, name="short", max_result_tokens=3)}

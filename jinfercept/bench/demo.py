@@ -20,9 +20,9 @@ from jinfercept.llm import LLM
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.progress import StartDisplay
 from jinfercept.request import Event, Finished, RequestOutput, SamplingParams, Token, Tool
-from jinfercept.sched.policy import POLICIES
 from jinfercept.sched.scheduler import Counters
 
+POLICIES = ("discard", "improved_discard", "preserve", "swap", "copy_ahead")
 KV_TOKENS = 960
 PRICES = {
     "pencil": 3,

@@ -17,7 +17,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Finished, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
 from jinfercept.sched.policy import swap
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Planned, Scheduler
@@ -58,9 +58,8 @@ class Simulation:
     chunked_prefill: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in SETTINGS and self.policy not in BOUNDS:
-            names = ", ".join([*SETTINGS, *BOUNDS])
-            raise ConfigError("no such policy", got=self.policy, fix=f"one of {names}")
+        if self.policy not in BOUNDS:
+            check_name(self.policy)
         if self.estimator not in SIMULATED_ESTIMATORS:
             raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(SIMULATED_ESTIMATORS)}")
         if self.kv_tokens < self.max_model_len and self.policy != "bound":

@@ -286,7 +286,7 @@ class KVManager:
 
     def copy_out(self, page: Page) -> PageCopy | None:
         """Copy an unreferenced dirty page to the host; None if it cannot be, or no host slot is to be had without loss."""
-        if page.refs or page.residency is not Residency.DIRTY:
+        if page.refs or page.landing or page.residency is not Residency.DIRTY:
             return None
         if not self._host.num_free and not self._evict_spare():
             return None

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jinfercept.errors import ConfigError
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
@@ -29,6 +30,17 @@ class Knowledge(NamedTuple):
     def forward_s(self, query_tokens: int) -> float:
         """T_fwd of the paper: context reading is not in it."""
         return self.cost.step_s(query_tokens, 0)
+
+    def make(self, name: str) -> Policy:
+        """A policy by name. Raises `ConfigError` if there is none."""
+        check_name(name)
+        return SETTINGS[name].make(self)
+
+
+def check_name(name: str) -> None:
+    """Raise `ConfigError` unless a policy has this name."""
+    if name not in SETTINGS:
+        raise ConfigError("no such policy", got=name, fix=f"one of {', '.join(SETTINGS)}")
 
 
 class Setting(NamedTuple):

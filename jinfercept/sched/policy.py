@@ -184,12 +184,3 @@ def swap() -> Policy:
 def scripted(placement: Placement) -> Policy:
     """Force any residency mix, page by page: for tests and studies."""
     return AtPause(placement, evict=Action.SWAP, synchronous=True)
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "discard": discard,
-    "improved_discard": improved_discard,
-    "preserve": preserve,
-    "swap": swap,
-}
-"""The policies by the name that selects them."""

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fakes import make_engine, run_all
+from fakes import POLICIES, make_engine, run_all
 
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.request import Call, Request, Result, SamplingParams, Tool
-from jinfercept.sched.policy import POLICIES
 
 SOON_S = 0.05
 LONG_S = 30.0

@@ -202,6 +202,20 @@ def test_a_page_on_its_way_in_stays() -> None:
     assert manager.drop_device(context.pages[0])
 
 
+def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_yet() -> None:
+    manager = make(host_pages=2)
+    context = run(manager, [1] * 4)
+    manager.release(context)
+    swap_out(manager, context.pages)
+    manager.hold(context)
+    manager.fetch(context.pages[0])
+    manager.drop_host(context.pages[0])  # as copies of others do, once it is spare
+    manager.release(context)
+    assert manager.copy_out(context.pages[0]) is None
+    manager.begin()
+    assert manager.copy_out(context.pages[0]) is not None
+
+
 def test_spare_host_copies_go_before_copy_out_fails() -> None:
     manager = make(host_pages=2)
     done = run(manager, [1] * 8)
