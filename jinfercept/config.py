@@ -62,7 +62,7 @@ class RunnerOptions:
 
     layers_per_step: int | None = option(None, "layers per executable; default: 1")
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
-    attention: str = option("auto", "implementation of attention")
+    attention: str = option("auto", "implementation of attention", ("auto", "cpu", "reference"))
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
 
@@ -105,12 +105,17 @@ class EngineConfig:
             ("swap_space", cache.swap_space, 0),
             ("max_model_len", self.model.max_model_len, 2),
             ("max_num_seqs", scheduler.max_num_seqs, 1),
-            ("max_num_batched_tokens", scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
             ("max_chunk_tokens", scheduler.max_chunk_tokens, 1),
             ("layers_per_step", runner.layers_per_step, 1),
         ):
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
+        if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+            raise ConfigError(
+                "a step has to hold a token of every running sequence",
+                got=f"max_num_batched_tokens={scheduler.max_num_batched_tokens}, max_num_seqs={scheduler.max_num_seqs}",
+                fix="raise the first or lower the second",
+            )
         if runner.pipeline_depth not in (0, 1):
             raise ConfigError("pipeline_depth is 0 or 1", got=runner.pipeline_depth, fix="choose one of them")
 

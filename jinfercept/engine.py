@@ -93,8 +93,8 @@ class _Session:
     request: Request
     sequence: Sequence
     stop_token_ids: frozenset[int]
-    text: Text | None
-    watch: Watch | None
+    text: Text | None = None
+    watch: Watch | None = None
     stream: list[int] = field(default_factory=list)
     interceptions: list[Interception] = field(default_factory=list)
     first_token_s: float | None = None
@@ -199,8 +199,8 @@ class Engine:
     def step(self) -> list[Event]:
         """One iteration. Returns what happened, in order; waits only if there is nothing to do before a call returns."""
         events: list[Event] = []
-        self._poll(events)
         try:
+            self._poll(events)
             planned = self.scheduler.plan(self._clock.now())
             if planned.plan:
                 self._in_flight.append((planned, self._runner.submit(planned.plan)))
@@ -237,13 +237,13 @@ class Engine:
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Request):
-                self._open(item)
+                self._open(item, events)
             elif item in self._sessions:
                 self._finish(self._sessions[item], "abort", None, events)
         for request_id, results in self._endpoints.poll():
             self._resume(self._sessions[request_id], results, events)
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: Request, events: list[Event]) -> None:
         params, number = request.params, self._num_requests
         self._num_requests += 1
         seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
@@ -256,11 +256,14 @@ class Engine:
             seed=seed & 0xFFFFFFFF,
             arrival_s=self._clock.now(),
         )
-        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
-        text = self._open_text(request) if self._open_text else None
-        watch = request.detector.watch() if request.detector else None
-        self._sessions[request.id] = _Session(request, sequence, stop, text, watch)
+        stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        session = self._sessions[request.id] = _Session(request, sequence, stop)
         self.scheduler.add(sequence)
+        try:
+            session.text = self._open_text(request) if self._open_text else None
+            session.watch = request.detector.watch() if request.detector else None
+        except Exception as error:  # a detector is the user's: what it raises ends its request and no other
+            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
 
     def _apply(self, planned: Planned, result: StepResult, events: list[Event]) -> None:
         """Hand every sampled token to its sequence, unless the sequence has paused or ended since."""
@@ -280,9 +283,11 @@ class Engine:
         session.stream.append(token)
         shown = text.add(token) if text else ""
         events.append(Token(sequence.id, token, shown))
-        calls = (
-            session.watch.feed(len(session.stream) - 1, token, text.last_raw if text else "") if session.watch else ()
-        )
+        try:
+            calls = _watched(session, token)
+        except Exception as error:  # see `_open`
+            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            return
         if token in session.stop_token_ids:
             self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
         elif text and text.stopped is not None:
@@ -394,6 +399,16 @@ class Engine:
         deadline = self._endpoints.next_s()
         timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
         self._clock.wait(self._wake, timeout_s)
+
+
+def _watched(session: _Session, token: int) -> tuple[Call, ...]:
+    """The calls that a request's detector finds in its newest token."""
+    if session.watch is None:
+        return ()
+    calls = tuple(session.watch.feed(len(session.stream) - 1, token, session.text.last_raw if session.text else ""))
+    if not all(isinstance(call, Call) for call in calls):
+        raise TypeError(f"a detector returns calls, not {calls!r}")
+    return calls
 
 
 def _with_context(interception: Interception, sequence: Sequence) -> Interception:

@@ -4,28 +4,28 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
 import jax
-import psutil
 
 from jinfercept.clock import RealClock
 from jinfercept.config import EngineConfig
 from jinfercept.engine import Engine
 from jinfercept.errors import ConfigError, ModelError, RequestError
-from jinfercept.intercept.detector import StopStringDetector
+from jinfercept.inputs import Prompt, make_requests
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
+from jinfercept.memory import MemoryPlan, plan_memory
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, load
-from jinfercept.models.model import Model, Params, kv_bytes_per_token
+from jinfercept.models.model import Model, Params
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.cost import AffineCost
@@ -35,11 +35,6 @@ from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Counters, Scheduler
 from jinfercept.stream import TextStream
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
-
-Prompt = str | Mapping[str, Any]
-"""A text, or `{"prompt_token_ids": [...]}`; `"cache_salt"` and `"prompt"` may stand beside either."""
-
-GIB = 1 << 30
 
 _RESTART_FLAGS = {
     *(
@@ -53,25 +48,6 @@ _RESTART_FLAGS = {
         "check_pages",
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """What an engine takes, in bytes, and what it can hold, in tokens."""
-
-    weight_bytes: int
-    kv_bytes: int
-    host_bytes: int
-    kv_tokens: int
-    host_tokens: int
-    max_model_len: int
-
-    def __str__(self) -> str:
-        return (
-            f"memory plan: weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for {self.kv_tokens:,} tokens, "
-            f"host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
-            f"sequences of up to {self.max_model_len:,} tokens"
-        )
 
 
 @final
@@ -115,7 +91,7 @@ class LLM:
         loaded = _load(model, params, config)
         self.tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
         self.model = loaded.model
-        self.memory_plan = plan = _plan_memory(loaded.model.config, loaded.params, config)
+        self.memory_plan = plan = plan_memory(loaded.model.config, loaded.params, config)
         progress("loading", 1, 1)
         if not quiet:
             print(plan, file=sys.stderr)
@@ -123,8 +99,9 @@ class LLM:
         self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
         self.runner.warm_up(progress)
         self._shape = shape
-        self._ids = count()
+        self._numbers = count()
         self._lock = threading.Lock()
+        self._busy: int | None = None  # the thread that holds the lock
         self._closed = False
         self.engine = self._engine(policy)
 
@@ -148,11 +125,12 @@ class LLM:
             )
         config = EngineConfig.from_flags(self._flags | flags)
         check_name(config.scheduler.policy)
-        with self._lock:
+        with self._alone("restart()"):
+            kv_tokens = self.memory_plan.kv_tokens
+            self.memory_plan = plan_memory(self.model.config, self.runner.params, config, kv_tokens)
+            self._flags, self.config = self._flags | flags, config
             self._shut_down()
             self.runner.reset()
-            self._flags, self.config = self._flags | flags, config
-            self.memory_plan = _plan_memory(self.model.config, self.runner.params, config, self.memory_plan.kv_tokens)
             self.engine = self._engine(policy)
 
     def _engine(self, policy: Policy | str | None) -> Engine:
@@ -192,7 +170,7 @@ class LLM:
             vocab_size=model_config.vocab_size,
             eos_token_ids=tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}),
             open_text=_text_opener(tokenizer) if tokenizer else None,
-            encode=tokenizer.encode if tokenizer else None,
+            encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
             seed=config.model.seed,
             check=config.runner.check_pages,
         )
@@ -211,7 +189,8 @@ class LLM:
         Args:
             prompts: one or several texts or `{"prompt_token_ids": [...]}`.
             sampling_params: one for all, or one for each.
-            tools: what the model may call; those with a `start` text are found in what it writes.
+            tools: what the model may call; those with a `start` text are found in what it writes. A tool must not use this
+                LLM: it would wait for the very call that waits for it, until its time-out.
             detector: finds calls in another way; one for all, or one for each.
             on_event: told of tokens, calls, results and ends as they happen.
 
@@ -221,24 +200,23 @@ class LLM:
         Raises:
             RequestError: a request can never be served; none is started then.
         """
-        if self._closed:
-            raise RequestError("this LLM is closed", got="generate()", fix="make a new one")
-        requests = self._requests(prompts, sampling_params, list(tools), detector)
+        ids = (f"request-{number}" for number in self._numbers)
+        requests = make_requests(ids, prompts, sampling_params, tools, detector, self.tokenizer)
         outputs: dict[str, RequestOutput] = {}
-        with self._lock:
-            submitted = []
+        with self._alone("generate()"):
+            submitted: dict[str, None] = {}
             try:
                 for request in requests:
                     self.engine.submit(request)
-                    submitted.append(request.id)
+                    submitted[request.id] = None
                 while len(outputs) < len(requests):
                     for event in self.engine.step():
-                        if isinstance(event, Finished):
+                        if isinstance(event, Finished) and event.request_id in submitted:
                             outputs[event.request_id] = event.output
                         if on_event is not None:
                             on_event(event)
             except BaseException:
-                self._abort([request_id for request_id in submitted if request_id not in outputs])
+                self._abort_all()
                 raise
         return [outputs[request.id] for request in requests]
 
@@ -251,8 +229,8 @@ class LLM:
         """Give up what is running and free the weights and the pages."""
         if self._closed:
             return
-        self._closed = True
-        with self._lock:
+        with self._alone("close()"):
+            self._closed = True
             self._shut_down()
             self.runner.close()
 
@@ -268,59 +246,25 @@ class LLM:
         self.engine.close()
         self._dispatcher.close()
 
-    def _abort(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-        while request_ids and self.engine.has_work:
-            self.engine.step()
+    def _abort_all(self) -> None:
+        """Give up whatever `generate` has begun; its pages are free then."""
+        self.engine.close()
 
-    def _requests(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None,
-        tools: list[Tool],
-        detector: Detector | Iterable[Detector | None] | None,
-    ) -> list[Request]:
-        listed: list[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)  # pyright: ignore[reportAssignmentType]
-        all_params = _one_each(params or SamplingParams(), SamplingParams, len(listed), "sampling_params")
-        by_name = _by_name(tools)
-        if detector is None and tools:
-            if self.tokenizer is None:
-                raise RequestError("without a tokenizer no text can open a call", got=[*by_name], fix="pass a detector")
-            if not any(tool.start for tool in tools):
-                raise RequestError(
-                    "no tool says how a call begins", got=[*by_name], fix="give start and stop, or a detector"
-                )
-            detector = StopStringDetector(tools)
-        detectors = _one_each(detector, None, len(listed), "detector")
-        return [
-            self._request(prompt, one_params, by_name, one_detector)
-            for prompt, one_params, one_detector in zip(listed, all_params, detectors, strict=True)
-        ]
-
-    def _request(
-        self, prompt: Prompt, params: SamplingParams, tools: dict[str, Tool], detector: Detector | None
-    ) -> Request:
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
-        parts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
-        text, ids = parts.get("prompt"), parts.get("prompt_token_ids")
-        if ids is None:
-            if not isinstance(text, str):
-                raise RequestError(
-                    "a prompt is a text or has prompt_token_ids", got=repr(prompt)[:80], fix="give either"
-                )
-            if self.tokenizer is None:
-                raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
-            ids = self.tokenizer.encode(text, add_special_tokens=True)
-        salt = str(parts.get("cache_salt", ""))
-        try:
-            ids = tuple(int(token) for token in ids)
-        except (TypeError, ValueError):
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One thread at a time; others wait, but the one that is in already would wait for itself."""
+        if self._busy == threading.get_ident():
             raise RequestError(
-                "prompt_token_ids are whole numbers", got=repr(ids)[:80], fix="give a list of them"
-            ) from None
-        return Request(f"request-{next(self._ids)}", ids, params, tools, detector, salt, text)
+                f"{what} from within generate()", got="a callback that calls its own LLM", fix="return first"
+            )
+        with self._lock:
+            if self._closed:
+                raise RequestError("this LLM is closed", got=what, fix="make a new one")
+            self._busy = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._busy = None
 
 
 def _load(model: str | Path | ModelConfig | Model, params: Params | None, config: EngineConfig) -> Loaded:
@@ -345,57 +289,6 @@ def _prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def _plan_memory(
-    model_config: ModelConfig, params: Params, config: EngineConfig, kv_tokens: int | None = None
-) -> MemoryPlan:
-    """Sizes of the pools. Raises `ConfigError` before any of it is taken if it cannot work.
-
-    Args:
-        kv_tokens: size of a device pool that is there already.
-    """
-    cache = config.cache
-    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
-    first = next(iter(leaves.values()))
-    token_bytes = kv_bytes_per_token(model_config, first.dtype)
-    free = _free_bytes(first) + (kv_tokens or 0) * token_bytes
-    asked = kv_tokens or cache.kv_tokens
-    if asked is None:
-        asked = min(16384, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes)
-    kv_tokens = asked // cache.page_size * cache.page_size
-    if kv_tokens < 2 or kv_tokens * token_bytes > free:
-        raise ConfigError(
-            "the KV pool does not fit",
-            got=f"{kv_tokens} tokens of {token_bytes} bytes, {_gib(free)} free",
-            fix="set kv_tokens to what fits, or use a smaller model or dtype",
-        )
-    limit = min(model_config.max_position, kv_tokens)
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > limit:
-        raise ConfigError(
-            "max_model_len is more than can be served",
-            got=wanted,
-            fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
-        )
-    host_tokens = int(cache.swap_space * GIB) // (token_bytes * cache.page_size) * cache.page_size
-    return MemoryPlan(
-        weight_bytes=sum(leaf.nbytes for leaf in leaves.values()),
-        kv_bytes=(kv_tokens + cache.page_size) * token_bytes,
-        host_bytes=host_tokens * token_bytes,
-        kv_tokens=kv_tokens,
-        host_tokens=host_tokens,
-        max_model_len=wanted or limit,
-    )
-
-
-def _free_bytes(neighbour: jax.Array) -> int:
-    """Free memory of the device that an array is on."""
-    with suppress(Exception):  # not every backend keeps statistics
-        stats = next(iter(neighbour.devices())).memory_stats()
-        if stats and "bytes_limit" in stats:
-            return stats["bytes_limit"] - stats["bytes_in_use"]
-    return psutil.virtual_memory().available
-
-
 def _runner_shape(model_config: ModelConfig, plan: MemoryPlan, config: EngineConfig) -> RunnerShape:
     most = config.scheduler.max_num_batched_tokens
     sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
@@ -412,35 +305,7 @@ def _runner_shape(model_config: ModelConfig, plan: MemoryPlan, config: EngineCon
 def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:
     def open_text(request: Request) -> TextStream:
         params = request.params
-        stop = tuple(params.stop)
+        stop = tuple(params.stop or ())
         return TextStream(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens)
 
     return open_text
-
-
-def _by_name(tools: list[Tool]) -> dict[str, Tool]:
-    by_name: dict[str, Tool] = {}
-    for tool in tools:
-        if not isinstance(tool, Tool):
-            raise RequestError(
-                "tools are given as Tool(...)", got=repr(tool)[:80], fix="Tool(function, start=..., stop=...)"
-            )
-        if tool.name in by_name:
-            raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
-        by_name[tool.name] = tool
-    return by_name
-
-
-def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
-    """One value for everybody, or a list with one for each."""
-    if value is None or not isinstance(value, list | tuple) or (kind is not None and isinstance(value, kind)):
-        return [value] * number
-    if len(value) != number:
-        raise RequestError(
-            f"{name} has one entry for each prompt", got=f"{len(value)} for {number}", fix="give one for all"
-        )
-    return list(value)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"

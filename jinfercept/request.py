@@ -1,6 +1,5 @@
 """What flows between a client, the engine and the endpoints. Frozen; imports nothing heavy."""
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -9,6 +8,7 @@ from jinfercept.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
+MAX_TEMPERATURE = 1e6
 Output = str | list[int] | None
 """What a tool returns: text, or token ids that are appended as they are. Anything else is turned into text with `str`."""
 
@@ -30,33 +30,37 @@ class SamplingParams:
     temperature: float = 1.0
     max_tokens: int = 16
     seed: int | None = None
-    stop: tuple[str, ...] | list[str] | str = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: tuple[str, ...] | list[str] | str | None = ()
+    stop_token_ids: tuple[int, ...] | list[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        number = isinstance(self.temperature, int | float)
-        if not number or not math.isfinite(self.temperature) or self.temperature < 0:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if not isinstance(stop, list | tuple) or any(not isinstance(text, str) or not text for text in stop):
             raise RequestError(
-                "temperature must be a finite number of at least 0", got=self.temperature, fix="0 is greedy"
+                "stop is one or several texts that are not empty", got=repr(self.stop), fix="leave it out"
             )
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        if not isinstance(ids, list | tuple) or any(type(token) is not int for token in ids):
+            raise RequestError("stop_token_ids is a list of token ids", got=repr(ids), fix="give whole numbers")
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise RequestError(
-                "max_tokens must be a whole number of at least 1", got=self.max_tokens, fix="ask for a token"
+                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=repr(self.temperature), fix="0 is greedy"
             )
-        if self.seed is not None and not isinstance(self.seed, int):
-            raise RequestError("seed must be a whole number", got=self.seed, fix="leave it out for one of its own")
-        if any(not isinstance(token, int) for token in self.stop_token_ids):
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
             raise RequestError(
-                "stop_token_ids must be whole numbers", got=self.stop_token_ids, fix="give a text as a stop string"
+                "max_tokens is a whole number, at least 1", got=repr(self.max_tokens), fix="ask for a token"
             )
-        if any(not isinstance(text, str) or not text for text in stop):
-            raise RequestError("a stop string must be a text that is not empty", got=stop, fix="leave it out")
+        if self.seed is not None and type(self.seed) is not int:
+            raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +117,24 @@ class Tool:
             raise RequestError("a tool needs something to call", got=repr(self.function), fix="pass a Python function")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
-        if (self.start is None) != (self.stop is None) or self.start == "" or self.stop == "":
+        marks = (self.start, self.stop)
+        if marks != (None, None) and not all(isinstance(mark, str) and mark for mark in marks):
             raise RequestError(
                 f"tool {self.name!r} needs both start and stop, or neither",
                 got=f"start={self.start!r}, stop={self.stop!r}",
                 fix="give the text that opens a call and the text that ends it",
             )
-        if "{}" not in self.result:
+        if not isinstance(self.result, str) or "{}" not in self.result:
             raise RequestError(
                 f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="put {} into it"
             )
-        if not self.timeout_s > 0 or self.max_result_tokens < 1:
+        if not (_is_number(self.timeout_s) and self.timeout_s > 0):
+            raise RequestError(f"tool {self.name!r} needs a time-out", got=repr(self.timeout_s), fix="seconds, above 0")
+        if type(self.max_result_tokens) is not int or self.max_result_tokens < 1:
             raise RequestError(
-                f"tool {self.name!r} needs a positive time-out and room for its result",
-                got=f"timeout_s={self.timeout_s}, max_result_tokens={self.max_result_tokens}",
-                fix="timeout_s > 0 and max_result_tokens >= 1",
+                f"tool {self.name!r} needs room for its result",
+                got=repr(self.max_result_tokens),
+                fix="a whole number from 1",
             )
 
 
@@ -145,7 +152,7 @@ class Watch(Protocol):
         Returns:
             The calls that it completes: the request pauses until all of them have returned. Usually none.
         """
-        ...
+        ...  # noqa: PIE790 - a protocol's method returns something
 
 
 class Detector(Protocol):
@@ -153,7 +160,7 @@ class Detector(Protocol):
 
     def watch(self) -> Watch:
         """A fresh look-out for one request."""
-        ...
+        ...  # noqa: PIE790
 
 
 @dataclass(frozen=True, slots=True)

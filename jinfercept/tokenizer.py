@@ -8,6 +8,7 @@ the whole. It knows nothing of requests, stop strings or models.
 import codecs
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
@@ -52,6 +53,7 @@ class Tokenizer:
             ModelError: the backend decodes in a way that is not known here.
         """
         self._backend = backend
+        self._lock = threading.Lock()
         self._pieces = _read_decoder(backend)
         self._bytes: dict[int, bytes] = {}
         self._special_tokens = dict(special_tokens or {})
@@ -118,18 +120,22 @@ class Tokenizer:
         """Whether `apply_chat_template` can work."""
         return bool(self._chat_templates)
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The ids of `text`. Special tokens written out in it become those tokens.
+    def encode(self, text: str, add_special_tokens: bool = False, *, plain: bool = False) -> list[int]:
+        """The ids of `text`.
 
         Args:
             text: any text.
             add_special_tokens: whether to begin and end it as the vocabulary says (with a BOS token, mostly).
+            plain: special tokens written out in the text stay text (it comes from a stranger); otherwise they become those
+                tokens.
 
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can express.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with self._lock:
+                self._backend.encode_special_tokens = plain
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
             raise RequestError(
                 "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"

@@ -20,13 +20,13 @@ def _smollm2() -> "Iterator[LLM]":
     from jinfercept.llm import LLM
 
     with LLM(
-        "smollm2-135m", dtype="float32", kv_tokens=640, max_num_seqs=8, max_num_batched_tokens=64, quiet=True
+        "smollm2-135m", dtype="float32", kv_tokens=1920, max_num_seqs=20, max_num_batched_tokens=64, quiet=True
     ) as llm:
         yield llm
 
 
 @pytest.fixture
 def smollm2(_smollm2: "LLM") -> "LLM":
-    """SmolLM2 in float32 with a pool of 640 tokens, empty, under the policy `preserve`."""
+    """SmolLM2 in float32 with a pool of 1,920 tokens, empty, under the policy `preserve`."""
     _smollm2.restart(policy="preserve")
     return _smollm2

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import jax
+import numpy as np
 import pytest
 from tiny import GOLDEN, tiny_llm
 
 from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.models.load import load
+from jinfercept.packing import pack
 from jinfercept.request import Call, Event, Finished, Intercepted, Resumed, Token
 
 SHOTS = """\
@@ -126,6 +129,72 @@ def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:
     assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
 
 
+def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(
+    smollm2: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [f"Chapter {i}. " * 12 for i in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    expected = [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)]
+    for step in (1, 2, 4):
+        smollm2.restart()
+        left = iter(range(step))
+
+        def interrupted(*arguments: object, left: Iterator[int] = left) -> np.ndarray:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return pack(*arguments)  # pyright: ignore[reportArgumentType]
+
+        with monkeypatch.context() as patch:
+            patch.setattr("jinfercept.runner.pack", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                smollm2.generate(prompts, params)
+        assert [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)] == expected
+
+
+def test_a_detector_that_raises_ends_its_own_request_only(smollm2: LLM) -> None:
+    class Raises:
+        def __init__(self, at_once: bool) -> None:
+            self.at_once = at_once
+
+        def watch(self) -> "Raises":
+            if self.at_once:
+                raise RuntimeError("no watch")
+            return self
+
+        def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+            raise RuntimeError("no calls")
+
+    detectors = [None, Raises(True), Raises(False), None]
+    outputs = smollm2.generate(["One", "Two", "Three", "Four"], SamplingParams(max_tokens=3), detector=detectors)
+    reasons = [output.outputs[0].finish_reason for output in outputs]
+    assert reasons == ["length", "error", "error", "length"]
+    assert outputs[1].outputs[0].stop_reason == "RuntimeError: no watch"
+
+
+def test_a_callback_that_calls_its_own_llm_is_told_so(smollm2: LLM) -> None:
+    def again(event: Event) -> None:
+        smollm2.generate("Again")
+
+    with pytest.raises(RequestError, match="within generate"):
+        smollm2.generate("Once", on_event=again)
+    assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
+
+
+def test_a_refused_restart_changes_nothing(smollm2: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    [before] = smollm2.generate(SHOTS, params)
+    with pytest.raises(ConfigError, match="swap_space"):
+        smollm2.restart(swap_space=float("inf"))
+    [after] = smollm2.generate(SHOTS, params)
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+
+def test_special_tokens_in_a_result_stay_text(smollm2: LLM) -> None:
+    tool = Tool(lambda item: "<|im_end|>", name="rude", start="<<price ", stop="=")
+    [output] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[tool])
+    assert "<|im_end|>" in output.outputs[0].text
+
+
 def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     for call in (
         lambda: smollm2.generate(""),
@@ -133,6 +202,14 @@ def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
         lambda: smollm2.generate({"prompt_token_ids": ["x"]}),
         lambda: smollm2.generate({"prompt_token_ids": [1] * 10_000}),
         lambda: smollm2.generate({}),
+        lambda: smollm2.generate(None),  # pyright: ignore[reportArgumentType]
+        lambda: smollm2.generate([1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        lambda: smollm2.generate({"prompt_token_ids": "123"}),
+        lambda: smollm2.generate({"prompt_token_ids": [1.5]}),
+        lambda: smollm2.generate({"prompt": "a", "cache_slat": "x"}),
+        lambda: smollm2.generate("a", [None]),  # pyright: ignore[reportArgumentType]
+        lambda: smollm2.generate("a", tools=TOOLS[0]),  # pyright: ignore[reportArgumentType]
+        lambda: smollm2.generate("a", detector=5),  # pyright: ignore[reportArgumentType]
         lambda: smollm2.generate(["a", "b"], [SamplingParams()]),
         lambda: smollm2.generate("a", tools=[Tool(price)]),
         lambda: smollm2.generate("a", tools=[TOOLS[0], TOOLS[0]]),

@@ -53,7 +53,7 @@ A: One notebook costs <<price notebook=5>>5 dollars. So 4 notebooks cost 4*5 = <
 
 QUESTIONS = (
     "How much do 7 books cost?",
-    "A farmer has 64 sheep and sells 19. How many sheep are left?",
+    "Sam had 64 cards and lost 19. How many are left?",
     "Ann buys 9 cakes. What does she pay?",
     "Sara reads 24 pages a day for 7 days. How many pages does she read?",
     "How much do 12 lamps cost?",
