@@ -152,7 +152,7 @@ class Watch(Protocol):
         Returns:
             The calls that it completes: the request pauses until all of them have returned. Usually none.
         """
-        ...  # noqa: PIE790 - a protocol's method returns something
+        ...
 
 
 class Detector(Protocol):
@@ -160,7 +160,7 @@ class Detector(Protocol):
 
     def watch(self) -> Watch:
         """A fresh look-out for one request."""
-        ...  # noqa: PIE790
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,3 +126,8 @@ def test_sections_are_frozen() -> None:
     config = EngineConfig.from_flags({})
     with pytest.raises(FrozenInstanceError):
         config.cache.page_size = 8  # pyright: ignore
+
+
+def test_a_step_that_cannot_hold_a_token_of_everybody_is_refused_by_both_names() -> None:
+    error = mistake(max_num_batched_tokens=31, max_num_seqs=32)
+    assert error.got == "max_num_batched_tokens=31, max_num_seqs=32"
