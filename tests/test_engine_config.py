@@ -77,7 +77,6 @@ def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
         ("swap_space", math.nan, 0),
         ("max_model_len", 1, 2),
         ("max_num_seqs", 0, 1),
-        ("max_num_batched_tokens", 31, 32),
         ("max_chunk_tokens", 0, 1),
         ("layers_per_step", -3, 1),
     ],
