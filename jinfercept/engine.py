@@ -14,6 +14,7 @@ from typing import Protocol
 
 from jinfercept.clock import Clock
 from jinfercept.errors import RequestError
+from jinfercept.intercept.rendering import render
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -32,8 +33,9 @@ from jinfercept.request import (
     Tool,
     Watch,
 )
+from jinfercept.sched.draft import Planned
 from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.scheduler import Planned, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence
 
 log = logging.getLogger(__name__)
@@ -316,9 +318,8 @@ class Engine:
         tokens: list[int] = []
         kept: list[Result] = []
         for call, result in zip(pause.calls, results, strict=True):
-            result_tokens, result = self._result_tokens(
-                session.request.tools.get(call.name), result, room - len(tokens)
-            )
+            tool = session.request.tools.get(call.name)
+            result_tokens, result = render(result, tool, room - len(tokens), self._vocab_size, self._encode)
             tokens += result_tokens
             kept.append(result)
         start = len(session.stream)
@@ -331,26 +332,6 @@ class Engine:
         ended = tuple(Ended(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results)
         self.scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
-
-    def _result_tokens(self, tool: Tool | None, result: Result, room: int) -> tuple[list[int], Result]:
-        """A result as tokens, at most as many as the tool's limit and `room`; what was cut says so if there is room to."""
-        limit = min(room, tool.max_result_tokens if tool else room)
-        template = tool.result if tool else "{}"
-        if result.token_ids is not None:
-            tokens = [token for token in result.token_ids if 0 <= token < self._vocab_size]
-            if len(tokens) == len(result.token_ids) <= limit:
-                return tokens, result
-            status = "too_large" if len(tokens) == len(result.token_ids) else "error"
-            return tokens[:limit], Result("", status, tuple(tokens[:limit]), result.duration_s)
-        if self._encode is None:
-            return [], result
-        tokens = self._encode(template.replace("{}", result.text)) if len(result.text) <= 32 * limit else None
-        if tokens is not None and len(tokens) <= limit:
-            return tokens, result
-        before, after = (self._encode(part) for part in _halves(template, f" ... (cut: longer than {limit} tokens)"))
-        body = self._encode(result.text[: 32 * limit])
-        tokens = [*before, *body[: max(0, limit - len(before) - len(after))], *after][:limit]
-        return tokens, Result(result.text, "too_large", None, result.duration_s)
 
     def _finish(self, session: _Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
         request, sequence = session.request, session.sequence
@@ -414,8 +395,3 @@ def _watched(session: _Session, token: int) -> tuple[Call, ...]:
 def _with_context(interception: Interception, sequence: Sequence) -> Interception:
     use = ContextUse(*sequence.found)
     return Interception(interception.calls, interception.results, interception.span, interception.duration_s, use)
-
-
-def _halves(template: str, note: str) -> tuple[str, str]:
-    before, _, after = template.partition("{}")
-    return before, note + after

@@ -29,10 +29,11 @@ from jinfercept.models.model import Model, Params
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.draft import Counters
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.policies import Knowledge, check_name
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.scheduler import Counters, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.stream import TextStream
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
 

@@ -20,7 +20,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.progress import StartDisplay
 from jinfercept.request import Event, Finished, RequestOutput, SamplingParams, Token, Tool
-from jinfercept.sched.scheduler import Counters
+from jinfercept.sched.draft import Counters
 
 POLICIES = ("discard", "improved_discard", "preserve", "swap", "copy_ahead")
 KV_TOKENS = 960

@@ -15,12 +15,13 @@ from jinfercept.errors import ConfigError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Finished, Request, RequestOutput, SamplingParams
+from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
 from jinfercept.sched.policy import swap
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Planned, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
 BOUNDS = ("bound", "free_pause")

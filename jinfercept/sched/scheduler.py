@@ -7,12 +7,11 @@ a paused context's (the policy says which), and at last the youngest running seq
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from operator import attrgetter
 
-from jinfercept.kv.manager import KVManager, PageCopy
+from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
+from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy
@@ -20,49 +19,6 @@ from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 
 IDLE_STEP_S = 0.010
 """Length of a step that only transfers: short, so that an arrival interrupts it."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the scheduler has done since it began; tokens unless the name says otherwise."""
-
-    plans: int = 0
-    computed: int = 0
-    recomputed: int = 0
-    copied_out: int = 0
-    copied_in: int = 0
-    preemptions: int = 0
-    interceptions: int = 0
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    link_tokens: int
-    room: int
-    chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
-    copy_out: list[PageCopy] = field(default_factory=list)
-    fetch: list[PageCopy] = field(default_factory=list)
-    recomputing: list[Sequence] = field(default_factory=list)
-    recomputed: int = 0
-    victims: Iterator[Move] | None = None  # the policy's order, as far as it was used up
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, and what the scheduler has to know when the result arrives.
-
-    Attributes:
-        sampled: the sequences of the sampled chunks, with the incarnation that the sample is for.
-        recomputing: the sequences whose chunks were computed before, at least in part.
-        recomputed_tokens: how many of the plan's query tokens that were.
-    """
-
-    plan: StepPlan
-    sampled: tuple[tuple[Sequence, int], ...]
-    recomputing: tuple[Sequence, ...]
-    recomputed_tokens: int
 
 
 class Scheduler:
@@ -178,7 +134,7 @@ class Scheduler:
         self.kv.begin()
         context_tokens = sum([sequence.length for sequence in self.running])
         hidden = self._hidden_tokens(len(self.running), context_tokens)
-        draft = _Draft(hidden, self._buckets[-1])
+        draft = Draft(hidden, self._buckets[-1])
         self._stalled = False
         for sequence in self.running:
             sequence.planned = False
@@ -205,7 +161,7 @@ class Scheduler:
             seconds = self._cost.step_s(self._bucket(query_tokens), context_tokens)
         return max(self._cost.link_tokens(seconds), self.kv.page_size)
 
-    def _run_all(self, draft: _Draft, now: float) -> None:
+    def _run_all(self, draft: Draft, now: float) -> None:
         """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
@@ -214,7 +170,7 @@ class Scheduler:
             self._run(draft, sequence, draft.room - to_come, now)
             index += 1
 
-    def _admit_all(self, draft: _Draft, now: float) -> None:
+    def _admit_all(self, draft: Draft, now: float) -> None:
         """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
         while self.waiting and self._slots and draft.room > 0 and not self._stalled:
             sequence = self.waiting[0]
@@ -258,7 +214,7 @@ class Scheduler:
         wanted = sequence.length // self.kv.page_size + 1
         return self.kv.missing_slots(context) + max(0, wanted - len(context.pages))
 
-    def _run(self, draft: _Draft, sequence: Sequence, room: int, now: float) -> None:
+    def _run(self, draft: Draft, sequence: Sequence, room: int, now: float) -> None:
         """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow."""
         kv, context, length = self.kv, sequence.context, sequence.length
         if context.ready < length - 1:
@@ -278,7 +234,7 @@ class Scheduler:
         if start < end:
             self._add_chunk(draft, sequence, start, end)
 
-    def _add_chunk(self, draft: _Draft, sequence: Sequence, start: int, end: int) -> None:
+    def _add_chunk(self, draft: Draft, sequence: Sequence, start: int, end: int) -> None:
         assert sequence.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
@@ -312,7 +268,7 @@ class Scheduler:
             new.append((index, slot))
         return tuple(new)
 
-    def _fetch(self, draft: _Draft, sequence: Sequence, now: float) -> None:
+    def _fetch(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
             if draft.link_tokens < page.host_filled or not self._free_slot(draft, sequence, now):
@@ -324,7 +280,7 @@ class Scheduler:
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
-    def _free_slot(self, draft: _Draft, sequence: Sequence, now: float) -> bool:
+    def _free_slot(self, draft: Draft, sequence: Sequence, now: float) -> bool:
         """See to it that a device slot is free; False if `sequence` has to wait for one."""
         kv, policy = self.kv, self._policy
         if kv.num_free or kv.evict_cached():
@@ -340,7 +296,7 @@ class Scheduler:
         self._stalled = True
         return False
 
-    def _evict(self, draft: _Draft, now: float) -> bool:
+    def _evict(self, draft: Draft, now: float) -> bool:
         """Take one slot from the paused contexts, in the policy's order."""
         if not self.kv.num_claimed:
             return False
@@ -350,7 +306,7 @@ class Scheduler:
                 return True
         return self.kv.evict_claimed()
 
-    def _preempt(self, draft: _Draft, sequence: Sequence, now: float) -> None:
+    def _preempt(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Send a running sequence back to the queue; its pages become claims."""
         self.running.remove(sequence)
         self._give_slot_back(sequence)
@@ -362,13 +318,13 @@ class Scheduler:
         self._policy.pause(sequence, now)
         self._move_all(draft, now)
 
-    def _move_all(self, draft: _Draft, now: float) -> None:
+    def _move_all(self, draft: Draft, now: float) -> None:
         context = sum(sequence.length for sequence in self.running)
         queries = self._buckets[-1] - draft.room
         for move in self._policy.moves(Budget(draft.room, draft.link_tokens, context, queries), now):
             self._move(draft, move)
 
-    def _move(self, draft: _Draft, move: Move) -> bool:
+    def _move(self, draft: Draft, move: Move) -> bool:
         """Execute a policy's move as far as the page allows; True if its device slot is free now."""
         kv, page, action = self.kv, move.page, move.action
         if action in (Action.COPY, Action.SWAP) and draft.link_tokens >= page.filled:
@@ -387,7 +343,7 @@ class Scheduler:
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _seal(self, draft: _Draft) -> Planned:
+    def _seal(self, draft: Draft) -> Planned:
         draft.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         num_tokens = sum(len(chunk.tokens) for _, chunk in draft.chunks)
         bucket = self._bucket(num_tokens)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from jinfercept.kv.manager import KVManager, PageCopy
 from jinfercept.kv.page import Residency
 from jinfercept.sched.cost import AffineCost
+from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy, discard, improved_discard, preserve, scripted, swap
-from jinfercept.sched.scheduler import Planned, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
 
 SIZE = 4

@@ -1,0 +1,49 @@
+"""What a model reads of a result: its tokens, put where the tool's template says, cut to what there is room for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from jinfercept.request import Result, Tool
+
+CHARS_PER_TOKEN = 32
+"""Text longer than this many characters per allowed token is cut before it is encoded."""
+
+
+def render(
+    result: Result, tool: Tool | None, room: int, vocab_size: int, encode: Callable[[str], list[int]] | None
+) -> tuple[list[int], Result]:
+    """A result as tokens, and the result as it was used.
+
+    Args:
+        result: what came back.
+        tool: what was called; None if there is no such tool.
+        room: tokens that the sequence can still take.
+        vocab_size: token ids are below it.
+        encode: text to token ids; None without a tokenizer, when only token ids can be read.
+
+    Returns:
+        At most `room` tokens, and at most as many as the tool allows; what was cut says so, if there is room to.
+    """
+    limit = min(room, tool.max_result_tokens if tool else room)
+    if result.token_ids is not None:
+        return _token_ids(result, result.token_ids, limit, vocab_size)
+    if encode is None:
+        return [], result
+    before, _, after = (tool.result if tool else "{}").partition("{}")
+    if len(result.text) <= CHARS_PER_TOKEN * limit:
+        tokens = encode(before + result.text + after)
+        if len(tokens) <= limit:
+            return tokens, result
+    head, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)" + after)
+    body = encode(result.text[: CHARS_PER_TOKEN * limit])
+    tokens = [*head, *body[: max(0, limit - len(head) - len(tail))], *tail][:limit]
+    return tokens, replace(result, status="too_large" if result.status == "ok" else result.status)
+
+
+def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
+    """Token ids as they are; those that the model does not know are left out, and make the result an error."""
+    known = [token for token in token_ids if 0 <= token < vocab_size]
+    if len(known) == len(token_ids) <= limit:
+        return known, result
+    status = "error" if len(known) < len(token_ids) else "too_large"
+    return known[:limit], replace(result, status=status, token_ids=tuple(known[:limit]))

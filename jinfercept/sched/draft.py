@@ -1,0 +1,58 @@
+"""A plan while the scheduler makes it, and what is remembered of it until its result arrives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jinfercept.kv.manager import PageCopy
+from jinfercept.sched.plan import Chunk, StepPlan
+from jinfercept.sched.policy import Move
+from jinfercept.sched.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan in the making.
+
+    Attributes:
+        link_tokens: what the host link can still move.
+        room: query tokens that the largest bucket can still take.
+        victims: the policy's order of loss, as far as it was used up.
+    """
+
+    link_tokens: int
+    room: int
+    chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
+    copy_out: list[PageCopy] = field(default_factory=list)
+    fetch: list[PageCopy] = field(default_factory=list)
+    recomputing: list[Sequence] = field(default_factory=list)
+    recomputed: int = 0
+    victims: Iterator[Move] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what the scheduler has to know when the result arrives.
+
+    Attributes:
+        sampled: the sequences of the sampled chunks, with the incarnation that the sample is for.
+        recomputing: the sequences whose chunks were computed before, at least in part.
+        recomputed_tokens: how many of the plan's query tokens that were.
+    """
+
+    plan: StepPlan
+    sampled: tuple[tuple[Sequence, int], ...]
+    recomputing: tuple[Sequence, ...]
+    recomputed_tokens: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a scheduler has done since it began; tokens unless the name says otherwise."""
+
+    plans: int = 0
+    computed: int = 0
+    recomputed: int = 0
+    copied_out: int = 0
+    copied_in: int = 0
+    preemptions: int = 0
+    interceptions: int = 0
