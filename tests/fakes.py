@@ -80,15 +80,18 @@ class FakeRunner:
         assert plan.num_tokens <= plan.bucket
         assert not plan.chunks or plan.bucket in self.buckets
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
-        for chunk in plan.chunks:  # everybody writes before anybody reads, as in a layer
+        for chunk in plan.chunks:
             table = self.tables.setdefault(chunk.slot, {})
             table.update(chunk.new_pages)
+            for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+                if position % self.page_size == 0:  # a page begins anew
+                    self.device[table[position // self.page_size]] = {}
+        for chunk in plan.chunks:  # everybody writes before anybody reads, as in a layer, in whatever order
+            table = self.tables[chunk.slot]
             tokens = (self.last[chunk.slot],) if chunk.tokens == (FROM_DEVICE,) else chunk.tokens
             for position, token in enumerate(tokens, start=chunk.start):
                 slot, offset = table[position // self.page_size], position % self.page_size
                 assert slot != 0
-                if offset == 0:
-                    self.device[slot] = {}
                 self.device[slot][offset] = (position, token)
         sampled = []
         for chunk in plan.chunks:

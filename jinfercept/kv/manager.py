@@ -66,7 +66,8 @@ class KVManager:
         self._landing: list[Page] = []
         self._leaving: dict[int, Page] = {}  # by host slot
         self._dropped: list[int] = []
-        self._late_drops: list[int] = []
+        self._late_drops: list[int] = []  # host and device slots that this plan still fills: free from the next one on
+        self._late_slots: list[int] = []
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -119,6 +120,9 @@ class KVManager:
             self._dropped.append(slot)
             self._host.give(slot)
         self._late_drops.clear()
+        for slot in self._late_slots:
+            self._device.give(slot)
+        self._late_slots.clear()
 
     def drain_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
@@ -340,10 +344,11 @@ class KVManager:
             assert (page in self._spare) == self._is_spare(page), f"spare or not: {page}"
             indexed = page.digest is not None and self._index.get(page.digest) is page
             assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
-        self._device.check(page.device for page in pages if page.device is not None)
+        self._device.check([*(page.device for page in pages if page.device is not None), *self._late_slots])
         self._host.check([*(page.host for page in pages if page.host is not None), *self._late_drops])
         occupancy = self.occupancy()
-        assert occupancy.used == sum(page.device is not None and page.refs > 0 for page in pages)
+        used = sum(page.device is not None and page.refs > 0 for page in pages)
+        assert occupancy.used == used + len(self._late_slots)
         assert sum(occupancy[:4]) == occupancy.total
 
     def clear(self) -> None:
@@ -402,7 +407,12 @@ class KVManager:
 
     def _forget(self, page: Page) -> None:
         if page.device is not None:
-            self._device.give(page.device)
+            if page.landing:
+                page.landing = False
+                self._landing.remove(page)
+                self._late_slots.append(page.device)
+            else:
+                self._device.give(page.device)
             page.device, page.filled = None, 0
         if page.host is not None:
             self._free_host(page)
