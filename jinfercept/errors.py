@@ -29,7 +29,3 @@ class ModelError(JinferceptError):
 
 class RequestError(JinferceptError):
     """A request or its sampling parameters cannot be served."""
-
-
-class StepError(RuntimeError):
-    """A step failed on the device: the requests in the engine are lost, the engine itself goes on."""

@@ -111,7 +111,7 @@ class LLM:
 
         Args:
             policy: by name, or one of your own; the name chosen last by default.
-            flags: any of `pipeline_depth`, `max_chunk_tokens`, `swap_space`, `enable_prefix_caching`, `seed` and
+            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `swap_space`, `enable_prefix_caching`, `seed` and
                 `check_pages`; the others keep their values.
 
         Raises:

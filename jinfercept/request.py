@@ -9,8 +9,6 @@ from jinfercept.errors import RequestError
 FinishReason = Literal["stop", "length", "abort", "error"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
 MAX_TEMPERATURE = 1e6
-Output = str | list[int] | None
-"""What a tool returns: text, or token ids that are appended as they are. Anything else is turned into text with `str`."""
 
 
 @dataclass(frozen=True, slots=True)

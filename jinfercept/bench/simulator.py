@@ -86,7 +86,6 @@ class VirtualEndpoints:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._due: list[tuple[float, int, str, tuple[Call, ...]]] = []
-        self._cancelled: set[int] = set()
         self._live: dict[str, int] = {}
         self._count = 0
 
