@@ -13,6 +13,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
@@ -34,6 +35,7 @@ class Scheduler:
         max_model_len: tokens that a sequence may have; the device pool must hold them.
         chunk_tokens: most query tokens of one sequence in one step.
         whole_prompts: no chunked prefill: whoever can start is computed whole, several together, before anybody decodes.
+        observer: told of states and moves.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Scheduler:
         max_model_len: int,
         chunk_tokens: int,
         whole_prompts: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         self.kv = kv
         self.counters = Counters()
@@ -61,6 +64,7 @@ class Scheduler:
         self._buckets = buckets
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
+        self._observer = observer
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._stalled = False
@@ -83,7 +87,7 @@ class Scheduler:
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         self._leave_queue(sequence)
-        sequence.state, sequence.paused_s, sequence.calls = State.INTERCEPTED, now, calls
+        sequence.paused_s, sequence.calls = now, calls
         self._void_pending(sequence)
         self.intercepted[sequence.id] = sequence
         self.counters.interceptions += 1
@@ -91,6 +95,7 @@ class Scheduler:
             self.kv.release(sequence.context)
         for call in calls:
             self._estimator.started(call.key, call.name, now, call.expected_s)
+        self._enter(sequence, State.INTERCEPTED)
         self._policy.pause(sequence, now)
 
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[Ended, ...] = ()) -> None:
@@ -116,7 +121,7 @@ class Scheduler:
         self._leave_queue(sequence)
         self._policy.resume(sequence, now)
         self._void_pending(sequence)
-        sequence.state = State.FINISHED
+        self._enter(sequence, State.FINISHED)
         self.kv.close(sequence.context)
 
     @property
@@ -196,7 +201,7 @@ class Scheduler:
             return False
         self.waiting.pop(0)
         insort(self.running, sequence, key=attrgetter("order"))
-        sequence.state = State.RUNNING
+        self._enter(sequence, State.RUNNING)
         sequence.slot = self._slots.pop()
         sequence.table.clear()
         sequence.planned = False
@@ -327,19 +332,24 @@ class Scheduler:
     def _move(self, draft: Draft, move: Move) -> bool:
         """Execute a policy's move as far as the page allows; True if its device slot is free now."""
         kv, page, action = self.kv, move.page, move.action
-        if action in (Action.COPY, Action.SWAP) and draft.link_tokens >= page.filled:
-            copy = kv.copy_out(page)
-            if copy is not None:
-                draft.copy_out.append(copy)
-                draft.link_tokens -= page.filled
-                move.sequence.copied_out += page.filled
-                self.counters.copied_out += page.filled
-        if action is Action.COPY:
-            return False
-        freed = kv.drop_device(page)
+        copied = self._copy_out(draft, move) if action in (Action.COPY, Action.SWAP) else 0
+        freed = action is not Action.COPY and kv.drop_device(page)
         if action is Action.LOSE and page.host is not None and not page.refs:
             kv.drop_host(page)
+        if self._observer is not None and (copied or freed):
+            self._observer.moved(move, copied, freed)
         return freed
+
+    def _copy_out(self, draft: Draft, move: Move) -> int:
+        """Tokens that the link takes to the host for this move."""
+        page = move.page
+        if draft.link_tokens < page.filled or (copy := self.kv.copy_out(page)) is None:
+            return 0
+        draft.copy_out.append(copy)
+        draft.link_tokens -= page.filled
+        move.sequence.copied_out += page.filled
+        self.counters.copied_out += page.filled
+        return page.filled
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -365,8 +375,14 @@ class Scheduler:
         return self._next_order
 
     def _enqueue(self, sequence: Sequence, order: int) -> None:
-        sequence.order, sequence.state = order, State.WAITING
+        sequence.order = order
+        self._enter(sequence, State.WAITING)
         insort(self.waiting, sequence, key=attrgetter("order"))
+
+    def _enter(self, sequence: Sequence, state: State) -> None:
+        sequence.state = state
+        if self._observer is not None:
+            self._observer.changed(sequence)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         if sequence.state is State.RUNNING:
