@@ -243,6 +243,20 @@ class KVManager:
             context.pages.append(page)
         self._place(context.pages[index])
 
+    def append(self, context: Context) -> bool:
+        """Note that the plan computes the token at `ready`, if its page is there and nothing else follows from it."""
+        index, offset = divmod(context.ready, self.page_size)
+        if index >= len(context.pages):
+            return False
+        page = context.pages[index]
+        if page.filled != offset or page.device is None or page.host is not None:
+            return False
+        page.filled = offset + 1
+        context.ready += 1
+        if page.filled == self.page_size:
+            self._name(context, index)
+        return True
+
     def computed(self, context: Context, start: int, end: int) -> None:
         """The plan computes the tokens `start … end - 1`: note it, and forget host copies that are now too short."""
         size = self.page_size

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.policy import Action, Budget, Move
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 
 
 @final
 class CopyAhead:
     """Spend the free link budget on copies of paused contexts; evict on demand.
+
+    A plan looks at the contexts that it moves and at a few estimates, not at everybody who is paused.
 
     Args:
         estimator: how long an interception still lasts.
@@ -26,50 +29,43 @@ class CopyAhead:
     synchronous = False
 
     def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
-        self._resident: dict[str, Sequence] = {}  # paused, and may have pages on the device
-        self._dirty: dict[str, Sequence] = {}  # paused, and may have pages there without a host copy
+        self._clean = LastExpectedFirst(estimator)  # may have pages on the device that have a host copy
+        self._dirty = LastExpectedFirst(estimator)  # may have pages there that have none
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self._resident[sequence.id] = self._dirty[sequence.id] = sequence
+        self._clean.add(sequence, now)
+        self._dirty.add(sequence, now)
+
+    def wait(self, sequence: Sequence) -> None:
+        for paused in (self._clean, self._dirty):
+            if sequence in paused:
+                paused.add(sequence, 0.0)
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        self._resident.pop(sequence.id, None)
-        self._dirty.pop(sequence.id, None)
+        self._clean.discard(sequence)
+        self._dirty.discard(sequence)
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
         """Copies, longest expected remaining first."""
-        if budget.link_tokens <= 0 or not self._dirty:
+        self._clean.look_again(now)
+        self._dirty.look_again(now)
+        if budget.link_tokens <= 0:
             return
-        for sequence in self._last_expected_first(self._dirty.values(), now):
+        for sequence in self._dirty:
+            if sequence not in self._clean:
+                self._clean.add(sequence, now)
             for page in sequence.context.pages:
                 if page.residency is Residency.DIRTY and not page.refs:
                     yield Move(sequence, page, Action.COPY, "copy ahead")
                     if page.host is None:
                         return  # the link or the host is full
-            del self._dirty[sequence.id]
+            self._dirty.discard(sequence)
 
     def victims(self, now: float) -> Iterator[Move]:
         """Clean pages of whoever is expected back last, then dirty ones in the same order, tail first."""
-        order = self._last_expected_first(self._resident.values(), now)
-        for wanted, why in ((Residency.CLEAN, "clean"), (Residency.DIRTY, "dirty")):
-            for sequence in order:
-                resident = False
+        for paused, wanted, why in ((self._clean, Residency.CLEAN, "clean"), (self._dirty, Residency.DIRTY, "dirty")):
+            for sequence in paused:
                 for page in reversed(sequence.context.pages):
-                    if page.device is not None:
-                        resident = True
-                        if page.residency is wanted and not page.refs:
-                            yield Move(sequence, page, Action.SWAP, why)
-                if not resident:
-                    self._resident.pop(sequence.id, None)
-
-    def _last_expected_first(self, sequences: Iterable[Sequence], now: float) -> list[Sequence]:
-        """Intercepted ones by expected remaining time, then those that wait to run, youngest first."""
-
-        def key(sequence: Sequence) -> tuple[bool, float]:
-            if sequence.state is not State.INTERCEPTED:
-                return True, -sequence.order
-            age = now - sequence.paused_s
-            return False, -remaining_s(self._estimator, sequence, age)
-
-        return sorted(sequences, key=key)
+                    if page.residency is wanted and not page.refs:
+                        yield Move(sequence, page, Action.SWAP, why)
+                paused.discard(sequence)

@@ -16,11 +16,13 @@ class Draft:
     Attributes:
         link_tokens: what the host link can still move.
         room: query tokens that the largest bucket can still take.
+        context_tokens: context of the running sequences.
         victims: the policy's order of loss, as far as it was used up.
     """
 
     link_tokens: int
     room: int
+    context_tokens: int
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     copy_out: list[PageCopy] = field(default_factory=list)
     fetch: list[PageCopy] = field(default_factory=list)

@@ -32,6 +32,9 @@ class LeastRecentlyUsed:
         if self._writes_through:
             self._dirty[sequence.id] = sequence
 
+    def wait(self, sequence: Sequence) -> None:
+        """It stays where it is in the order."""
+
     def resume(self, sequence: Sequence, now: float) -> None:
         self._resident.pop(sequence.id, None)
         self._dirty.pop(sequence.id, None)

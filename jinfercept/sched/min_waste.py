@@ -84,6 +84,9 @@ class MinWaste:
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = sequence
 
+    def wait(self, sequence: Sequence) -> None:
+        """Its state says so."""
+
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.pop(sequence.id, None)
 

@@ -64,6 +64,10 @@ class Policy(Protocol):
         """The sequence's pages are claims from here on (it was intercepted or preempted)."""
         ...
 
+    def wait(self, sequence: Sequence) -> None:
+        """The calls of a paused sequence have returned: it will run as soon as it can, and is not intercepted any more."""
+        ...
+
     def resume(self, sequence: Sequence, now: float) -> None:
         """The sequence runs or is gone: its pages are not to be moved."""
         ...
@@ -138,6 +142,9 @@ class AtPause:
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused.add(sequence)
         self._places[sequence.id] = [self._placement(sequence, index) for index in range(len(sequence.context.pages))]
+
+    def wait(self, sequence: Sequence) -> None:
+        """What was decided at the pause stands."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.remove(sequence)

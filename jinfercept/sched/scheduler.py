@@ -18,6 +18,7 @@ from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 
+_FROM_DEVICE = (FROM_DEVICE,)
 IDLE_STEP_S = 0.010
 """Length of a step that only transfers: short, so that an arrival interrupts it."""
 
@@ -110,6 +111,7 @@ class Scheduler:
         del self.intercepted[sequence.id]
         sequence.tokens.extend(tokens)
         self._enqueue(sequence, self._take_order() if self._policy.requeues_at_tail else sequence.order)
+        self._policy.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """The sequence is done or given up, in whatever state it is: its pages are free or cached at once."""
@@ -137,9 +139,9 @@ class Scheduler:
     def plan(self, now: float) -> Planned:
         """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
         self.kv.begin()
-        context_tokens = sum([sequence.length for sequence in self.running])
+        context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._hidden_tokens(len(self.running), context_tokens)
-        draft = Draft(hidden, self._buckets[-1])
+        draft = Draft(hidden, self._buckets[-1], context_tokens)
         self._stalled = False
         for sequence in self.running:
             sequence.planned = False
@@ -171,9 +173,33 @@ class Scheduler:
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
-            to_come = len(self.running) - index - 1
-            self._run(draft, sequence, draft.room - to_come, now)
             index += 1
+            if not self._decode(draft, sequence):
+                self._run(draft, sequence, draft.room - (len(self.running) - index), now)
+
+    def _decode(self, draft: Draft, sequence: Sequence) -> bool:
+        """Plan the next token of a sequence that lacks nothing for it: what `_run` comes to almost always, in short."""
+        context, known = sequence.context, len(sequence.tokens)
+        start = known + sequence.pending - 1
+        if (
+            context.ready != start
+            or sequence.high_water > start
+            or start + 1 >= self.max_model_len
+            or sequence.generated + sequence.pending >= sequence.max_tokens
+            or len(sequence.table) < len(context.pages)
+            or not self.kv.append(context)
+        ):
+            return False
+        tokens = (sequence.tokens[start],) if start < known else _FROM_DEVICE
+        sample = Sample(sequence.temperature, sequence.seed, start + 1)
+        assert sequence.slot is not None
+        draft.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
+        draft.room -= 1
+        self.counters.computed += 1
+        sequence.high_water = start + 1
+        sequence.planned = True
+        sequence.pending += 1
+        return True
 
     def _admit_all(self, draft: Draft, now: float) -> None:
         """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
@@ -183,11 +209,11 @@ class Scheduler:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
                 if missing > draft.room:
                     return
-            if sequence.pending or not self._admit(sequence, now):
+            if sequence.pending or not self._admit(draft, sequence, now):
                 return
             self._run(draft, sequence, draft.room, now)
 
-    def _admit(self, sequence: Sequence, now: float) -> bool:
+    def _admit(self, draft: Draft, sequence: Sequence, now: float) -> bool:
         """Turn the head of the line's claims into references if its whole context can be placed."""
         kv, context = self.kv, sequence.context
         kv.refresh(context, sequence.tokens)
@@ -205,6 +231,7 @@ class Scheduler:
         sequence.slot = self._slots.pop()
         sequence.table.clear()
         sequence.planned = False
+        draft.context_tokens += sequence.length
         if not sequence.high_water:
             sequence.num_cached = sequence.high_water = len(context.pages) * kv.page_size
         sequence.found = kv.survey(context, sequence.high_water)
@@ -243,7 +270,7 @@ class Scheduler:
         assert sequence.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
-        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
+        tokens = tuple(sequence.tokens[start:end]) if end <= known else _FROM_DEVICE
         sample = None
         if end == sequence.length:
             sample = Sample(sequence.temperature, sequence.seed, end)
@@ -324,9 +351,9 @@ class Scheduler:
         self._move_all(draft, now)
 
     def _move_all(self, draft: Draft, now: float) -> None:
-        context = sum(sequence.length for sequence in self.running)
         queries = self._buckets[-1] - draft.room
-        for move in self._policy.moves(Budget(draft.room, draft.link_tokens, context, queries), now):
+        budget = Budget(draft.room, draft.link_tokens, draft.context_tokens, queries)
+        for move in self._policy.moves(budget, now):
             self._move(draft, move)
 
     def _move(self, draft: Draft, move: Move) -> bool:
@@ -354,9 +381,8 @@ class Scheduler:
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def _seal(self, draft: Draft) -> Planned:
-        draft.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
-        num_tokens = sum(len(chunk.tokens) for _, chunk in draft.chunks)
-        bucket = self._bucket(num_tokens)
+        draft.chunks.sort(key=_is_long)
+        bucket = self._bucket(self._buckets[-1] - draft.room)
         plan = StepPlan(
             number=self.counters.plans,
             bucket=bucket,
@@ -367,7 +393,7 @@ class Scheduler:
             drop=self.kv.drain_dropped(),
         )
         self.counters.plans += bool(plan)
-        sampled = tuple((sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample)
+        sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample])
         return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed)
 
     def _take_order(self) -> int:
@@ -401,3 +427,7 @@ class Scheduler:
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0
         sequence.incarnation += 1
+
+
+def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
+    return len(entry[1].tokens) > 1

@@ -123,6 +123,9 @@ class CopyEverything:
     def pause(self, sequence: Sequence, now: float) -> None:
         self.paused[sequence.id] = sequence
 
+    def wait(self, sequence: Sequence) -> None:
+        pass
+
     def resume(self, sequence: Sequence, now: float) -> None:
         self.paused.pop(sequence.id, None)
 
