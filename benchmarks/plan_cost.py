@@ -119,10 +119,10 @@ def main() -> None:
     for policy in options.policy or ["copy_ahead"]:
         alone = measure(policy, options.running, 0, options.plans, options.share)
         for count in (options.intercepted // 4, options.intercepted):
-            row = {"policy": policy} | measure(policy, options.running, count, options.plans, options.share)
+            row = measure(policy, options.running, count, options.plans, options.share)
             per_running = alone["median_us"] / options.running
             slope = (row["median_us"] - alone["median_us"]) / max(1, count)
-            rows.append(row | {"us_per_running": per_running, "us_per_intercepted": slope})
+            rows.append({"policy": policy} | row | {"us_per_running": per_running, "us_per_intercepted": slope})
             table.add_row(
                 policy,
                 str(options.running),

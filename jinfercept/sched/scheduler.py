@@ -8,6 +8,7 @@ a paused context's (the policy says which), and at last the youngest running seq
 
 from bisect import bisect_left, insort
 from operator import attrgetter
+from typing import Literal
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
@@ -18,7 +19,11 @@ from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 
+Preemption = Literal["auto", "recompute", "swap"]
+"""What becomes of a preempted sequence's pages."""
+
 _FROM_DEVICE = (FROM_DEVICE,)
+
 IDLE_STEP_S = 0.010
 """Length of a step that only transfers: short, so that an arrival interrupts it."""
 
@@ -37,6 +42,8 @@ class Scheduler:
         chunk_tokens: most query tokens of one sequence in one step.
         whole_prompts: no chunked prefill: whoever can start is computed whole, several together, before anybody decodes.
         observer: told of states and moves.
+        preemption: what becomes of the pages of a running sequence that gives way: the policy's choice (`auto`), or, for
+            studies, dropped at once (`recompute`) or moved to the host whatever the link has left (`swap`).
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Scheduler:
         chunk_tokens: int,
         whole_prompts: bool = False,
         observer: Observer | None = None,
+        preemption: Preemption = "auto",
     ) -> None:
         self.kv = kv
         self.counters = Counters()
@@ -66,6 +74,7 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
         self._observer = observer
+        self._preemption: Preemption = preemption
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._stalled = False
@@ -347,8 +356,19 @@ class Scheduler:
         draft.victims = None
         sequence.preemptions += 1
         self.counters.preemptions += 1
-        self._policy.pause(sequence, now)
-        self._move_all(draft, now)
+        if self._preemption == "auto":
+            self._policy.pause(sequence, now)
+            self._move_all(draft, now)
+        else:
+            self._force_out(draft, sequence)
+
+    def _force_out(self, draft: Draft, sequence: Sequence) -> None:
+        """Take every page that only this sequence counts on off the device."""
+        swaps = self._preemption == "swap"
+        for page in reversed(sequence.context.pages):
+            if page.claims == 1 and not page.refs:
+                draft.link_tokens = max(draft.link_tokens, page.filled if swaps else 0)
+                self._move(draft, Move(sequence, page, Action.SWAP if swaps else Action.LOSE, "preempted"))
 
     def _move_all(self, draft: Draft, now: float) -> None:
         queries = self._buckets[-1] - draft.room

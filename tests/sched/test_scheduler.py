@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from fakes import VOCAB, FakeRunner
+import pytest
+from fakes import POLICIES, VOCAB, FakeRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Action, Budget, Move, Policy, discard, improved_discard, preserve, scripted, swap
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sched.sequence import Sequence, State
 
 SIZE = 4
@@ -34,6 +35,7 @@ class Desk:
         chunk_tokens: int = 1 << 30,
         link_tokens_per_s: float = 1e9,
         depth: int = 0,
+        preemption: Preemption = "auto",
     ) -> None:
         self.kv = KVManager(num_pages, num_host_pages, SIZE)
         self.scheduler = Scheduler(
@@ -45,6 +47,7 @@ class Desk:
             max_num_seqs=max_num_seqs,
             max_model_len=num_pages * SIZE,
             chunk_tokens=chunk_tokens,
+            preemption=preemption,
         )
         self.runner = FakeRunner(SIZE, buckets)
         self.depth = depth
@@ -278,6 +281,25 @@ def test_the_youngest_gives_way_when_a_page_is_missing() -> None:
 
 def test_a_preempted_sequence_uses_the_host_tier_too() -> None:
     desk = Desk(swap(), num_pages=6)
+    desk.prefilled("old", 8, max_tokens=10)
+    young = desk.prefilled("young", 7, max_tokens=10)
+    desk.drain()
+    assert young.preemptions
+    assert young.recomputed == 0
+    assert young.copied_out == young.copied_in >= 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_preemption_can_be_forced_under_every_policy(policy: str) -> None:
+    desk = Desk(POLICIES[policy](), num_pages=6, preemption="recompute")
+    desk.prefilled("old", 8, max_tokens=10)
+    young = desk.prefilled("young", 7, max_tokens=10)
+    desk.drain()
+    assert young.preemptions
+    assert (young.copied_out, young.copied_in) == (0, 0)
+    assert young.recomputed >= 8
+
+    desk = Desk(POLICIES[policy](), num_pages=6, preemption="swap", link_tokens_per_s=1.0)
     desk.prefilled("old", 8, max_tokens=10)
     young = desk.prefilled("young", 7, max_tokens=10)
     desk.drain()
