@@ -64,6 +64,7 @@ class KVManager:
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, unclaimed; least recently used first
         self._spare: OrderedDict[Page, None] = OrderedDict()  # host copies that no paused context counts on
         self._landing: list[Page] = []
+        self._filling: set[Page] = set()  # referenced, and full only after this plan's compute
         self._leaving: dict[int, Page] = {}  # by host slot
         self._dropped: list[int] = []
         self._late_drops: list[int] = []  # host and device slots that this plan still fills: free from the next one on
@@ -111,6 +112,7 @@ class KVManager:
         for page in self._landing:
             page.landing = False
         self._landing.clear()
+        self._filling.clear()
         arrived = list(self._leaving.values())
         self._leaving.clear()
         for page in arrived:
@@ -254,6 +256,7 @@ class KVManager:
         page.filled = offset + 1
         context.ready += 1
         if page.filled == self.page_size:
+            self._filling.add(page)
             self._name(context, index)
         return True
 
@@ -269,6 +272,7 @@ class KVManager:
                 if page.host is not None and page.host_filled < filled:
                     self.drop_host(page)
                 if filled == size:
+                    self._filling.add(page)
                     self._name(context, index)
         if start <= context.ready:
             context.ready = max(context.ready, end)
@@ -303,8 +307,9 @@ class KVManager:
         return PageCopy(page.device, host)
 
     def copy_out(self, page: Page) -> PageCopy | None:
-        """Copy an unreferenced dirty page to the host; None if it cannot be, or no host slot is to be had without loss."""
-        if page.refs or page.landing or page.residency is not Residency.DIRTY:
+        """Copy a dirty page to the host; None if it may still change, or no host slot is to be had without loss."""
+        changes = page.refs > 0 and (page.filled < self.page_size or page in self._filling)
+        if changes or page.landing or page.residency is not Residency.DIRTY:
             return None
         if not self._host.num_free and not self._evict_spare():
             return None

@@ -5,7 +5,7 @@ from typing import final
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import Action, Budget, Move
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import Sequence, State
 
 
 @final
@@ -13,34 +13,38 @@ class LeastRecentlyUsed:
     """Keep, and evict by recency; recomputation is chunked like any prefill.
 
     Args:
-        writes_through: copy every paused context to the host as the link allows, so that most evictions cost a copy back
-            instead of a recomputation (hierarchical caches, offloading connectors).
+        writes_through: tokens per page; then every full page and every paused context is copied to the host as the link
+            allows, so that most evictions cost a copy back instead of a recomputation (hierarchical caches, offloading
+            connectors). 0: nothing is copied.
     """
 
     requeues_at_tail = False
     protects_paused = False
     synchronous = False
 
-    def __init__(self, writes_through: bool) -> None:
-        self._writes_through = writes_through
+    def __init__(self, writes_through: int = 0) -> None:
+        self._page_size = writes_through
         self._resident: dict[str, Sequence] = {}  # paused, and may have pages on the device; longest paused first
         self._dirty: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
+        self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self._resident.pop(sequence.id, None)
+        self._leave(sequence)
         self._resident[sequence.id] = sequence
-        if self._writes_through:
+        if self._page_size:
             self._dirty[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
         """It stays where it is in the order."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        self._resident.pop(sequence.id, None)
-        self._dirty.pop(sequence.id, None)
+        self._leave(sequence)
+        if self._page_size:
+            self._running[sequence.id] = sequence
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
-        """Write through in the order of pausing."""
+        """Write through: paused contexts in the order of pausing, then the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
             for page in sequence.context.pages:
                 if page.residency is Residency.DIRTY and not page.refs:
@@ -48,6 +52,17 @@ class LeastRecentlyUsed:
                     if page.host is None:
                         return  # the link or the host is full
             del self._dirty[sequence.id]
+        for sequence in list(self._running.values()):
+            if sequence.state is State.FINISHED:
+                self._leave(sequence)
+                continue
+            for index in range(self._written.get(sequence.id, 0), sequence.context.ready // self._page_size):
+                page = sequence.context.pages[index]
+                if page.residency is Residency.DIRTY:
+                    yield Move(sequence, page, Action.COPY, "write-through")
+                    if page.host is None:
+                        break  # this plan computes it, or the link or the host is full
+                self._written[sequence.id] = index + 1
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in list(self._resident.values()):
@@ -58,3 +73,7 @@ class LeastRecentlyUsed:
                     resident |= page.device is not None
             if not resident:
                 self._resident.pop(sequence.id, None)
+
+    def _leave(self, sequence: Sequence) -> None:
+        for group in (self._resident, self._dirty, self._running, self._written):
+            group.pop(sequence.id, None)
