@@ -13,17 +13,16 @@ class LeastRecentlyUsed:
     """Keep, and evict by recency; recomputation is chunked like any prefill.
 
     Args:
-        writes_through: tokens per page; then every full page and every paused context is copied to the host as the link
-            allows, so that most evictions cost a copy back instead of a recomputation (hierarchical caches, offloading
-            connectors). 0: nothing is copied.
+        writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
+            cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
     """
 
     requeues_at_tail = False
     protects_paused = False
     synchronous = False
 
-    def __init__(self, writes_through: int = 0) -> None:
-        self._page_size = writes_through
+    def __init__(self, writes_through: bool) -> None:
+        self._writes_through = writes_through
         self._resident: dict[str, Sequence] = {}  # paused, and may have pages on the device; longest paused first
         self._dirty: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
@@ -32,7 +31,7 @@ class LeastRecentlyUsed:
     def pause(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)
         self._resident[sequence.id] = sequence
-        if self._page_size:
+        if self._writes_through:
             self._dirty[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
@@ -40,7 +39,7 @@ class LeastRecentlyUsed:
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)
-        if self._page_size:
+        if self._writes_through:
             self._running[sequence.id] = sequence
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
@@ -53,15 +52,14 @@ class LeastRecentlyUsed:
                         return  # the link or the host is full
             del self._dirty[sequence.id]
         for sequence in list(self._running.values()):
-            if sequence.state is State.FINISHED:
+            if sequence.state is not State.RUNNING:
                 self._leave(sequence)
                 continue
-            for index in range(self._written.get(sequence.id, 0), sequence.context.ready // self._page_size):
-                page = sequence.context.pages[index]
-                if page.residency is Residency.DIRTY:
-                    yield Move(sequence, page, Action.COPY, "write-through")
-                    if page.host is None:
-                        break  # this plan computes it, or the link or the host is full
+            pages = sequence.context.pages
+            for index in range(self._written.get(sequence.id, 0), len(pages) - 1):
+                yield Move(sequence, pages[index], Action.COPY, "write-through")
+                if pages[index].host is None:
+                    break  # it is not full yet, or the link or the host is
                 self._written[sequence.id] = index + 1
 
     def victims(self, now: float) -> Iterator[Move]:

@@ -76,8 +76,8 @@ SETTINGS: dict[str, Setting] = {
     "budgeted_swap": Setting(_budgeted_swap),
     "heuristic_preserve": Setting(_heuristic),
     "min_waste": Setting(_min_waste),
-    "lru": Setting(lambda known: LeastRecentlyUsed()),
-    "lru_host": Setting(lambda known: LeastRecentlyUsed(writes_through=known.page_size)),
+    "lru": Setting(lambda known: LeastRecentlyUsed(writes_through=False)),
+    "lru_host": Setting(lambda known: LeastRecentlyUsed(writes_through=True)),
     "copy_ahead": Setting(lambda known: CopyAhead(known.estimator)),
 }
 """What can be selected. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
