@@ -416,13 +416,20 @@ class KVManager:
         """Put the page on the lists where it belongs now, or free it if nobody needs it."""
         if page.digest is not None and page.residency is Residency.MISSING and self._index.get(page.digest) is page:
             del self._index[page.digest]
-        unwanted = not page.refs and not page.claims
-        if unwanted and not self._worth_keeping(page):
+        if not page.refs and not page.claims and not self._worth_keeping(page):
             self._forget(page)
-        evictable = page.device is not None and not page.refs
-        _set_member(self._cached, page, evictable and not page.claims)
-        _set_member(self._claimed, page, evictable and page.claims > 0)
-        _set_member(self._spare, page, self._is_spare(page))
+        here = None
+        if page.device is not None and not page.refs:
+            here = self._claimed if page.claims else self._cached
+        for members in (self._claimed, self._cached):
+            if members is here:
+                members.setdefault(page)
+            else:
+                members.pop(page, None)
+        if self._is_spare(page):
+            self._spare.setdefault(page)
+        else:
+            self._spare.pop(page, None)
 
     def _forget(self, page: Page) -> None:
         if page.device is not None:
@@ -455,10 +462,3 @@ class KVManager:
             return False
         self.drop_host(next(iter(self._spare)))
         return True
-
-
-def _set_member(members: OrderedDict[Page, None], page: Page, belongs: bool) -> None:
-    if belongs:
-        members.setdefault(page)
-    else:
-        members.pop(page, None)

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import Sequence, State
 
-LOOKED_AT = 8
+LOOKED_AT = 2
 """Estimates that a plan looks at again."""
 
 
