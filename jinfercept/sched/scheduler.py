@@ -6,8 +6,7 @@ contexts, into what is left of the link. Whoever needs a device slot takes, in t
 a paused context's (the policy says which), and at last the youngest running sequence's.
 """
 
-from bisect import bisect_left, insort
-from operator import attrgetter
+from bisect import bisect_left
 from typing import Literal
 
 from jinfercept.kv.manager import KVManager
@@ -16,8 +15,10 @@ from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
-from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.policy import Action, Budget, Policy
+from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.sched.transfers import Transfers
 
 Preemption = Literal["auto", "recompute", "swap"]
 """What becomes of a preempted sequence's pages."""
@@ -64,26 +65,24 @@ class Scheduler:
         self.kv = kv
         self.counters = Counters()
         self.max_model_len = max_model_len
-        self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
-        self.intercepted: dict[str, Sequence] = {}
+        self._queues = Queues(max_num_seqs, observer)
+        self.running, self.waiting = self._queues.running, self._queues.waiting
+        self.intercepted = self._queues.intercepted
+        self._transfers = Transfers(kv, self.counters, observer)
         self._policy = policy
         self._cost = cost
         self._estimator = estimator
         self._buckets = buckets
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
-        self._observer = observer
         self._preemption: Preemption = preemption
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
-        self._next_order = 0
         self._stalled = False
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind all others."""
-        self._enqueue(sequence, self._take_order())
+        self._queues.put_last(sequence)
 
     def accept(self, sequence: Sequence, token: int) -> None:
         """A sampled token was read: it is the sequence's next one."""
@@ -96,16 +95,14 @@ class Scheduler:
         """The sequence has called out: samples still in flight are void, its pages become claims."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
-        self._leave_queue(sequence)
         sequence.paused_s, sequence.calls = now, calls
         self._void_pending(sequence)
-        self.intercepted[sequence.id] = sequence
+        self._queues.intercept(sequence)
         self.counters.interceptions += 1
         if was_running:
             self.kv.release(sequence.context)
         for call in calls:
             self._estimator.started(call.key, call.name, now, call.expected_s)
-        self._enter(sequence, State.INTERCEPTED)
         self._policy.pause(sequence, now)
 
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[Ended, ...] = ()) -> None:
@@ -117,9 +114,11 @@ class Scheduler:
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.calls, ended, strict=True):
             self._estimator.observe(call.name, end.duration_s, end.clean, call.key)
-        del self.intercepted[sequence.id]
         sequence.tokens.extend(tokens)
-        self._enqueue(sequence, self._take_order() if self._policy.requeues_at_tail else sequence.order)
+        if self._policy.requeues_at_tail:
+            self._queues.put_last(sequence)
+        else:
+            self._queues.wait(sequence)
         self._policy.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -129,10 +128,9 @@ class Scheduler:
         if sequence.state is State.INTERCEPTED:
             for call in sequence.calls:
                 self._estimator.observe(call.name, now - sequence.paused_s, clean=False, call_key=call.key)
-        self._leave_queue(sequence)
         self._policy.resume(sequence, now)
         self._void_pending(sequence)
-        self._enter(sequence, State.FINISHED)
+        self._queues.finish(sequence)
         self.kv.close(sequence.context)
 
     @property
@@ -212,7 +210,7 @@ class Scheduler:
 
     def _admit_all(self, draft: Draft, now: float) -> None:
         """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
-        while self.waiting and self._slots and draft.room > 0 and not self._stalled:
+        while self.waiting and self._queues.has_slot and draft.room > 0 and not self._stalled:
             sequence = self.waiting[0]
             if self._whole_prompts and draft.chunks:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
@@ -234,11 +232,7 @@ class Scheduler:
             if not sequence.high_water:
                 kv.close(context)  # it has nothing of its own yet: what it adopted stays a finished prefix
             return False
-        self.waiting.pop(0)
-        insort(self.running, sequence, key=attrgetter("order"))
-        self._enter(sequence, State.RUNNING)
-        sequence.slot = self._slots.pop()
-        sequence.table.clear()
+        self._queues.run(sequence)
         sequence.planned = False
         draft.context_tokens += sequence.length
         if not sequence.high_water:
@@ -314,10 +308,7 @@ class Scheduler:
         for page in list(self.kv.host_only(sequence.context)):
             if draft.link_tokens < page.host_filled or not self._free_slot(draft, sequence, now):
                 return
-            draft.fetch.append(self.kv.fetch(page))
-            draft.link_tokens -= page.filled
-            sequence.copied_in += page.filled
-            self.counters.copied_in += page.filled
+            self._transfers.fetch(draft, sequence, page)
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
@@ -343,16 +334,14 @@ class Scheduler:
             return False
         for victims in (draft.victims or iter(()), self._policy.victims(now)):
             draft.victims = victims
-            if any(self._move(draft, move) for move in victims):
+            if any(self._transfers.move(draft, move) for move in victims):
                 return True
         return self.kv.evict_claimed()
 
     def _preempt(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Send a running sequence back to the queue; its pages become claims."""
-        self.running.remove(sequence)
-        self._give_slot_back(sequence)
+        self._queues.wait(sequence)
         self.kv.release(sequence.context)
-        self._enqueue(sequence, sequence.order)
         draft.victims = None
         sequence.preemptions += 1
         self.counters.preemptions += 1
@@ -360,43 +349,14 @@ class Scheduler:
             self._policy.pause(sequence, now)
             self._move_all(draft, now)
         else:
-            self._force_out(draft, sequence)
-
-    def _force_out(self, draft: Draft, sequence: Sequence) -> None:
-        """Take every page that only this sequence counts on off the device."""
-        swaps = self._preemption == "swap"
-        for page in reversed(sequence.context.pages):
-            if page.claims == 1 and not page.refs:
-                draft.link_tokens = max(draft.link_tokens, page.filled if swaps else 0)
-                self._move(draft, Move(sequence, page, Action.SWAP if swaps else Action.LOSE, "preempted"))
+            action = Action.SWAP if self._preemption == "swap" else Action.LOSE
+            self._transfers.force_out(draft, sequence, action)
 
     def _move_all(self, draft: Draft, now: float) -> None:
         queries = self._buckets[-1] - draft.room
         budget = Budget(draft.room, draft.link_tokens, draft.context_tokens, queries)
         for move in self._policy.moves(budget, now):
-            self._move(draft, move)
-
-    def _move(self, draft: Draft, move: Move) -> bool:
-        """Execute a policy's move as far as the page allows; True if its device slot is free now."""
-        kv, page, action = self.kv, move.page, move.action
-        copied = self._copy_out(draft, move) if action in (Action.COPY, Action.SWAP) else 0
-        freed = action is not Action.COPY and kv.drop_device(page)
-        if action is Action.LOSE and page.host is not None and not page.refs:
-            kv.drop_host(page)
-        if self._observer is not None and (copied or freed):
-            self._observer.moved(move, copied, freed)
-        return freed
-
-    def _copy_out(self, draft: Draft, move: Move) -> int:
-        """Tokens that the link takes to the host for this move."""
-        page = move.page
-        if draft.link_tokens < page.filled or (copy := self.kv.copy_out(page)) is None:
-            return 0
-        draft.copy_out.append(copy)
-        draft.link_tokens -= page.filled
-        move.sequence.copied_out += page.filled
-        self.counters.copied_out += page.filled
-        return page.filled
+            self._transfers.move(draft, move)
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -415,34 +375,6 @@ class Scheduler:
         self.counters.plans += bool(plan)
         sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample])
         return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed)
-
-    def _take_order(self) -> int:
-        self._next_order += 1
-        return self._next_order
-
-    def _enqueue(self, sequence: Sequence, order: int) -> None:
-        sequence.order = order
-        self._enter(sequence, State.WAITING)
-        insort(self.waiting, sequence, key=attrgetter("order"))
-
-    def _enter(self, sequence: Sequence, state: State) -> None:
-        sequence.state = state
-        if self._observer is not None:
-            self._observer.changed(sequence)
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        if sequence.state is State.RUNNING:
-            self.running.remove(sequence)
-            self._give_slot_back(sequence)
-        elif sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
-        else:
-            del self.intercepted[sequence.id]
-
-    def _give_slot_back(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
-        self._slots.append(sequence.slot)
-        sequence.slot = None
 
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0

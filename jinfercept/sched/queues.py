@@ -1,0 +1,86 @@
+"""Who runs, who waits, who is intercepted: the sequences by state, in order of service. Knows no pages and no budgets."""
+
+from bisect import insort
+from operator import attrgetter
+from typing import final
+
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.sequence import Sequence, State
+
+
+@final
+class Queues:
+    """Every unfinished sequence is on one of them.
+
+    Args:
+        max_num_seqs: sequences that may run at once: the runner's slots.
+        observer: told of every change of state.
+
+    Attributes:
+        running, waiting: by `Sequence.order`, oldest first.
+        intercepted: by id.
+    """
+
+    def __init__(self, max_num_seqs: int, observer: Observer | None = None) -> None:
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.intercepted: dict[str, Sequence] = {}
+        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._next_order = 0
+        self._observer = observer
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more may run."""
+        return bool(self._slots)
+
+    def put_last(self, sequence: Sequence) -> None:
+        """The sequence waits, behind everybody who was ever put last before it."""
+        self.leave(sequence)
+        self._next_order += 1
+        sequence.order = self._next_order
+        self._queue(sequence)
+
+    def wait(self, sequence: Sequence) -> None:
+        """The sequence waits, at the place that its order gives it."""
+        self.leave(sequence)
+        self._queue(sequence)
+
+    def run(self, sequence: Sequence) -> None:
+        """The sequence runs, in a slot that the runner knows nothing of yet."""
+        self.leave(sequence)
+        insort(self.running, sequence, key=attrgetter("order"))
+        sequence.slot = self._slots.pop()
+        sequence.table.clear()
+        self._enter(sequence, State.RUNNING)
+
+    def intercept(self, sequence: Sequence) -> None:
+        """The sequence waits for its calls."""
+        self.leave(sequence)
+        self.intercepted[sequence.id] = sequence
+        self._enter(sequence, State.INTERCEPTED)
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence is gone."""
+        self.leave(sequence)
+        self._enter(sequence, State.FINISHED)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take the sequence off the queue that it is on, if it is on one."""
+        if sequence.slot is not None:
+            self.running.remove(sequence)
+            self._slots.append(sequence.slot)
+            sequence.slot = None
+        elif sequence.state is State.INTERCEPTED:
+            del self.intercepted[sequence.id]
+        elif sequence.state is State.WAITING and sequence.order:
+            self.waiting.remove(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=attrgetter("order"))
+        self._enter(sequence, State.WAITING)
+
+    def _enter(self, sequence: Sequence, state: State) -> None:
+        sequence.state = state
+        if self._observer is not None:
+            self._observer.changed(sequence)

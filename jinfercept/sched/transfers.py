@@ -1,0 +1,64 @@
+"""Writes the moves of pages into a plan's draft, as far as page, link and pools allow, and counts them. Chooses nothing."""
+
+from typing import final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.kv.page import Page
+from jinfercept.sched.draft import Counters, Draft
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.policy import Action, Move
+from jinfercept.sched.sequence import Sequence
+
+
+@final
+class Transfers:
+    """The hands of the scheduler and its policy.
+
+    Args:
+        kv: the pages.
+        counters: what was moved is added here.
+        observer: told of every move that did something.
+    """
+
+    def __init__(self, kv: KVManager, counters: Counters, observer: Observer | None = None) -> None:
+        self._kv = kv
+        self._counters = counters
+        self._observer = observer
+
+    def fetch(self, draft: Draft, sequence: Sequence, page: Page) -> None:
+        """Bring a host page back to a free slot; there must be one, and room on the link."""
+        draft.fetch.append(self._kv.fetch(page))
+        draft.link_tokens -= page.filled
+        sequence.copied_in += page.filled
+        self._counters.copied_in += page.filled
+
+    def move(self, draft: Draft, move: Move) -> bool:
+        """Execute a policy's move as far as the page allows; True if its device slot is free now."""
+        kv, page, action = self._kv, move.page, move.action
+        copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
+        copied = self._copy_out(draft, move) if copies else 0
+        freed = action is not Action.COPY and kv.drop_device(page)
+        if action is Action.LOSE and page.host is not None and not page.refs:
+            kv.drop_host(page)
+        if self._observer is not None and (copied or freed):
+            self._observer.moved(move, copied, freed)
+        return freed
+
+    def force_out(self, draft: Draft, sequence: Sequence, action: Action) -> None:
+        """Lose or swap every page that only this sequence counts on, whatever the link has left."""
+        for page in reversed(sequence.context.pages):
+            if page.claims == 1 and not page.refs:
+                if action is Action.SWAP:
+                    draft.link_tokens = max(draft.link_tokens, page.filled)
+                self.move(draft, Move(sequence, page, action, "preempted"))
+
+    def _copy_out(self, draft: Draft, move: Move) -> int:
+        """Tokens that the link takes to the host for this move."""
+        page = move.page
+        if draft.link_tokens < page.filled or (copy := self._kv.copy_out(page)) is None:
+            return 0
+        draft.copy_out.append(copy)
+        draft.link_tokens -= page.filled
+        move.sequence.copied_out += page.filled
+        self._counters.copied_out += page.filled
+        return page.filled
