@@ -1,8 +1,9 @@
 """InferCept's own policy, to the letter: each iteration, swap what wastes most inside the free budget, keep or drop the rest.
 
-Where the paper leaves room: the link serves those who return first; a host part survives any later loss of the device part; a
-context of age 0 wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure
-paused pages go by ascending waste.
+Where the paper leaves room: the link serves those who return first; a host part survives any later loss of the device part,
+and the return too, but swapping it out again takes budget like the first time (the paper frees it at swap-in); a context of
+age 0 wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure paused
+pages go by ascending waste.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,17 +95,19 @@ class MinWaste:
         self._last = budget
         verdicts = self._verdicts(now)
         verdicts.sort(key=lambda verdict: -verdict.least)
-        link_is_free = budget.link_tokens > 0
+        link_tokens = budget.link_tokens
         for verdict in verdicts:
             sequence = verdict.sequence
-            if link_is_free and verdict.least > 0:
+            if verdict.least > 0:
                 for page in sequence.context.pages:
-                    if page.residency is Residency.DIRTY and not page.refs:
-                        yield Move(sequence, page, Action.COPY, "swap within the budget")
-                    link_is_free = page.residency is not Residency.DIRTY or page.refs > 0
-                    if not link_is_free:
+                    if link_tokens < page.filled:
                         break
-                    if page.residency is Residency.CLEAN and not page.refs:
+                    if page.device is None or page.refs:
+                        continue
+                    link_tokens -= page.filled
+                    if page.residency is Residency.DIRTY:
+                        yield Move(sequence, page, Action.COPY, "swap within the budget")
+                    if page.residency is Residency.CLEAN:
                         yield Move(sequence, page, Action.DROP, "swapped")
             if now > sequence.paused_s and not self._keep(verdict):
                 for page in sequence.context.pages:
@@ -123,10 +126,14 @@ class MinWaste:
         """Equations (2) and (4) for every intercepted context, by what is still on the device."""
         chunk = chunk_tokens(self._saturation, self._last.running_queries, self._page_size)
         verdicts = []
-        for sequence in self._paused.values():
+        for sequence in list(self._paused.values()):
+            resident = [page for page in sequence.context.pages if page.device is not None]
+            if not resident:
+                del self._paused[sequence.id]  # it wastes nothing until it runs again
+                continue
             if sequence.state is not State.INTERCEPTED:
                 continue
-            tokens = sum(page.filled for page in sequence.context.pages if page.claims == 1 and not page.refs)
+            tokens = sum([page.filled for page in resident if page.claims == 1 and not page.refs])
             age_s = now - sequence.paused_s
             rest_s = remaining_s(self._estimator, sequence, age_s)
             discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)
