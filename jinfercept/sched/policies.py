@@ -8,7 +8,7 @@ from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.min_waste import MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
+from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 
 
@@ -55,16 +55,9 @@ class Setting(NamedTuple):
     chunked_prefill: bool = True
 
 
-def _min_waste(known: Knowledge) -> Policy:
-    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_if_cheaper)
-
-
-def _budgeted_swap(known: Knowledge) -> Policy:
-    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_none)
-
-
-def _heuristic(known: Knowledge) -> Policy:
-    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, keep_short_kinds)
+def _min_waste(known: Knowledge, keep: Keep = keep_if_cheaper) -> Policy:
+    link_tokens_per_s = known.cost.link_tokens(1.0)
+    return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, link_tokens_per_s, keep)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -73,8 +66,8 @@ SETTINGS: dict[str, Setting] = {
     "preserve": Setting(lambda known: preserve(), chunked_prefill=False),
     "swap": Setting(lambda known: swap(), chunked_prefill=False),
     "chunked_discard": Setting(lambda known: improved_discard()),
-    "budgeted_swap": Setting(_budgeted_swap),
-    "heuristic_preserve": Setting(_heuristic),
+    "budgeted_swap": Setting(lambda known: _min_waste(known, keep_none)),
+    "heuristic_preserve": Setting(lambda known: _min_waste(known, keep_short_kinds)),
     "min_waste": Setting(_min_waste),
     "lru": Setting(lambda known: LeastRecentlyUsed(writes_through=False)),
     "lru_host": Setting(lambda known: LeastRecentlyUsed(writes_through=True)),

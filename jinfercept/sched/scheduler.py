@@ -306,7 +306,9 @@ class Scheduler:
     def _fetch(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
-            if draft.link_tokens < page.host_filled or not self._free_slot(draft, sequence, now):
+            if draft.link_tokens < self.kv.page_size or not self._free_slot(draft, sequence, now):
+                return
+            if draft.link_tokens < self.kv.page_size:
                 return
             self._transfers.fetch(draft, sequence, page)
 

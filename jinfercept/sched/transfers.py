@@ -28,7 +28,7 @@ class Transfers:
     def fetch(self, draft: Draft, sequence: Sequence, page: Page) -> None:
         """Bring a host page back to a free slot; there must be one, and room on the link."""
         draft.fetch.append(self._kv.fetch(page))
-        draft.link_tokens -= page.filled
+        draft.link_tokens -= self._kv.page_size
         sequence.copied_in += page.filled
         self._counters.copied_in += page.filled
 
@@ -49,16 +49,16 @@ class Transfers:
         for page in reversed(sequence.context.pages):
             if page.claims == 1 and not page.refs:
                 if action is Action.SWAP:
-                    draft.link_tokens = max(draft.link_tokens, page.filled)
+                    draft.link_tokens = max(draft.link_tokens, self._kv.page_size)
                 self.move(draft, Move(sequence, page, action, "preempted"))
 
     def _copy_out(self, draft: Draft, move: Move) -> int:
         """Tokens that the link takes to the host for this move."""
         page = move.page
-        if draft.link_tokens < page.filled or (copy := self._kv.copy_out(page)) is None:
+        if draft.link_tokens < self._kv.page_size or (copy := self._kv.copy_out(page)) is None:
             return 0
         draft.copy_out.append(copy)
-        draft.link_tokens -= page.filled
+        draft.link_tokens -= self._kv.page_size
         move.sequence.copied_out += page.filled
         self._counters.copied_out += page.filled
         return page.filled
