@@ -49,10 +49,20 @@ class SchedulerOptions:
         "copy_ahead", "what becomes of the context of a paused request; sched/policies.py has the names"
     )
     estimator: str = option("history", "how the duration of a call is predicted", ("elapsed", "history"))
+    profile: str | None = option(
+        None,
+        "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
+        "default: as measured last on this machine, else quick",
+    )
     max_num_seqs: int = option(32, "sequences that run at once")
     max_num_batched_tokens: int = option(512, "query tokens of the largest step")
     max_chunk_tokens: int | None = option(
         None, "query tokens of one sequence in one step; default: no limit of its own"
+    )
+    chunked_prefill: bool | None = option(
+        None,
+        "prefill in chunks beside decodes, or whole prompts first; default: as the policy was published if the largest "
+        "step holds the longest sequence, else chunked",
     )
 
 

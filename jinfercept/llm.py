@@ -4,8 +4,8 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,14 +25,17 @@ from jinfercept.memory import MemoryPlan, plan_memory
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, load
-from jinfercept.models.model import Model, Params
+from jinfercept.models.model import Model, Params, kv_bytes_per_token
+from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
-from jinfercept.sched.cost import AffineCost
 from jinfercept.sched.draft import Counters
-from jinfercept.sched.estimator import ESTIMATORS
-from jinfercept.sched.policies import Knowledge, check_name
+from jinfercept.sched.estimator import ESTIMATORS, Estimator
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
 from jinfercept.sched.policy import Policy
+from jinfercept.sched.prefill import chunks_prefill
+from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.stream import TextStream
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
@@ -43,12 +46,16 @@ _RESTART_FLAGS = {
         "estimator",
         "pipeline_depth",
         "max_chunk_tokens",
+        "chunked_prefill",
         "swap_space",
         "enable_prefix_caching",
         "seed",
         "check_pages",
     )
 }
+
+Recorder = Callable[[KVManager, Knowledge], tuple[Observer, Estimator]]
+"""Makes what observes a scheduler, and the estimator that is told of calls instead of the policy's (which may be the same)."""
 
 
 @final
@@ -61,6 +68,7 @@ class LLM:
         params: the weights of a `Model` that is already in memory.
         tokenizer: instead of the one beside the weights.
         policy: instead of one by name; see `sched.policy`.
+        profile: what steps and transfers cost, instead of one by name or a measurement.
         progress: told (what, done, total) while starting.
         quiet: do not print the memory plan to standard error.
         flags: the options of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
@@ -77,15 +85,21 @@ class LLM:
         params: Params | None = None,
         tokenizer: Tokenizer | None = None,
         policy: Policy | str | None = None,
+        profile: Profile | str | Path | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         quiet: bool = False,
         **flags: Any,
     ) -> None:
         if isinstance(policy, str):
             flags["policy"] = policy
+        if isinstance(profile, str | Path):
+            flags["profile"] = str(profile)
         config = self.config = EngineConfig.from_flags(flags)
         self._flags = flags
         check_name(config.scheduler.policy)
+        asked = config.scheduler.profile
+        if asked is not None and asked not in EFFORTS:
+            profile = load_profile(asked)
         _prepare_backend(config)
         progress = progress or (lambda what, done, total: None)
         progress("loading", 0, 1)
@@ -97,22 +111,25 @@ class LLM:
         if not quiet:
             print(plan, file=sys.stderr)
         shape = _runner_shape(loaded.model.config, plan, config)
+        _chunks(config, shape, policy)
         self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
         self.runner.warm_up(progress)
         self._shape = shape
+        self.profile = profile if isinstance(profile, Profile) else self._measured(asked, progress)
         self._numbers = count()
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock
         self._closed = False
         self.engine = self._engine(policy)
 
-    def restart(self, policy: Policy | str | None = None, **flags: Any) -> None:
+    def restart(self, policy: Policy | str | None = None, record: Recorder | None = None, **flags: Any) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
         Args:
             policy: by name, or one of your own; the name chosen last by default.
-            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `swap_space`, `enable_prefix_caching`, `seed` and
-                `check_pages`; the others keep their values.
+            record: observes the scheduler.
+            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `chunked_prefill`, `swap_space`,
+                `enable_prefix_caching`, `seed` and `check_pages`; the others keep their values.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, or out of range.
@@ -126,21 +143,45 @@ class LLM:
             )
         config = EngineConfig.from_flags(self._flags | flags)
         check_name(config.scheduler.policy)
+        _chunks(config, self._shape, policy)
         with self._alone("restart()"):
             kv_tokens = self.memory_plan.kv_tokens
             self.memory_plan = plan_memory(self.model.config, self.runner.params, config, kv_tokens)
             self._flags, self.config = self._flags | flags, config
             self._shut_down()
             self.runner.reset()
-            self.engine = self._engine(policy)
+            self.engine = self._engine(policy, record)
 
-    def _engine(self, policy: Policy | str | None) -> Engine:
+    def _measured(self, effort: str | None, progress: Callable[[str, int, int], None]) -> Profile:
+        """What steps and transfers cost here: measured now if an effort is named, else as it was measured last."""
+        settings = _settings(self.model.config, self.runner.params, self._shape, self.config)
+        path = profile_path(cache_directory(), settings)
+        known = remembered(path) if effort is None else None
+        if known is not None:
+            return known
+        profile = measure(
+            self.runner,
+            self._shape,
+            name=f"{self.model.config.family} of {self.model.config.num_layers} layers on {settings['device']}",
+            kv_bytes_per_token=kv_bytes_per_token(self.model.config, str(settings["dtype"])),
+            effort=EFFORTS[effort or "quick"],
+            settings=settings,
+            progress=progress,
+        )
+        with suppress(OSError):  # a cache that cannot be written costs the next start a moment
+            remember(profile, path)
+        return profile
+
+    def _engine(self, policy: Policy | str | None, record: Recorder | None = None) -> Engine:
         """An engine under the policy given, or under the one that the options name."""
         config, model_config, shape = self.config, self.model.config, self._shape
         page_size = shape.page_size
-        cost, estimator = AffineCost(), ESTIMATORS[config.scheduler.estimator]()
+        options, profile = config.scheduler, self.profile
+        estimator, whole_prompts = ESTIMATORS[options.estimator](), not _chunks(config, shape, policy)
+        saturation = max((size for size in shape.buckets if size <= profile.saturation), default=shape.buckets[0])
+        known = Knowledge(profile, saturation, page_size, estimator)
         if policy is None or isinstance(policy, str):
-            policy = Knowledge(cost, shape.buckets[-1], page_size, estimator).make(config.scheduler.policy)
+            policy = known.make(config.scheduler.policy)
         kv = KVManager(
             shape.num_pages,
             self.memory_plan.host_tokens // page_size,
@@ -148,15 +189,18 @@ class LLM:
             identity=f"{model_config} {config.model.dtype}",
             prefix_caching=config.cache.enable_prefix_caching,
         )
+        observer, told = (None, estimator) if record is None else record(kv, known)
         scheduler = Scheduler(
             kv,
             policy,
-            cost,
-            estimator,
+            profile,
+            told,
             buckets=shape.buckets,
             max_num_seqs=shape.max_num_seqs,
             max_model_len=shape.max_model_len,
-            chunk_tokens=config.scheduler.max_chunk_tokens or shape.buckets[-1],
+            chunk_tokens=options.max_chunk_tokens or shape.buckets[-1],
+            whole_prompts=whole_prompts,
+            observer=observer,
         )
         tokenizer = self.tokenizer
         wake = threading.Event()
@@ -220,6 +264,11 @@ class LLM:
                 self._abort_all()
                 raise
         return [outputs[request.id] for request in requests]
+
+    @property
+    def shape(self) -> RunnerShape:
+        """The static sizes that everything was compiled for."""
+        return self._shape
 
     @property
     def counters(self) -> Counters:
@@ -301,6 +350,38 @@ def _runner_shape(model_config: ModelConfig, plan: MemoryPlan, config: EngineCon
         buckets=(*sizes, most),
         layers_per_step=min(config.runner.layers_per_step or 1, model_config.num_layers),
     )
+
+
+def _chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
+    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
+    options = config.scheduler
+    return chunks_prefill(
+        options.chunked_prefill,
+        published=SETTINGS[options.policy].chunked_prefill if policy is None or isinstance(policy, str) else True,
+        largest_step=shape.buckets[-1],
+        longest=shape.max_model_len,
+        chunk_tokens=options.max_chunk_tokens,
+    )
+
+
+def _settings(
+    model_config: ModelConfig, params: Params, shape: RunnerShape, config: EngineConfig
+) -> Mapping[str, str | int]:
+    """Everything that the cost of a step depends on."""
+    leaf = jax.tree.leaves(params)[0]
+    device = next(iter(leaf.devices()))
+    return {
+        "model": repr(model_config),
+        "dtype": str(leaf.dtype),
+        "buckets": repr(shape.buckets),
+        "max_num_seqs": shape.max_num_seqs,
+        "page_size": shape.page_size,
+        "layers_per_step": shape.layers_per_step,
+        "attention": config.runner.attention,
+        "device": device.device_kind,
+        "processors": os.cpu_count() or 0,
+        "jax": jax.__version__,
+    }
 
 
 def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:

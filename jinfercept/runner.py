@@ -58,6 +58,11 @@ class RunnerShape:
         pages_per_row = -(-self.max_model_len // self.page_size)
         return Shape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
 
+    def groups(self, num_layers: int) -> list[tuple[int, int]]:
+        """First layer and end of every executable's layers."""
+        step = self.layers_per_step
+        return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
+
     @property
     def sample_rows(self) -> tuple[int, ...]:
         """Numbers of sampled rows that have executables, ascending."""
@@ -89,12 +94,12 @@ class ModelRunner:
             dtype=leaf.dtype,
             home=self._home,
         )
-        group = shape.layers_per_step
-        self._groups = [(first, min(first + group, config.num_layers)) for first in range(0, config.num_layers, group)]
+        self._groups = shape.groups(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._last_tokens = self._no_tokens()
         self._run = Executables()
-        self._add_executables(attention)
+        add_steps(self._run, model, shape, attention, self.params, self.kv.layers, self._last_tokens)
+        self.kv.add_executables(self._run)
 
     def submit(self, plan: StepPlan) -> Ticket:
         """Dispatch a plan; the order is the one that `StepPlan` promises."""
@@ -131,32 +136,6 @@ class ModelRunner:
         """Compile every executable."""
         self._run.compile(progress)
 
-    def _add_executables(self, attention: str) -> None:
-        """Enumerate what a plan can need."""
-        model, params, shape, run = self._model, self.params, self._shape, self._run
-        dtype = jax.tree.leaves(params.embed)[0].dtype
-        for size in shape.buckets:
-            bucket = shape.bucket(size)
-            x = self._struct((size, model.config.hidden_size), dtype)
-            packed = pack((), self._tables, shape.page_size, bucket)
-            batch = Batch(**{name: self._struct(dims, jnp.int32) for name, dims in batch_shapes(*bucket).items()})  # pyright: ignore[reportArgumentType]
-            run.add(("embed", size), partial(_embed, model, bucket), params.embed, self._last_tokens, packed)
-            for first, end in {end - first: (first, end) for first, end in self._groups}.values():
-                layers = partial(_layers, model, attention)
-                arguments = (params.layers[first:end], x, self.kv.layers[first:end], batch)
-                run.add(("layers", size, end - first), layers, *arguments, donate=(1, 2))
-            for rows in (rows for rows in shape.sample_rows if rows <= size):
-                drawn = pack_samples((), rows, shape.max_num_seqs)
-                run.add(("head", size, rows), partial(_head, model), params.head, x, drawn)
-        for rows in shape.sample_rows:
-            logits = self._struct((rows, model.config.vocab_size), jnp.float32)
-            drawn = pack_samples((), rows, shape.max_num_seqs)
-            run.add(("sample", rows), _sample, logits, self._last_tokens, drawn, donate=(1,))
-        self.kv.add_executables(run)
-
-    def _struct(self, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._home)
-
     def _compute(self, plan: StepPlan) -> tuple[Array | None, int]:
         for chunk in plan.chunks:
             for index, slot in chunk.new_pages:
@@ -189,6 +168,45 @@ class ModelRunner:
     def _no_tokens(self) -> Array:
         slots = np.zeros(self._shape.max_num_seqs + 1, np.int32)  # the last one is scratch
         return jax.device_put(slots, self._home)
+
+
+def add_steps(
+    run: Executables,
+    model: Model,
+    shape: RunnerShape,
+    attention: str,
+    params: Params,
+    layers: tuple[KVPages, ...],
+    last_tokens: Int[Array, "slots"],
+) -> None:
+    """Note every executable that a plan's chunks can need, for arrays or for their shapes.
+
+    Args:
+        run: to which they are added.
+        attention: see `pallas.attention`; `auto` only for the backend that is here.
+        params, layers, last_tokens: the weights, the KV and the slots' last tokens: arrays, or shapes with shardings.
+    """
+    leaf = jax.tree.leaves(params.embed)[0]
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=leaf.sharding)
+
+    for size in shape.buckets:
+        bucket = shape.bucket(size)
+        x = struct((size, model.config.hidden_size), leaf.dtype)
+        packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
+        batch = Batch(**{name: struct(dims, jnp.int32) for name, dims in batch_shapes(*bucket).items()})  # pyright: ignore[reportArgumentType]
+        run.add(("embed", size), partial(_embed, model, bucket), params.embed, last_tokens, packed)
+        for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
+            arguments = (params.layers[first:end], x, layers[first:end], batch)
+            run.add(("layers", size, end - first), partial(_layers, model, attention), *arguments, donate=(1, 2))
+        for rows in (rows for rows in shape.sample_rows if rows <= size):
+            drawn = pack_samples((), rows, shape.max_num_seqs)
+            run.add(("head", size, rows), partial(_head, model), params.head, x, drawn)
+    for rows in shape.sample_rows:
+        logits = struct((rows, model.config.vocab_size), jnp.float32)
+        drawn = pack_samples((), rows, shape.max_num_seqs)
+        run.add(("sample", rows), _sample, logits, last_tokens, drawn, donate=(1,))
 
 
 def _embed(

@@ -3,6 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from threading import Event
 
 from jinfercept.clock import Clock, RealClock
@@ -12,7 +13,6 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.request import Finished as FinishedEvent
-from jinfercept.sched.cost import AffineCost
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
@@ -21,6 +21,7 @@ from jinfercept.sched.scheduler import Scheduler
 
 __all__ = [
     "POLICIES",
+    "AffineCost",
     "FakeRunner",
     "InstantEndpoints",
     "ManualClock",
@@ -31,6 +32,22 @@ __all__ = [
 ]
 
 VOCAB = 97
+
+
+@dataclass(frozen=True)
+class AffineCost:
+    """A cost model of a few numbers, without contexts."""
+
+    fixed_s: float = 0.010
+    per_query_s: float = 50e-6
+    link_tokens_per_s: float = 20_000.0
+
+    def step_s(self, query_tokens: int, context_tokens: int) -> float:
+        return self.fixed_s + self.per_query_s * query_tokens
+
+    def link_tokens(self, seconds: float) -> int:
+        return int(self.link_tokens_per_s * seconds)
+
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     name: lambda name=name: Knowledge(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS

@@ -30,6 +30,13 @@ def test_the_decisions_run_without_arrays(module: str) -> None:
     assert done.stdout == "set()\n"
 
 
+def test_simulations_import_no_jax_and_draw_only_when_asked() -> None:
+    modules = "jinfercept.bench.simulate_command, jinfercept.bench.paper"
+    code = f"import sys, {modules}; print({{'jax', 'matplotlib'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_only_those_who_wait_for_others_use_asyncio() -> None:
     waiting = {"intercept", "server", "bench"}
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]

@@ -1,34 +1,32 @@
 """One simulated run: a workload, a profile and a policy in; latencies, waste and counts out. Imports no JAX."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
+from jinfercept.bench.accounts import Accounts, Report
 from jinfercept.bench.arrivals import Arrival
-from jinfercept.bench.simulator import PricedRunner, VirtualClock, VirtualEndpoints
-from jinfercept.bench.workload import Script
+from jinfercept.bench.distorted import DISTORTED
+from jinfercept.bench.recording import NO_RECORDS, Recording, Records
+from jinfercept.bench.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
+from jinfercept.bench.simulator import PricedRunner, Prices, VirtualClock
 from jinfercept.engine import Engine
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
-from jinfercept.request import Call, Finished, Request, RequestOutput, SamplingParams
-from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
-from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
-from jinfercept.sched.policy import swap
+from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 
-SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
-BOUNDS = ("bound", "free_pause")
-"""Not policies but what none can beat: infinite memory; intercepted contexts that leave and come back at no cost."""
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
+BOUNDS = {"bound": "lru", "free_pause": "swap"}
+"""Not policies but what none can beat: infinite memory; intercepted contexts that leave and come back at no cost. And the
+policies that they run under."""
 
-Progress = Callable[[float, float], None]
-"""Told simulated seconds so far, and the most there can be."""
+_ENDLESS_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,22 @@ class Simulation:
     Attributes:
         profile: the machine.
         policy: a name of `sched.policies.SETTINGS`, or of `BOUNDS`.
-        estimator: a name of `sched.estimator.ESTIMATORS`, or `oracle`.
+        estimator: a name of `SIMULATED_ESTIMATORS`.
         duration_s: arrivals come for so long, and have as long again to finish.
         kv_tokens, host_tokens: the two pools.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
         max_model_len: tokens per sequence.
-        chunked_prefill: None: as the policy was published.
+        chunked_prefill: None: as the policy was published, if the largest bucket allows it.
+        buckets: query tokens of the executables, ascending; None: every number up to S, or up to the longest sequence
+            where prefill is not chunked.
+        chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
+        prefix_caching: keep full pages of finished requests until their slots are wanted.
+        depth: 0, or 1 to plan a step before the last one's tokens are read.
+        overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
+            waited for, as it was published.
+        host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
+            shorter has returned by the next plan.
     """
 
     profile: Profile
@@ -57,6 +64,12 @@ class Simulation:
     max_num_seqs: int = 1024
     max_model_len: int = 4096
     chunked_prefill: bool | None = None
+    buckets: tuple[int, ...] | None = None
+    chunk_tokens: int | None = None
+    prefix_caching: bool = False
+    depth: int = 0
+    overlaps: bool = False
+    host_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy not in BOUNDS:
@@ -67,169 +80,96 @@ class Simulation:
             raise ConfigError(
                 "a sequence must fit", got=f"kv_tokens={self.kv_tokens}", fix=f"at least {self.max_model_len}"
             )
+        self.chunks()
 
-    def run(self, arrivals: list[Arrival], progress: Progress = lambda now, end: None) -> dict[str, Any]:
-        """Play the arrivals; returns the report (`_report` names its keys)."""
-        return _Run(self, arrivals).play(progress)
-
-
-class _Run:
-    """A simulation while it runs."""
-
-    def __init__(self, options: Simulation, arrivals: list[Arrival]) -> None:
-        self.options, self.arrivals = options, arrivals
-        self.clock = VirtualClock()
-        self.outputs: list[RequestOutput] = []
-        self.compute_s = self.recompute_s = 0.0
-        self.preserve_waste = self.recompute_waste = self.stall_waste = 0.0
-        self.recompute_latency_s = 0.0
-        self.iterations = 0
-        profile, bound = options.profile, options.policy == "bound"
-        size = options.page_size
-        setting = SETTINGS["lru" if bound else "swap" if options.policy == "free_pause" else options.policy]
-        estimator = SIMULATED_ESTIMATORS[options.estimator]()
-        known = Knowledge(profile, profile.saturation, size, estimator)
-        policy = swap() if options.policy == "free_pause" else setting.make(known)
-        chunked = setting.chunked_prefill if options.chunked_prefill is None else options.chunked_prefill
-        chunked |= options.policy in BOUNDS
-        self.kv = KVManager(
-            (1 << 40) // size if bound else options.kv_tokens // size,
-            (1 << 40) // size if options.policy == "free_pause" else options.host_tokens // size,
-            size,
-            prefix_caching=False,
+    def chunks(self) -> bool:
+        """Whether prefill is chunked. Raises `ConfigError` if it cannot be as asked."""
+        if self.policy in BOUNDS:
+            return True
+        return chunks_prefill(
+            self.chunked_prefill,
+            published=SETTINGS[self.policy].chunked_prefill,
+            largest_step=self.buckets[-1] if self.buckets else self.max_model_len,
+            longest=self.max_model_len,
+            chunk_tokens=self.chunk_tokens,
         )
-        most = profile.saturation if chunked else max(profile.saturation, options.max_model_len)
-        self.scheduler = Scheduler(
-            self.kv,
-            policy,
-            profile,
-            estimator,
-            buckets=tuple(range(1, most + 1)),
-            max_num_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            chunk_tokens=most,
-            whole_prompts=not chunked,
+
+    def run(
+        self,
+        arrivals: Sequence[Arrival],
+        progress: Progress = lambda now, end: None,
+        records: Records = NO_RECORDS,
+    ) -> Report:
+        """Play the arrivals, and record what is asked for; returns the report (`Accounts.report` names its keys)."""
+        clock, bound = VirtualClock(), self.policy == "bound"
+        free_pause = self.policy == "free_pause"
+        kv = KVManager(
+            (_ENDLESS_TOKENS if bound else self.kv_tokens) // self.page_size,
+            (_ENDLESS_TOKENS if free_pause else self.host_tokens) // self.page_size,
+            self.page_size,
+            prefix_caching=self.prefix_caching,
         )
-        self.runner = PricedRunner(
-            profile,
-            self.clock,
-            size,
-            synchronous=policy.synchronous and options.policy != "free_pause",
-            free_transfers=options.policy == "free_pause",
-        )
-        self.engine = Engine(
-            self.scheduler,
-            self.runner,
-            VirtualEndpoints(self.clock),
-            self.clock,
+        world = self._scheduler(kv, clock, records)
+        synchronous, recording = world.synchronous, world.recording
+        prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
+        endpoints = ScriptedEndpoints(clock, plain_tokens)
+        accounts = Accounts(kv, clock, prices, world.buckets)
+        engine = Engine(
+            world.scheduler,
+            PricedRunner(prices, clock),
+            endpoints,
+            clock,
             threading.Event(),
-            depth=0,
+            depth=self.depth,
             vocab_size=1 << 60,
-            observe=self._observe,
+            observe=accounts if recording is None else recording.after(accounts),
         )
+        told = self.estimator not in ESTIMATORS
+        requests = [
+            (arrival.at_s, make_request(number, arrival.script, plain_tokens, told))
+            for number, arrival in enumerate(arrivals)
+        ]
+        with recording or nullcontext():
+            played = play(engine, endpoints, clock, requests, 2 * self.duration_s, progress, self.host_s)
+        report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
+        return {"policy": self.policy, "profile": self.profile.name, "host_s": self.host_s} | report
 
-    def play(self, progress: Progress) -> dict[str, Any]:
-        started, end_s = time.monotonic(), 2 * self.options.duration_s
-        coming = iter(enumerate(self.arrivals))
-        upcoming = next(coming, None)
-        while (upcoming is not None or self.engine.has_work) and self.clock.time < end_s:
-            while upcoming is not None and upcoming[1].at_s <= self.clock.time:
-                self.engine.submit(request(upcoming[0], upcoming[1].script, told=self.options.estimator == "oracle"))
-                upcoming = next(coming, None)
-            self.clock.next_arrival_s = upcoming[1].at_s if upcoming is not None else float("inf")
-            if not self.engine.has_work:
-                self.clock.time = self.clock.next_arrival_s
-                continue
-            for event in self.engine.step():
-                if isinstance(event, Finished):
-                    self.outputs.append(event.output)
-            if self.iterations % 1000 == 0:
-                progress(self.clock.time, end_s)
-        progress(end_s, end_s)
-        return self._report(time.monotonic() - started)
-
-    def _observe(self, planned: Planned, result: StepResult) -> None:
-        """Account for one iteration's time and for the memory that was held without being used in it."""
-        self.iterations += 1
-        priced, size = self.runner.last, self.options.page_size
-        occupancy = self.kv.occupancy()
-        self.compute_s += priced.compute_s
-        self.preserve_waste += occupancy.claimed * size * result.elapsed_s
-        self.stall_waste += occupancy.used * size * priced.stall_s
-        if planned.recomputed_tokens:
-            plan, profile = planned.plan, self.options.profile
-            without = profile.step_s(plan.num_tokens - planned.recomputed_tokens, 0)
-            extra_s = profile.step_s(plan.num_tokens, 0) - without
-            if plan.num_tokens == planned.recomputed_tokens:
-                extra_s = priced.compute_s  # nobody else was served
-            self.recompute_s += extra_s
-            self.recompute_waste += occupancy.used * size * extra_s
-            self.recompute_latency_s += len(planned.recomputing) * result.elapsed_s
-
-    def _report(self, wall_s: float) -> dict[str, Any]:
-        paper, strict, first, alive_s = [], [], [], 0.0
-        for output in self.outputs:
-            arrival = self.arrivals[int(output.request_id)].at_s
-            completion, metrics = output.outputs[0], output.metrics
-            served_s = metrics.finished_s - arrival - metrics.intercepted_s
-            alive_s += served_s
-            paper.append(1e3 * served_s / len(completion.token_ids))
-            strict.append(1e3 * served_s / completion.num_generated)
-            first.append((metrics.first_token_s or metrics.finished_s) - arrival)
-        counters = self.scheduler.counters
-        waste = {"preserve": self.preserve_waste, "recompute": self.recompute_waste, "stall": self.stall_waste}
-        return {
-            "policy": self.options.policy,
-            "profile": self.options.profile.name,
-            "requests": len(self.arrivals),
-            "normalized_latency_paper_ms_per_token": _summary(paper),
-            "normalized_latency_ms_per_token": _summary(strict),
-            "ttft_s": _summary(first),
-            "completed_per_s": len(self.outputs) / self.clock.time if self.clock.time else 0.0,
-            "unfinished": len(self.arrivals) - len(self.outputs),
-            "iterations": self.iterations,
-            "recomputed_tokens": counters.recomputed,
-            "copied_out_tokens": counters.copied_out,
-            "copied_in_tokens": counters.copied_in,
-            "preemptions": counters.preemptions,
-            "waste_token_s": waste,
-            "waste_fraction": sum(waste.values()) / (self.options.kv_tokens * self.clock.time or 1.0),
-            "recompute_share": {
-                "forward_time": self.recompute_s / (self.compute_s or 1.0),
-                "request_latency": self.recompute_latency_s / (alive_s or 1.0),
-            },
-            "simulated_s": self.clock.time,
-            "sim_wall_s": wall_s,
-        }
+    def _scheduler(self, kv: KVManager, clock: VirtualClock, records: Records) -> "_Scheduled":
+        """The scheduler as an `LLM` would make it, observed if anything is recorded."""
+        estimator = SIMULATED_ESTIMATORS[self.estimator]()
+        buckets = self.buckets
+        if buckets is None:
+            saturation = self.profile.saturation
+            buckets = tuple(range(1, (saturation if self.chunks() else max(saturation, self.max_model_len)) + 1))
+        saturation = max((size for size in buckets if size <= self.profile.saturation), default=buckets[0])
+        known = Knowledge(self.profile, saturation, self.page_size, estimator)
+        policy = known.make(BOUNDS.get(self.policy, self.policy))
+        synchronous = policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
+        recording = None
+        if records:
+            asked = SIMULATED_ESTIMATORS[self.estimator]()
+            run = {"policy": self.policy, "estimator": self.estimator, "profile": self.profile.name}
+            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
+            recording = Recording(records, clock.now, kv, known, asked, synchronous=synchronous, run=run)
+        scheduler = Scheduler(
+            kv,
+            policy,
+            self.profile,
+            estimator if recording is None else recording.estimator,
+            buckets=buckets,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            chunk_tokens=self.chunk_tokens or buckets[-1],
+            whole_prompts=not self.chunks(),
+            observer=recording,
+        )
+        return _Scheduled(scheduler, synchronous, buckets, recording)
 
 
-def request(number: int, script: Script, told: bool = False) -> Request:
-    """A scripted request. Its token ids are its number, so that no two share a page.
+class _Scheduled(NamedTuple):
+    """A scheduler, and what else has to know its parts."""
 
-    Args:
-        told: the engine is told how long each call will take.
-    """
-    calls = dict(_calls(script, told))
-    params = SamplingParams(temperature=0.0, max_tokens=script.generated, ignore_eos=True)
-    return Request(str(number), (number,) * script.prompt, params, detector=ScriptedDetector(calls))
-
-
-def _calls(script: Script, told: bool) -> Iterator[tuple[int, list[Call]]]:
-    generated = 0
-    for segment in script.segments:
-        generated += segment.decode
-        if segment.call_s is not None:
-            expected_s = segment.call_s if told else None
-            yield generated, [Call(script.kind, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
-
-
-def _summary(values: list[float]) -> dict[str, float | None]:
-    """Mean and percentiles; None where nothing was finished."""
-    if not values:
-        return {"mean": None, "p50": None, "p99": None}
-    values = sorted(values)
-    return {
-        "mean": fmean(values),
-        "p50": values[len(values) // 2],
-        "p99": values[min(len(values) - 1, len(values) * 99 // 100)],
-    }
+    scheduler: Scheduler
+    synchronous: bool
+    buckets: tuple[int, ...]
+    recording: Recording | None

@@ -1,6 +1,11 @@
-"""`jinfercept simulate`: one workload, one or several policies, a table and a JSON file. Imports no JAX."""
+"""`jinfercept simulate`: one run, or all combinations of rates, policies and seeds side by side. Imports no JAX.
 
-import json
+Says what is wrong with the options before anything runs; ends with one table and, where asked for, JSON, CSV and a picture.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,33 +14,75 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from jinfercept.bench.arrivals import Arrival, arrivals
+from jinfercept.bench.arrivals import arrivals
+from jinfercept.bench.fits import Like
+from jinfercept.bench.plots import COLOURS, Curve, Curves, check_drawing, draw
+from jinfercept.bench.recording import NO_RECORDS, Records
+from jinfercept.bench.reports import check_writable, group, latency_ms, over_seeds, write_csv, write_json
 from jinfercept.bench.simulate import Simulation
-from jinfercept.bench.workload import draw, from_trace, load_trace
+from jinfercept.bench.sweep import INTERRUPTED, Load, Report, Run, sweep
+from jinfercept.bench.workload import Script, from_trace, load_trace
+from jinfercept.bench.workload import draw as draw_script
+from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import load_profile
+
+TABLE_NOTE = (
+    "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
+    "The generator cuts each request where it reaches the window, so means come out below the table's."
+)
 
 
 def simulate(
     *,
     trace: str | None,
     workload: str,
-    like: Any,
+    like: Like,
     profile: str,
-    policies: list[str],
+    policies: Sequence[str],
     estimator: str,
-    rate: float,
+    rates: Sequence[str],
     burstiness: float,
     duration: float,
-    seed: int,
+    seeds: Sequence[str],
     kv_tokens: int,
     host_tokens: int,
     page_size: int,
+    max_num_seqs: int,
+    chunked_prefill: bool | None,
+    jobs: int,
     json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+    records: Records = NO_RECORDS,
 ) -> int:
-    """Run the command; returns the exit status."""
-    rng = Random(seed)
-    source = from_trace(load_trace(trace), rng) if trace else lambda: draw(workload, rng, like)
-    coming = arrivals(source, rate, duration, rng, burstiness)
+    """Run the command.
+
+    Args:
+        policies, rates, seeds: every combination is a run; each text may hold several, with commas.
+        json_path, csv_path, plot_path: files to write.
+        records: more of them; with several runs, policy, rate and seed go into their names.
+        others: as in `Simulation`, `arrivals` and `workload.draw`.
+
+    Returns:
+        The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+
+    Raises:
+        ConfigError: the options make no sense.
+    """
+    for flag, count in (("--max-num-seqs", max_num_seqs), ("--page-size", page_size), ("--jobs", jobs)):
+        check_least(flag, count, 1)
+    check_least("--host-tokens", host_tokens, 0)
+    written = {"--json": json_path, "--csv": csv_path, "--plot": plot_path}
+    written |= {"--decisions": records.decisions, "--chrome-trace": records.chrome_trace}
+    for flag, path in written.items():
+        if path is not None:
+            check_writable(path, flag)
+    if plot_path is not None:
+        check_drawing(plot_path)
+    if like == "table":
+        if trace is not None:
+            raise ConfigError("--like is for generated workloads", got="a trace too", fix="leave out one of them")
+        print(TABLE_NOTE, file=sys.stderr)
     simulations = [
         Simulation(
             load_profile(profile),
@@ -45,58 +92,171 @@ def simulate(
             kv_tokens=kv_tokens,
             host_tokens=host_tokens,
             page_size=page_size,
+            max_num_seqs=max_num_seqs,
+            chunked_prefill=chunked_prefill,
         )
-        for policy in policies
+        for policy in listed(policies)
     ]
-    reports = [_play(simulation, coming) | {"rate": rate, "seed": seed} for simulation in simulations]
-    Console().print(table(reports))
-    if json_path:
-        Path(json_path).write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
-    return 0
+    source = drawer(trace, workload, like, simulations[0].max_model_len)
+    name = workload if trace is None else Path(trace).name
+    loads = [
+        load(name, source, rate, duration, seed, burstiness)
+        for rate in numbers("--rate", rates, float)
+        for seed in numbers("--seed", seeds, int)
+    ]
+    runs = [Run(simulation, load) for load in loads for simulation in simulations]
+    if len(runs) == 1:
+        runs = [replace(runs[0], records=records)]
+    else:
+        runs = [replace(run, records=records.of(run.file_name)) for run in runs]
+    console = Console(stderr=True)
+    reports = sweep(runs, jobs, console) if len(runs) > 1 else [_play(runs[0], console)]
+    show(table(reports))
+    if json_path is not None:
+        write_json(json_path, reports)
+    if csv_path is not None:
+        write_csv(csv_path, reports)
+    if plot_path is not None:
+        draw(plot_path, [[curves(f"{name}, {simulations[0].profile.name}", reports)]])
+    return exit_status(reports)
 
 
-def _play(simulation: Simulation, coming: list[Arrival]) -> dict[str, Any]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(simulation.policy, total=2 * simulation.duration_s)
-        return simulation.run(coming, lambda now, end: progress.update(task, completed=now))
+def exit_status(reports: Sequence[Report]) -> int:
+    """0 if all went well, 1 if a run failed, 130 if Ctrl-C ended some."""
+    errors = [report["error"] for report in reports if "error" in report]
+    return 130 if INTERRUPTED in errors else 1 if errors else 0
 
 
-def table(reports: list[dict[str, Any]]) -> Table:
-    """A row for each run."""
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def check_least(flag: str, value: float, least: float) -> None:
+    """Raise `ConfigError` if an option is too small."""
+    if not value >= least:
+        raise ConfigError(f"{flag} is too small", got=value, fix=f"at least {least}")
+
+
+def listed(texts: Sequence[str]) -> list[str]:
+    """The names in texts that may hold several, with commas; each once."""
+    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",")))
+
+
+def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> list[N]:
+    """The numbers in texts that may hold several, with commas; each once, ascending. Raises `ConfigError` for what is none."""
+    try:
+        return sorted({kind(text) for text in listed(texts)})
+    except ValueError:
+        fix = "whole numbers, as 0,1,2" if kind is int else "numbers, as 3.5,5"
+        raise ConfigError(f"{flag} is not a number", got=", ".join(texts), fix=fix) from None
+
+
+def drawer(
+    trace: str | None, workload: str, like: Like, max_model_len: int
+) -> Callable[[Random], Callable[[], Script]]:
+    """How requests are drawn from a trace or, without one, generated.
+
+    Raises:
+        ConfigError: no such trace, workload or statistics, or requests longer than `max_model_len`.
+    """
+    if trace is None:
+        draw_script(workload, Random(0), like)
+        return lambda rng: lambda: draw_script(workload, rng, like)
+    scripts = load_trace(trace)
+    longest = max(script.context for script in scripts)
+    if longest >= max_model_len:
+        raise ConfigError("the trace has a request that is too long", got=longest, fix=f"below {max_model_len} tokens")
+    return lambda rng: from_trace(scripts, rng)
+
+
+def load(
+    workload: str,
+    source: Callable[[Random], Callable[[], Script]],
+    rate: float,
+    duration: float,
+    seed: int,
+    burstiness: float = 1.0,
+) -> Load:
+    """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
+    rng = Random(seed)
+    return Load(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
+
+
+# -- one run, in this process ------------------------------------------------------------------------------------------
+
+
+def _play(run: Run, console: Console) -> Report:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(run.simulation.policy, total=2 * run.simulation.duration_s)
+        return run.play(lambda now: progress.update(task, completed=now))
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "p99": lambda report: report["normalized_latency_paper_ms_per_token"]["p99"],
+    "ttft s": lambda report: report["ttft_s"]["mean"],
+    "done/s": lambda report: report["completed_per_s"],
+    "left": lambda report: report["unfinished"],
+    "recomp.": lambda report: report["recomputed_tokens"],
+    "out": lambda report: report["copied_out_tokens"],
+    "in": lambda report: report["copied_in_tokens"],
+    "waste": lambda report: report["waste_fraction"],
+    "wall s": lambda report: report["sim_wall_s"],
+}
+
+
+def table(reports: Sequence[Report]) -> Table:
+    """A row for each rate and policy: means over seeds, for the latency with its range; or what went wrong."""
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("rate", justify="right", no_wrap=True)
     shown.add_column("policy", no_wrap=True)
-    for name in (
-        "ms/token",
-        "p99",
-        "ttft s",
-        "done/s",
-        "left",
-        "recomputed",
-        "out",
-        "in",
-        "waste",
-        "recompute",
-        "wall s",
-    ):
-        shown.add_column(name, justify="right")
-    for report in reports:
-        latency = report["normalized_latency_paper_ms_per_token"]
-        shown.add_row(
-            report["policy"],
-            _number(latency["mean"]),
-            _number(latency["p99"]),
-            _number(report["ttft_s"]["mean"]),
-            _number(report["completed_per_s"]),
-            str(report["unfinished"]),
-            f"{report['recomputed_tokens']:,}",
-            f"{report['copied_out_tokens']:,}",
-            f"{report['copied_in_tokens']:,}",
-            f"{report['waste_fraction']:.1%}",
-            f"{report['recompute_share']['forward_time']:.1%}",
-            f"{report['sim_wall_s']:.0f}",
-        )
+    for name in ("ms/token", *_COLUMNS):
+        shown.add_column(name, justify="right", no_wrap=True)
+    if any("error" in report for report in reports):
+        shown.add_column("error", no_wrap=True)
+    for (rate, policy), same in group(reports, lambda report: (report["rate"], report["policy"])).items():
+        cells = [latency_text(same), *(_cell(name, same, value) for name, value in _COLUMNS.items())]
+        errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]
+        shown.add_row(f"{rate:g}", policy, *cells, *["; ".join(errors)][: len(errors)])
     return shown
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def latency_text(reports: Sequence[Report]) -> str:
+    """Mean normalized latency over seeds in ms per token, with least and most where there are several; `-` if there is none."""
+    found = over_seeds(reports, latency_ms)
+    if found is None:
+        return "-"
+    mean, low, high = (number_text(value) for value in found)
+    return mean if found.low == found.high else f"{mean} ({low}–{high})"
+
+
+def number_text(value: float) -> str:
+    """Four digits or so, thousands as k and M."""
+    for size, unit in ((1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e6 if unit == 'M' else 1e3):.3g}{unit}"
+    return f"{value:.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
+
+
+def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
+    found = over_seeds(reports, value)
+    if found is None:
+        return "-"
+    return f"{found.mean:.1%}" if name == "waste" else number_text(found.mean)
+
+
+def show(shown: Table) -> None:
+    """Print a table; a terminal too narrow for it wraps lines and cuts nothing."""
+    console = Console()
+    needed = console.measure(shown, options=console.options.update(width=1000)).maximum
+    Console(width=max(console.width, needed)).print(shown)
+
+
+def curves(title: str, reports: Sequence[Report]) -> Curves:
+    """Latency against rate, a line for each policy."""
+    lines = []
+    for policy, same in group(reports, lambda report: report["policy"]).items():
+        by_rate = group(same, lambda report: report["rate"])
+        points = [(rate, found) for rate in sorted(by_rate) if (found := over_seeds(by_rate[rate], latency_ms))]
+        lines.append(Curve(policy, points, COLOURS.get(policy)))
+    return Curves(title, lines)

@@ -32,6 +32,14 @@ def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[H
     return tuple(layer.at[slots].set(stacked[:, index]) for index, layer in enumerate(layers))
 
 
+def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
+    """Note the executables that gather pages and scatter them, for arrays or for their shapes."""
+    for size in TRANSFER_PAGES:
+        slots = _padded([], size)
+        run.add(("gather", size), _gather, layers, slots)
+        run.add(("scatter", size), _scatter, layers, slots, (page,) * size, donate=(0,))
+
+
 @final
 class KVArrays:
     """All pages of a model on one device, and their copies on the host.
@@ -68,10 +76,7 @@ class KVArrays:
     def add_executables(self, run: Executables) -> None:
         """Note the transfers' executables, which `copy_out` and `land` will call."""
         self._run = run
-        for size in TRANSFER_PAGES:
-            slots = _padded([], size)
-            run.add(("gather", size), _gather, self.layers, slots)
-            run.add(("scatter", size), _scatter, self.layers, slots, (self._blank,) * size, donate=(0,))
+        add_transfers(run, self.layers, self._blank)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""

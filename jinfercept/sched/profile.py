@@ -6,13 +6,16 @@ profiler's work.
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.gpu import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_MEMORY
+from jinfercept.sched.plan import StepPlan
 
 VERSION = 1
 
@@ -23,6 +26,7 @@ Source = Literal["paper", "roofline", "measured"]
 class Profile:
     """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + per_context_s · context tokens`.
 
+    A profile with buckets is a staircase instead of the line: a step costs what the executable costs that runs it.
     Raises `ConfigError` for numbers that no machine can have.
 
     Attributes:
@@ -38,6 +42,9 @@ class Profile:
         link_both_tokens_per_s: both directions together when both are busy.
         kv_bytes_per_token: over all layers and devices.
         dispatch_s: seconds of host work to enqueue a step; for the record, a measured step has them in its time.
+        per_pair_s: seconds per pair of a chunk's query token and a token before the chunk, for `plan_s`.
+        bucket_tokens: query tokens of the executables, ascending; none: a step of any size runs at its own price.
+        bucket_s: seconds of each, full, without its contexts.
         tables: what was measured or derived on the way: anything that JSON can hold.
     """
 
@@ -53,6 +60,9 @@ class Profile:
     kv_bytes_per_token: int
     flat_s: float = 0.0
     dispatch_s: float = 0.0
+    per_pair_s: float = 0.0
+    bucket_tokens: tuple[int, ...] = ()
+    bucket_s: tuple[float, ...] = ()
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -64,10 +74,36 @@ class Profile:
                 got=self.fixed_s,
                 fix="give at least 0, or a flat_s",
             )
+        if len(self.bucket_tokens) != len(self.bucket_s):
+            raise ConfigError(
+                "a profile's buckets and their times are not as many",
+                got=f"{len(self.bucket_tokens)} and {len(self.bucket_s)}",
+                fix="give one time for each bucket",
+            )
 
     def step_s(self, query_tokens: int, context_tokens: int) -> float:
-        """Seconds of a step with so many query tokens whose rows read so many context tokens."""
-        return max(self.flat_s, self.fixed_s + self.per_query_s * query_tokens) + self.per_context_s * context_tokens
+        """Seconds of a step with so many query tokens whose rows read so many context tokens.
+
+        With buckets: the price of the one that runs so many query tokens. More than the largest holds are several steps.
+        """
+        sizes = self.bucket_tokens
+        if not sizes:
+            seconds = max(self.flat_s, self.fixed_s + self.per_query_s * query_tokens)
+        elif query_tokens <= sizes[-1]:
+            seconds = self.bucket_s[bisect_left(sizes, query_tokens)]
+        else:
+            seconds = self.bucket_s[-1] * query_tokens / sizes[-1]
+        return seconds + self.per_context_s * context_tokens
+
+    def plan_s(self, plan: StepPlan) -> float:
+        """Seconds of a plan's compute: `step_s`, and the attention of chunks to what lies before them."""
+        context_tokens = pairs = 0
+        for chunk in plan.chunks:
+            num_tokens = len(chunk.tokens)
+            context_tokens += chunk.start + num_tokens
+            if num_tokens > 1:
+                pairs += chunk.start * num_tokens
+        return self.step_s(plan.num_tokens, context_tokens) + self.per_pair_s * pairs
 
     def link_tokens(self, seconds: float) -> int:
         """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""
@@ -117,6 +153,9 @@ class Profile:
             raise ConfigError(
                 f"{origin} lacks values", got=", ".join(values) or "none", fix=f"add {', '.join(missing)}"
             )
+        for name in ("bucket_tokens", "bucket_s"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         return cls(**values)
 
 
@@ -150,6 +189,14 @@ def _check_field(name: str, kind: object, value: Any) -> None:
         raise ConfigError("a profile's source is unknown", got=repr(value), fix=f"one of {', '.join(get_args(Source))}")
     elif name == "tables" and not isinstance(value, Mapping):
         raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
+    elif name.startswith("bucket_") and not _ascends(value):
+        raise ConfigError(f"a profile's {name} do not ascend from above 0", got=value, fix="sort them")
+
+
+def _ascends(values: Any) -> bool:
+    """Whether these are positive numbers, none smaller than the one before."""
+    numbers = isinstance(values, tuple) and all(isinstance(v, int | float) and 0 < v < math.inf for v in values)
+    return numbers and all(earlier <= later for earlier, later in pairwise(values))
 
 
 # -- from data sheets --------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
 
+FLAT = 1.1
+"""Times whose largest is less than so many times the smallest do not grow: that much is noise."""
+
 
 class Saturation(NamedTuple):
     """The fit `T_fwd(x) = max(flat_s, per_query_s · x + fixed_s)`, and S: where the two meet, at a measured x."""
@@ -20,25 +23,28 @@ def saturation(points: Sequence[tuple[int, float]]) -> Saturation:
     """Fit step times over query tokens, and find where steps begin to take longer.
 
     Tries every break between the measured x: a constant before it, a line after it, each by least squares; the break whose
-    `max` of the two fits all points best wins. Errors are relative, since the noise of a timing grows with the time. S is
-    the measured x (a bucket) nearest to the meeting point; the largest one if the times never grow.
+    `max` of the two fits all points best wins. A line through all of them is tried too: S is the smallest x then. Errors are
+    relative, since the noise of a timing grows with the time. S is the measured x (a bucket) nearest to the meeting point;
+    the largest one if the times never grow.
 
     Args:
         points: (query tokens, seconds), several per x allowed.
 
     Raises:
-        ConfigError: fewer than three different x, or times that are not positive.
+        ConfigError: no points, or times that are not positive.
     """
     points = sorted(points)
     buckets = sorted({x for x, _ in points})
-    if len(buckets) < 3 or not all(0 < seconds < math.inf for _, seconds in points):
-        raise ConfigError(
-            "saturation needs positive times at three or more numbers of query tokens",
-            got=points,
-            fix="measure more buckets",
-        )
-    constant = Saturation(_line(points, sloped=False)[1], 0.0, 0.0, buckets[-1])
-    candidates = [constant]
+    times = [seconds for _, seconds in points]
+    if not points or not all(0 < seconds < math.inf for seconds in times):
+        raise ConfigError("saturation needs positive times", got=points, fix="measure one bucket at least")
+    candidates = [Saturation(_line(points, sloped=False)[1], 0.0, 0.0, buckets[-1])]
+    if max(times) < FLAT * min(times) or len(buckets) == 1:
+        return candidates[0]
+    slope, intercept = _line(points, sloped=True)
+    first_s = slope * buckets[0] + intercept
+    if slope > 0 and first_s > 0:
+        candidates.append(Saturation(first_s, slope, intercept, buckets[0]))
     for first in buckets[1:-1]:
         flat_s = _line([point for point in points if point[0] < first], sloped=False)[1]
         slope, intercept = _line([point for point in points if point[0] >= first], sloped=True)

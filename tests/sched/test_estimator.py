@@ -1,16 +1,13 @@
 """What estimators predict, how long they hold, and what holding costs against knowing."""
 
 import math
-import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.sched.estimator import TRUST, ElapsedEstimator, Estimator, HistoryEstimator, OracleEstimator
-from jinfercept.sched.profile import load_profile
-from jinfercept.sched.waste import discard_waste
+from jinfercept.bench.single_request import held_cost
+from jinfercept.sched.estimator import TRUST, ElapsedEstimator, HistoryEstimator, OracleEstimator
 
 seconds = st.floats(0, 1000)
 
@@ -145,11 +142,6 @@ def test_the_oracle_knows() -> None:
 # -- cost against the optimum ------------------------------------------------------------------------------------------
 
 
-def held_cost(tau_s: float, duration_s: float, hold_cost_per_s: float, leave_cost: float) -> float:
-    """Hold until τ, then leave."""
-    return hold_cost_per_s * min(duration_s, tau_s) + (leave_cost if duration_s > tau_s else 0.0)
-
-
 @given(
     history=st.lists(st.tuples(seconds, st.booleans()), max_size=12),
     hint_s=st.none() | seconds,
@@ -181,64 +173,3 @@ def test_elapsed_costs_at_most_twice_the_optimum(duration_s: float, hold_cost_pe
     tau_s = ElapsedEstimator().hold_until_s("search", hold_cost_per_s, leave_cost)
     optimum = min(hold_cost_per_s * duration_s, leave_cost)
     assert held_cost(tau_s, duration_s, hold_cost_per_s, leave_cost) <= 2 * optimum * (1 + 1e-9)
-
-
-TABLE_1 = {  # seconds of a call: mean and standard deviation; context tokens (InferCept, table 1)
-    "math": (9e-5, 6e-5, 1422),
-    "qa": (0.69, 0.17, 1846),
-    "ve": (0.09, 0.014, 2185),
-    "chat": (28.6, 15.6, 753),
-    "image": (20.03, 7.8, 1247),
-    "tts": (17.24, 7.6, 1251),
-}
-OTHERS = 36_700
-"""Context tokens of the other requests: with them, B/c is about 1.75 s under the paper's constants."""
-
-Hold = Callable[[Estimator, str, float, float], float]
-
-
-def cost_over_optimum(make: Callable[[], Estimator], hold: Hold, num_calls: int = 0, rounds: int = 400) -> float:
-    """Table 1's tools, each as likely: cost of holding one context by a rule, over the cost of knowing.
-
-    Durations are Gamma distributed. Every round begins with a fresh estimator that has seen `num_calls` calls of each tool.
-    """
-    rng = random.Random(0)
-    profile = load_profile("paper-gptj-6b-a100")
-    cost = optimum = 0.0
-
-    def draw(mean: float, deviation: float) -> float:
-        shape = (mean / deviation) ** 2
-        return rng.gammavariate(shape, mean / shape)
-
-    for _ in range(rounds):
-        estimator = make()
-        for name, (mean, deviation, _) in TABLE_1.items():
-            for _ in range(num_calls):
-                estimator.observe(name, draw(mean, deviation))
-        for name, (mean, deviation, context) in TABLE_1.items():
-            leave_cost = discard_waste(context, OTHERS, lambda tokens: profile.step_s(tokens, 0))
-            duration_s = draw(mean, deviation)
-            tau_s = hold(estimator, name, context, leave_cost)
-            cost += held_cost(tau_s, duration_s, context, leave_cost)
-            optimum += min(context * duration_s, leave_cost)
-    return cost / optimum
-
-
-def by_estimator(estimator: Estimator, name: str, hold_cost_per_s: float, leave_cost: float) -> float:
-    return estimator.hold_until_s(name, hold_cost_per_s, leave_cost)
-
-
-def test_on_table_1_history_comes_close_to_knowing_and_the_fixed_rules_do_not() -> None:
-    assert cost_over_optimum(ElapsedEstimator, lambda *_: math.inf) == pytest.approx(9.8, rel=0.03)
-    assert cost_over_optimum(ElapsedEstimator, lambda *_: 0.0) == pytest.approx(2.15, abs=0.02)
-    assert cost_over_optimum(ElapsedEstimator, by_estimator) == pytest.approx(1.79, abs=0.02)
-    assert cost_over_optimum(HistoryEstimator, by_estimator, num_calls=3) == pytest.approx(1.07, abs=0.02)
-    assert cost_over_optimum(HistoryEstimator, by_estimator, num_calls=20) == pytest.approx(1.02, abs=0.02)
-
-
-def test_a_tighter_worst_case_costs_more_on_table_1() -> None:
-    costs = [
-        cost_over_optimum(lambda trust=trust: HistoryEstimator(trust), by_estimator, num_calls=20, rounds=100)
-        for trust in (1 / 64, 0.1, 0.5)
-    ]
-    assert costs == pytest.approx([1.03, 1.08, 1.40], abs=0.02)

@@ -1,11 +1,10 @@
 """Where each simple policy puts a paused context, and what it gives when somebody needs a page."""
 
 import pytest
-from fakes import FakeRunner
+from fakes import AffineCost, FakeRunner
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
-from jinfercept.sched.cost import AffineCost
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, scripted, swap
 from jinfercept.sched.scheduler import Scheduler

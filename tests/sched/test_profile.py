@@ -2,6 +2,7 @@
 
 import json
 import math
+import timeit
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.gpu import GPUS
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, ModelNumbers, Profile, load_profile, roofline
 
 MEASURED = Profile(
@@ -37,6 +39,30 @@ def test_a_step_costs_the_floor_or_the_line_and_its_context() -> None:
     assert cost.step_s(110, 1000) == pytest.approx(0.101)
 
 
+STAIRS = replace(MEASURED, bucket_tokens=(1, 8, 32), bucket_s=(0.05, 0.06, 0.1), per_pair_s=1e-5)
+
+
+def test_with_buckets_a_step_costs_what_runs_it() -> None:
+    assert [STAIRS.step_s(tokens, 0) for tokens in (0, 1, 2, 8, 9, 32)] == [0.05, 0.05, 0.06, 0.06, 0.1, 0.1]
+    assert STAIRS.step_s(48, 0) == pytest.approx(0.15)  # one and a half of the largest
+    assert STAIRS.step_s(8, 1000) == pytest.approx(0.061)
+
+
+def test_a_plan_costs_its_step_and_what_its_chunks_look_back_at() -> None:
+    sample = Sample(0.0, 0, 1)
+    chunks = (Chunk(0, 99, (FROM_DEVICE,), (), sample), Chunk(1, 200, (7,) * 5, (), None))
+    plan = StepPlan(0, 32, chunks)
+    assert STAIRS.plan_s(plan) == pytest.approx(0.06 + 1e-6 * (100 + 205) + 1e-5 * 5 * 200)
+    paper = load_profile("paper-gptj-6b-a100")
+    assert paper.plan_s(plan) == paper.step_s(6, 0)
+
+
+def test_a_step_is_priced_in_no_time() -> None:
+    many = replace(MEASURED, bucket_tokens=tuple(range(1, 101)), bucket_s=(0.05,) * 100)
+    for profile in (MEASURED, many):
+        assert min(timeit.repeat(lambda profile=profile: profile.step_s(70, 9000), number=1000, repeat=9)) < 2e-3
+
+
 def test_the_link_is_counted_at_its_worse_direction() -> None:
     assert MEASURED.link_tokens(0.5) == 1000
     assert MEASURED.swap_s(1000) == 0.5
@@ -51,7 +77,7 @@ def test_without_a_link_nothing_moves() -> None:
 
 
 def test_a_saved_profile_is_the_same_when_loaded(tmp_path: Path) -> None:
-    for profile in (MEASURED, *PROFILES.values()):
+    for profile in (MEASURED, STAIRS, *PROFILES.values()):
         profile.save(tmp_path / "profile.json")
         assert load_profile(tmp_path / "profile.json") == profile
         assert load_profile(str(tmp_path / "profile.json")) == profile
@@ -73,6 +99,10 @@ def test_a_saved_profile_is_the_same_when_loaded(tmp_path: Path) -> None:
         ({"source": "guessed"}, "source is unknown; got 'guessed'; fix: one of paper, roofline, measured"),
         ({"name": ""}, "needs a name"),
         ({"tables": [1, 2]}, "tables have no names; got list"),
+        ({"bucket_tokens": [1, 8]}, "buckets and their times are not as many; got 2 and 0"),
+        ({"bucket_tokens": [8, 1]}, "bucket_tokens do not ascend from above 0; got (8, 1)"),
+        ({"bucket_s": [0.0, 1.0]}, "bucket_s do not ascend from above 0"),
+        ({"bucket_s": 3.0}, "bucket_s do not ascend from above 0; got 3.0"),
     ],
 )
 def test_a_file_that_is_no_profile_says_what_is_wrong(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:

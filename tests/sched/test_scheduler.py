@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 import pytest
-from fakes import POLICIES, VOCAB, FakeRunner
+from fakes import POLICIES, VOCAB, AffineCost, FakeRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.kv.manager import KVManager, PageCopy
 from jinfercept.kv.page import Residency
-from jinfercept.sched.cost import AffineCost
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan

@@ -1,0 +1,180 @@
+"""A workload in real time against the real engine, and the same in the simulator: one report each, from the same code.
+
+Prompts and results are random tokens, lengths are forced, calls are scripted: what is real is the model, the pages, the
+transfers and the clock. No tokenizer takes part.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple, final
+
+from jinfercept.bench.accounts import Accounts, Report
+from jinfercept.bench.recording import NO_RECORDS, Recording, Records
+from jinfercept.bench.scripted import Progress, ScriptedEndpoints, Writer, play
+from jinfercept.bench.simulate import Simulation
+from jinfercept.bench.simulator import Prices
+from jinfercept.clock import RealClock
+from jinfercept.engine import Engine
+from jinfercept.kv.manager import KVManager
+from jinfercept.llm import LLM
+from jinfercept.request import Request
+from jinfercept.runner import ModelRunner, Ticket
+from jinfercept.sched.estimator import ESTIMATORS, Estimator
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.policies import Knowledge
+
+GIB = 1 << 30
+
+
+class Replayed(NamedTuple):
+    """What came of a run: its report, and the stream after the prompt of every request that was served to its end."""
+
+    report: Report
+    streams: Mapping[str, list[int]]
+
+
+@final
+class TimedRunner:
+    """A runner, and the processor time of this thread in it: what the engine takes beside is the engine's own."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.seconds = 0.0
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        started_s = time.thread_time()
+        ticket = self._runner.submit(plan)
+        self.seconds += time.thread_time() - started_s
+        return ticket
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        started_s = time.thread_time()
+        result = self._runner.collect(ticket)
+        self.seconds += time.thread_time() - started_s
+        return result
+
+    def reset(self) -> None:
+        self._runner.reset()
+
+
+def replay(
+    llm: LLM,
+    policy: str,
+    requests: Sequence[tuple[float, Request]],
+    write: Writer,
+    duration_s: float,
+    progress: Progress = lambda now, end: None,
+    records: Records = NO_RECORDS,
+) -> Replayed:
+    """Play requests in real time under a policy, on the weights and executables of an `LLM` that nobody else uses meanwhile.
+
+    Args:
+        requests: greedy ones, with the second at which each arrives, in order.
+        write: the tokens that calls return.
+        duration_s: arrivals come for so long, and have as long again to finish; what is left then is given up.
+        progress: told a few times a second.
+        records: what to write of it.
+
+    Returns:
+        A simulation's report, and the requests' tokens.
+    """
+    clock, recordings = RealClock(), list[Recording]()
+
+    def record(kv: KVManager, known: Knowledge) -> tuple[Observer, Estimator]:
+        asked = ESTIMATORS[llm.config.scheduler.estimator]()
+        run = {"policy": policy, "estimator": llm.config.scheduler.estimator, "profile": llm.profile.name}
+        recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
+        return recordings[0], recordings[0].estimator
+
+    llm.restart(policy=policy, record=record if records else None)
+    config, shape = llm.config, llm.shape
+    scheduler = llm.engine.scheduler
+    prices = Prices(llm.profile, shape.page_size, synchronous=False)
+    accounts = Accounts(scheduler.kv, clock, prices, shape.buckets)
+    endpoints = ScriptedEndpoints(clock, write)
+    runner = TimedRunner(llm.runner)
+    engine = Engine(
+        scheduler,
+        runner,
+        endpoints,
+        clock,
+        threading.Event(),
+        depth=config.runner.pipeline_depth,
+        vocab_size=llm.model.config.vocab_size,
+        check=config.runner.check_pages,
+        observe=recordings[0].after(accounts) if recordings else accounts,
+    )
+    started_s = time.thread_time()
+    try:
+        played = play(engine, endpoints, clock, requests, 2 * duration_s, progress)
+        host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
+        report = accounts.report(played, requests, scheduler.counters, llm.memory_plan.kv_tokens)
+    finally:
+        engine.close()
+        for recording in recordings:
+            recording.close()
+            llm.restart()  # nobody observes it any more
+    streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
+    return Replayed({"policy": policy, "profile": llm.profile.name, "host_s": host_s} | report, streams)
+
+
+def resize_host(llm: LLM, host_tokens: int) -> None:
+    """Give an `LLM` a host pool of so many tokens, rounded down to pages; raises `ConfigError` if the machine has no room."""
+    plan, size = llm.memory_plan, llm.shape.page_size
+    token_bytes = plan.kv_bytes // (plan.kv_tokens + size)
+    llm.restart(swap_space=(host_tokens * token_bytes + 0.5) / GIB)
+
+
+def simulation(llm: LLM, policy: str, duration_s: float, host_s: float) -> Simulation:
+    """The simulation of what `replay` does with this `LLM`.
+
+    Args:
+        host_s: seconds of the engine's own work per step, as `replay` reports them.
+    """
+    plan, shape, config = llm.memory_plan, llm.shape, llm.config
+    return Simulation(
+        llm.profile,
+        policy,
+        config.scheduler.estimator,
+        duration_s,
+        kv_tokens=plan.kv_tokens,
+        host_tokens=plan.host_tokens,
+        page_size=shape.page_size,
+        max_num_seqs=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
+        buckets=shape.buckets,
+        chunk_tokens=config.scheduler.max_chunk_tokens,
+        prefix_caching=config.cache.enable_prefix_caching,
+        depth=config.runner.pipeline_depth,
+        chunked_prefill=config.scheduler.chunked_prefill,
+        overlaps=True,
+        host_s=host_s,
+    )
+
+
+def at_speed_of(report: Report, asked: Simulation) -> Simulation:
+    """The simulation on a machine whose steps take what they took in a run, where that is another speed than the profile's.
+
+    A difference that is still there comes from elsewhere than the speed of steps.
+    """
+    profile, buckets, slowness = asked.profile, asked.buckets, report["slowness"]
+    assert buckets is not None
+    mean = report["step_s"]["measured"] / report["step_s"]["priced"]
+    bucket_s = accumulate((profile.step_s(size, 0) * slowness.get(str(size), mean) for size in buckets), max)
+    slow = replace(
+        profile,
+        bucket_tokens=buckets,
+        bucket_s=tuple(bucket_s),
+        per_context_s=profile.per_context_s * mean,
+        per_pair_s=profile.per_pair_s * mean,
+    )
+    return replace(asked, profile=slow)
+
+
+def different(streams: Mapping[str, list[int]], reference: Mapping[str, list[int]]) -> list[str]:
+    """The requests, among those that both runs served, whose tokens differ."""
+    return [name for name, stream in streams.items() if name in reference and stream != reference[name]]

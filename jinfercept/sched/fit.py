@@ -1,0 +1,94 @@
+"""The terms of a step's price, fitted to measured steps. Plain Python; measures nothing itself.
+
+A step costs what its bucket costs, and something for what its rows read. Slopes come from steps of the same bucket only, and
+are medians, so that neither the buckets' own times nor a disturbed measurement move them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, combinations, groupby
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sched.saturation import Saturation, saturation
+
+LEAST_SHARE = 0.1
+"""Of a bucket's fastest step: the least of it that is not reading contexts."""
+
+
+class MeasuredStep(NamedTuple):
+    """One kind of step and how long it took.
+
+    Attributes:
+        bucket: query tokens of the executable, all of them used.
+        context_tokens: that its rows read.
+        depth: tokens before its chunk; None: rows that decode, and a chunk from the first token if they leave room.
+        seconds: of the step.
+    """
+
+    bucket: int
+    context_tokens: int
+    depth: int | None
+    seconds: float
+
+
+class StepFit(NamedTuple):
+    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line through
+    the buckets, of which S is a part."""
+
+    bucket_tokens: tuple[int, ...]
+    bucket_s: tuple[float, ...]
+    per_context_s: float
+    per_pair_s: float
+    line: Saturation
+
+
+def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
+    """Fit the terms. Raises `ConfigError` if no step decodes."""
+    steps = sorted(steps, key=lambda step: (step.bucket, step.context_tokens))
+    decoding = [step for step in steps if step.depth is None]
+    if not decoding:
+        raise ConfigError("a fit needs steps that decode", got=f"{len(steps)} steps", fix="measure some")
+    context_s = _median_slope(
+        (second.context_tokens - first.context_tokens, second.seconds - first.seconds, first.seconds + second.seconds)
+        for first, second in _pairs(decoding)
+    )
+    pair_s = _median_slope(
+        (
+            second.bucket * ((second.depth or 0) - (first.depth or 0)),
+            second.seconds - first.seconds - context_s * (second.context_tokens - first.context_tokens),
+            first.seconds + second.seconds,
+        )
+        for first, second in _pairs([step for step in steps if step.depth is not None])
+    )
+    bases = {bucket: _base_s(list(group), context_s) for bucket, group in groupby(decoding, lambda step: step.bucket)}
+    bucket_s = tuple(accumulate(bases.values(), max))
+    line = saturation(list(zip(bases, bucket_s, strict=True)))
+    return StepFit(tuple(bases), bucket_s, context_s, pair_s, line)
+
+
+def _base_s(steps: Sequence[MeasuredStep], context_s: float) -> float:
+    """Seconds of a bucket without its contexts: the median, and never next to nothing."""
+    rest = sorted(step.seconds - context_s * step.context_tokens for step in steps)
+    return max(rest[(len(rest) - 1) // 2], LEAST_SHARE * min(step.seconds for step in steps))
+
+
+def _pairs(steps: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, MeasuredStep]]:
+    """Every two steps of the same bucket, in order."""
+    for _, group in groupby(steps, lambda step: step.bucket):
+        yield from combinations(group, 2)
+
+
+def _median_slope(pairs: Iterable[tuple[int, float, float]]) -> float:
+    """The median of growth over distance, each weighted by how far its distance stands out of a noise that grows with
+    the level; 0 if there are none, or if it is negative.
+
+    Args:
+        pairs: (distance, growth, level).
+    """
+    slopes = sorted((growth / distance, distance / level) for distance, growth, level in pairs if distance > 0)
+    half = sum(weight for _, weight in slopes) / 2
+    for slope, weight in slopes:
+        half -= weight
+        if half <= 0:
+            return max(0.0, slope)
+    return 0.0

@@ -1,0 +1,99 @@
+"""What an estimator said about a pause while it lasted: for decision records. Asked beside the policy, never in its stead.
+
+An estimator may answer differently for having been asked before (`HistoryEstimator` brings its curve up to date when
+somebody wants it), so records ask one of their own, which an `Overheard` keeps told.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, final
+
+from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.sequence import Ended, Sequence
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of the predicted remaining seconds."""
+
+_SHORTEST_S, _LONGEST_S, _HALVINGS = 1e-5, 1e5, 12  # quantiles to 0.6 %
+
+
+class Forecast(NamedTuple):
+    """What was predicted for a pause at one of its ages: seconds still to come, as a mean and by `QUANTILES`."""
+
+    age_s: float
+    remaining_s: float
+    quantiles_s: tuple[float, ...]
+
+
+def forecast(estimator: Estimator, sequence: Sequence, age_s: float) -> Forecast:
+    """The prediction for a paused sequence that has been intercepted for `age_s`."""
+    quantiles = []
+    low = 0.0
+    for quantile in QUANTILES:
+        low = _quantile_s(estimator, sequence, age_s, quantile, max(low, _SHORTEST_S))
+        quantiles.append(low)
+    return Forecast(age_s, remaining_s(estimator, sequence, age_s), tuple(quantiles))
+
+
+def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: float) -> float:
+    """Probability that any of the sequence's calls lasts longer than `horizon_s` more."""
+    returned = 1.0
+    for call in sequence.calls:
+        returned *= 1.0 - estimator.survival(call.name, age_s, horizon_s, call.key)
+    return 1.0 - returned
+
+
+def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile: float, low_s: float) -> float:
+    """The time after which so much of the probability has returned: by halving on a logarithmic scale; 0 if too short."""
+    high_s, left = _LONGEST_S, 1.0 - quantile
+    if survival(estimator, sequence, age_s, low_s) <= left:
+        return low_s if low_s > _SHORTEST_S else 0.0
+    for _ in range(_HALVINGS):
+        middle_s = (low_s * high_s) ** 0.5
+        if survival(estimator, sequence, age_s, middle_s) <= left:
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s
+
+
+@final
+class Overheard:
+    """An estimator that answers as `asked` does, tells `listener` all that it is told, and keeps how long calls lasted.
+
+    It is the scheduler's; policies hold `asked` itself.
+
+    Args:
+        asked: answers.
+        listener: is told, for somebody else to ask.
+        before_end: called before `listener` is told of the end of a call.
+    """
+
+    def __init__(self, asked: Estimator, listener: Estimator, before_end: Callable[[], None] = lambda: None) -> None:
+        self._asked, self._listener, self._before_end = asked, listener, before_end
+        self._ended: dict[Hashable, Ended] = {}
+
+    def take_ended(self, call_key: Hashable) -> Ended | None:
+        """How a call ended, once."""
+        return self._ended.pop(call_key, None)
+
+    def started(self, call_key: Hashable, name: str, at_s: float, hint_s: float | None = None) -> None:
+        self._asked.started(call_key, name, at_s, hint_s)
+        self._listener.started(call_key, name, at_s, hint_s)
+
+    def observe(self, name: str, duration_s: float, clean: bool = True, call_key: Hashable = None) -> None:
+        self._before_end()
+        self._ended[call_key] = Ended(duration_s, clean)
+        self._asked.observe(name, duration_s, clean, call_key)
+        self._listener.observe(name, duration_s, clean, call_key)
+
+    def duration_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
+        return self._asked.duration_s(name, age_s, call_key)
+
+    def remaining_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
+        return self._asked.remaining_s(name, age_s, call_key)
+
+    def survival(self, name: str, age_s: float, horizon_s: float, call_key: Hashable = None) -> float:
+        return self._asked.survival(name, age_s, horizon_s, call_key)
+
+    def hold_until_s(self, name: str, hold_cost_per_s: float, leave_cost: float, call_key: Hashable = None) -> float:
+        return self._asked.hold_until_s(name, hold_cost_per_s, leave_cost, call_key)

@@ -1,0 +1,60 @@
+"""The terms of a step's price come back out of steps that were made of them."""
+
+import random
+
+import pytest
+
+from jinfercept.errors import ConfigError
+from jinfercept.sched.fit import MeasuredStep, fit_steps
+
+BASES = {1: 0.010, 8: 0.010, 32: 0.011, 128: 0.019, 512: 0.058}
+
+
+def steps(noise: random.Random | None = None, share: float = 0.03) -> list[MeasuredStep]:
+    """2 µs per context token, 5 ns per pair."""
+    kinds = [(bucket, context, None) for bucket in BASES for context in (bucket, 2000, 8000)]
+    kinds += [(bucket, depth + bucket, depth) for bucket in BASES if bucket > 1 for depth in (0, 1500)]
+    return [
+        MeasuredStep(
+            bucket,
+            context,
+            depth,
+            (BASES[bucket] + 2e-6 * context + 5e-9 * bucket * (depth or 0))
+            * (noise.uniform(1 - share, 1 + share) if noise else 1.0),
+        )
+        for bucket, context, depth in kinds
+    ]
+
+
+def test_exact_steps_give_their_terms_back() -> None:
+    fit = fit_steps(steps())
+    assert fit.bucket_tokens == tuple(BASES)
+    assert fit.bucket_s == pytest.approx(tuple(BASES.values()))
+    assert fit.per_context_s == pytest.approx(2e-6)
+    assert fit.per_pair_s == pytest.approx(5e-9)
+    assert fit.line.query_tokens == 32
+    assert fit.line.per_query_s == pytest.approx(39 / 384 * 1e-3, rel=0.1)
+
+
+def test_noise_and_a_disturbed_step_move_no_term_far() -> None:
+    for seed in range(20):
+        measured = steps(random.Random(seed))
+        measured[7] = measured[7]._replace(seconds=5 * measured[7].seconds)
+        fit = fit_steps(measured)
+        assert fit.bucket_s == pytest.approx(tuple(BASES.values()), rel=0.2)
+        assert fit.per_context_s == pytest.approx(2e-6, rel=0.2)
+        assert fit.line.query_tokens in (8, 32)
+
+
+def test_what_was_not_measured_costs_nothing() -> None:
+    fit = fit_steps([MeasuredStep(8, 8, None, 0.01)])
+    assert fit == ((8,), (0.01,), 0.0, 0.0, (0.01, 0.0, 0.0, 8))
+    with pytest.raises(ConfigError, match="needs steps that decode"):
+        fit_steps([MeasuredStep(8, 8, 0, 0.01)])
+
+
+def test_a_larger_bucket_is_never_cheaper_and_none_is_free() -> None:
+    measured = [MeasuredStep(1, 1, None, 0.02), MeasuredStep(8, 8, None, 0.01), MeasuredStep(8, 800, None, 0.05)]
+    fit = fit_steps([*measured, MeasuredStep(32, 5000, None, 0.05)])
+    assert list(fit.bucket_s) == sorted(fit.bucket_s)
+    assert min(fit.bucket_s) > 0

@@ -1,0 +1,149 @@
+"""Whatever arrives, calls and hangs: plans stay within their limits, and everybody who can end does, within a bound."""
+
+import pytest
+from hypothesis import given, settings
+from worlds import BUCKETS, ESTIMATORS, MAX_SEQS, NEVER, SIZE, Play, World, hangs, worlds
+
+from jinfercept.bench.arrivals import Arrival
+from jinfercept.bench.workload import Script, Segment
+from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.policies import SETTINGS
+from jinfercept.sched.scheduler import IDLE_STEP_S
+from jinfercept.sched.sequence import Sequence
+
+
+class Patience:
+    """How many plans ago anybody, and each request that runs or waits, last got a token. Fails when that takes too long.
+
+    Whoever is served first needs a plan for every chunk of his context, one for every page that is fetched, and a few to
+    land and to read. So long, at most, takes each token that the requests in front of somebody can still write: the older
+    ones, and those that ran when he joined the line. With whole prompts, those that come later are in front of him too.
+    """
+
+    def __init__(self, world: World) -> None:
+        longest = world.max_model_len
+        chunk = longest if world.whole_prompts else min(world.chunk_tokens, BUCKETS[-1] - MAX_SEQS + 1)
+        self._alone = -(-longest // chunk) + world.num_pages + 4
+        self._later = sum(script.generated for _, script in world.arrivals) if world.whole_prompts else 0
+        self._since: dict[
+            str, tuple[int, int, int]
+        ] = {}  # tokens generated, since which plan, and how many it may take
+        self._anybody_at = 0
+
+    def watch(self, play: Play) -> None:
+        scheduler, now = play.scheduler, len(play.plans)
+        ready = [*scheduler.running, *scheduler.waiting]
+        since: dict[str, tuple[int, int, int]] = {}
+        for sequence in ready:
+            mark = self._since.get(sequence.id)
+            if mark is None or mark[0] != sequence.generated:
+                mark = sequence.generated, now, self._alone * (1 + self._later + _in_front(sequence, play))
+            since[sequence.id] = mark
+            _, at, most = mark
+            assert now - at <= most, f"no token in {now - at} plans, {most} allowed: {sequence}"
+        if not ready or since != self._since:
+            self._anybody_at = now
+        assert now - self._anybody_at <= self._alone, f"nobody got a token in {now - self._anybody_at} plans: {ready}"
+        self._since = since
+
+
+def _in_front(sequence: Sequence, play: Play) -> int:
+    """Tokens that may be generated before the next one of this sequence."""
+    running = set(play.scheduler.running)
+    return sum(
+        other.max_tokens - other.generated
+        for other in play.scheduler.unfinished
+        if other is not sequence and (other.order < sequence.order or other in running)
+    )
+
+
+class Limits:
+    """What plans keep: bucket, slots, chunks and link. What the pools hold, the engine checks after every step.
+
+    The link has the time of the plan's compute, or of those who ran before it if that is longer (some may have been
+    preempted since), or of an idle step if nobody ran; and it may always move a page.
+    """
+
+    def __init__(self) -> None:
+        self._moved = self._running = self._context = 0
+        self.broken: list[str] = []
+
+    def planned(self, play: Play, plan: StepPlan) -> None:
+        world, counters = play.world, play.scheduler.counters
+        self._expect(plan.num_tokens <= plan.bucket, plan)
+        self._expect(plan.bucket in (0, *world.buckets), plan)
+        self._expect(len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks) <= MAX_SEQS, plan)
+        self._expect(world.whole_prompts or all(len(c.tokens) <= world.chunk_tokens for c in plan.chunks), plan)
+        moved = counters.copied_in + counters.copied_out - self._moved
+        self._moved += moved
+        context = sum(chunk.start + len(chunk.tokens) for chunk in plan.chunks)
+        hidden_s = max(self._step_s(world, plan.num_tokens, context), self._step_s(world, self._running, self._context))
+        self._expect(play.synchronous or moved <= max(SIZE, world.profile.link_tokens(hidden_s)), f"{moved}: {plan}")
+
+    def stepped(self, play: Play) -> None:
+        running = play.scheduler.running
+        self._running, self._context = len(running), sum(sequence.length for sequence in running)
+
+    def _step_s(self, world: World, query_tokens: int, context_tokens: int) -> float:
+        bucket = next(bucket for bucket in (0, *world.buckets) if bucket >= query_tokens)
+        return world.profile.step_s(bucket, context_tokens) if bucket else IDLE_STEP_S
+
+    def _expect(self, kept: bool, what: object) -> None:
+        if not kept:
+            self.broken.append(str(what))
+
+
+def check(world: World) -> None:
+    """Play the world to its end: all end but those that hang, in time and within the limits."""
+    limits, patience = Limits(), Patience(world)
+
+    def watch(play: Play) -> None:
+        limits.stepped(play)
+        patience.watch(play)
+
+    play = Play(world, watch=watch, planned=limits.planned).run()
+    assert not limits.broken
+    for number, (_, script) in enumerate(world.arrivals):
+        output = play.outputs.get(number)
+        if output is None:
+            assert hangs(script), f"request {number} never ends"
+        else:
+            assert output.outputs[0].finish_reason == "length", f"request {number}: {output.outputs[0].finish_reason}"
+
+
+@settings(max_examples=120)
+@given(worlds())
+def test_everybody_who_can_end_does(world: World) -> None:
+    check(world)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_everybody_returning_at_once_is_served(policy: str, depth: int) -> None:
+    for num_pages, whole in ((9, False), (20, False), (9, True)):
+        script = Script("chat", 9, (Segment(3, 5.0, 6), Segment(2, 5.0, 6), Segment(4, None, 0)))
+        coming = tuple(Arrival(0.0, script) for _ in range(7))
+        check(World(coming, policy, depth=depth, num_pages=num_pages, whole_prompts=whole, num_host_pages=12))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_calls_that_never_return_pin_nothing(policy: str, depth: int) -> None:
+    """Hung contexts fill the pool; then comes a request that needs all of it."""
+    hung = Script("chat", 12, (Segment(2, NEVER, 0), Segment(1, None, 0)))
+    whole_pool = Script("math", 20, (Segment(3, 0.1, 5), Segment(20, None, 0)))
+    for estimator in ESTIMATORS:
+        coming = (*(Arrival(0.0, hung) for _ in range(6)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
+        check(World(coming, policy, estimator, depth, num_pages=12, num_host_pages=5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("whole_prompts", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_everybody_who_can_end_does_in_the_full_matrix(
+    policy: str, depth: int, whole_prompts: bool, estimator: str
+) -> None:
+    drawn = worlds(policy=policy, depth=depth, whole_prompts=whole_prompts, estimator=estimator)
+    settings(max_examples=60)(given(drawn)(check))()

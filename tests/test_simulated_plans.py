@@ -1,0 +1,50 @@
+"""A simulation makes the plans of an engine that computes: same arrivals, calls and clock; only the tokens differ."""
+
+import pytest
+from hypothesis import given, settings
+from worlds import Play, World, worlds
+
+from jinfercept.sched.plan import FROM_DEVICE, StepPlan
+from jinfercept.sched.policies import SETTINGS
+
+
+def without_tokens(play: Play) -> list[StepPlan]:
+    """The plans of a play, with every token that has a value set to 0."""
+    return [
+        StepPlan(
+            plan.number,
+            plan.bucket,
+            tuple(
+                chunk._replace(tokens=tuple(token if token == FROM_DEVICE else 0 for token in chunk.tokens))
+                for chunk in plan.chunks
+            ),
+            plan.copy_out,
+            plan.fetch,
+            plan.land,
+            plan.drop,
+        )
+        for plan in (planned.plan for planned in play.plans)
+    ]
+
+
+def check(world: World) -> None:
+    computed, simulated = Play(world).run(), Play(world, fake=False).run()
+    assert without_tokens(simulated) == without_tokens(computed)
+    assert simulated.clock.time == computed.clock.time
+    assert simulated.scheduler.counters == computed.scheduler.counters
+    assert simulated.outputs.keys() == computed.outputs.keys()
+    for number, output in computed.outputs.items():
+        assert simulated.outputs[number].metrics == output.metrics
+
+
+@settings(max_examples=60)
+@given(worlds())
+def test_a_simulation_makes_the_plans_of_an_engine_that_computes(world: World) -> None:
+    check(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_it_does_so_under_every_policy_in_many_cases(policy: str, depth: int) -> None:
+    settings(max_examples=200)(given(worlds(policy=policy, depth=depth))(check))()
