@@ -64,6 +64,11 @@ class SchedulerOptions:
         "prefill in chunks beside decodes, or whole prompts first; default: as the policy was published if the largest "
         "step holds the longest sequence, else chunked",
     )
+    preemption: str = option(
+        "auto",
+        "what becomes of the context of a running sequence that has to give way: the policy's choice, or forced",
+        ("auto", "recompute", "swap"),
+    )
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,9 @@ class RunnerOptions:
     """How steps are executed."""
 
     layers_per_step: int | None = option(None, "layers per executable; default: 1")
+    transfer_parts: int = option(
+        1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
+    )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: str = option("auto", "implementation of attention", ("auto", "cpu", "reference"))
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
@@ -117,6 +125,7 @@ class EngineConfig:
             ("max_num_seqs", scheduler.max_num_seqs, 1),
             ("max_chunk_tokens", scheduler.max_chunk_tokens, 1),
             ("layers_per_step", runner.layers_per_step, 1),
+            ("transfer_parts", runner.transfer_parts, 1),
         ):
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")

@@ -47,6 +47,7 @@ _RESTART_FLAGS = {
         "pipeline_depth",
         "max_chunk_tokens",
         "chunked_prefill",
+        "preemption",
         "swap_space",
         "enable_prefix_caching",
         "seed",
@@ -201,6 +202,7 @@ class LLM:
             chunk_tokens=options.max_chunk_tokens or shape.buckets[-1],
             whole_prompts=whole_prompts,
             observer=observer,
+            preemption=options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
         )
         tokenizer = self.tokenizer
         wake = threading.Event()
@@ -349,6 +351,7 @@ def _runner_shape(model_config: ModelConfig, plan: MemoryPlan, config: EngineCon
         max_model_len=plan.max_model_len,
         buckets=(*sizes, most),
         layers_per_step=min(config.runner.layers_per_step or 1, model_config.num_layers),
+        transfer_parts=config.runner.transfer_parts,
     )
 
 
@@ -377,6 +380,7 @@ def _settings(
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
         "layers_per_step": shape.layers_per_step,
+        "transfer_parts": shape.transfer_parts,
         "attention": config.runner.attention,
         "device": device.device_kind,
         "processors": os.cpu_count() or 0,

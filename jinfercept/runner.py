@@ -8,6 +8,7 @@ Nothing waits for the device but `collect`.
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, final
 
 import jax
@@ -44,6 +45,8 @@ class RunnerShape:
         max_model_len: tokens per sequence.
         buckets: query tokens of the executables, ascending.
         layers_per_step: layers per executable.
+        transfer_parts: pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole
+            pages, beside all of a step's compute.
     """
 
     num_pages: int
@@ -52,6 +55,7 @@ class RunnerShape:
     max_model_len: int
     buckets: tuple[int, ...]
     layers_per_step: int
+    transfer_parts: int = 1
 
     def bucket(self, num_tokens: int) -> Shape:
         """The batch of a bucket."""
@@ -62,6 +66,13 @@ class RunnerShape:
         """First layer and end of every executable's layers."""
         step = self.layers_per_step
         return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
+
+    def parts(self, num_layers: int) -> list[list[tuple[int, int]]]:
+        """The groups whose layers cross the link together, part by part."""
+        groups = self.groups(num_layers)
+        count = min(self.transfer_parts, len(groups))
+        borders = [len(groups) * index // count for index in range(count + 1)]
+        return [groups[first:end] for first, end in pairwise(borders)]
 
     @property
     def sample_rows(self) -> tuple[int, ...]:
@@ -88,13 +99,13 @@ class ModelRunner:
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,
-            num_layers=config.num_layers,
+            parts=[(groups[0][0], groups[-1][1]) for groups in shape.parts(config.num_layers)],
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=leaf.dtype,
             home=self._home,
         )
-        self._groups = shape.groups(config.num_layers)
+        self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._last_tokens = self._no_tokens()
         self._run = Executables()
@@ -104,18 +115,16 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> Ticket:
         """Dispatch a plan; the order is the one that `StepPlan` promises."""
         submitted_s = time.monotonic()
-        kv = self.kv
-        if plan.fetch:
-            kv.fetch([copy.host_slot for copy in plan.fetch], [copy.device_slot for copy in plan.fetch])
-        kv.drop(plan.drop)
-        if plan.copy_out:
-            kv.copy_out([copy.device_slot for copy in plan.copy_out], [copy.host_slot for copy in plan.copy_out])
-        tokens, num_sampled = self._compute(plan) if plan.chunks else (None, 0)
-        if plan.land:
-            kv.land([copy.device_slot for copy in plan.land])
-        if not plan.chunks:
-            kv.wait()  # there is nothing to hide the transfers behind
-        return Ticket(tokens, num_sampled, submitted_s)
+        assert plan.land == plan.fetch
+        self.kv.begin(plan.fetch, plan.drop, plan.copy_out)
+        if plan.chunks:
+            tokens, num_sampled = self._compute(plan)
+            return Ticket(tokens, num_sampled, submitted_s)
+        for part in range(len(self._parts)):
+            self.kv.start(part)
+            self.kv.land(part)
+        self.kv.wait()  # there is nothing to hide the transfers behind
+        return Ticket(None, 0, submitted_s)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a plan's tokens."""
@@ -152,11 +161,15 @@ class ModelRunner:
 
     def _forward(self, size: int, packed: np.ndarray) -> Array:
         x, batch = self._run["embed", size](self.params.embed, self._last_tokens, packed)
-        layers = list(self.kv.layers)
-        for first, end in self._groups:
-            step = self._run["layers", size, end - first]
-            x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
-        self.kv.layers = tuple(layers)
+        kv = self.kv
+        for part, groups in enumerate(self._parts):
+            kv.start(part)
+            layers = list(kv.layers)
+            for first, end in groups:
+                step = self._run["layers", size, end - first]
+                x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
+            kv.layers = tuple(layers)
+            kv.land(part)
         return x
 
     def _draw(self, x: Array, rows: np.ndarray) -> Array:

@@ -28,10 +28,14 @@ def reference() -> list[RequestOutput]:
     return outputs
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda layers: f"layers_per_step={layers}")
+@pytest.fixture(
+    scope="module", params=[(1, 3), (2, 2), (3, 1)], ids=lambda param: "{} layers in {} parts".format(*param)
+)
 def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence: eviction happens all the time."""
-    with tiny_llm(kv_tokens=112, max_model_len=100, layers_per_step=request.param, swap_space=0.001) as llm:
+    layers, parts = request.param
+    flags = {"layers_per_step": layers, "transfer_parts": parts, "swap_space": 0.001}
+    with tiny_llm(kv_tokens=112, max_model_len=100, **flags) as llm:
         yield llm
 
 

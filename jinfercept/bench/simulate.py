@@ -19,7 +19,7 @@ from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.scheduler import Preemption, Scheduler
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
@@ -47,6 +47,7 @@ class Simulation:
             where prefill is not chunked.
         chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
         prefix_caching: keep full pages of finished requests until their slots are wanted.
+        preemption: what becomes of the context of a running sequence that gives way; see `Scheduler`.
         depth: 0, or 1 to plan a step before the last one's tokens are read.
         overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
             waited for, as it was published.
@@ -67,6 +68,7 @@ class Simulation:
     buckets: tuple[int, ...] | None = None
     chunk_tokens: int | None = None
     prefix_caching: bool = False
+    preemption: Preemption = "auto"
     depth: int = 0
     overlaps: bool = False
     host_s: float = 0.0
@@ -162,6 +164,7 @@ class Simulation:
             chunk_tokens=self.chunk_tokens or buckets[-1],
             whole_prompts=not self.chunks(),
             observer=recording,
+            preemption=self.preemption,
         )
         return _Scheduled(scheduler, synchronous, buckets, recording)
 

@@ -1,10 +1,12 @@
 """The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
 
-A host page is one pinned array `[L, B, 2, K, D]` with all layers in it, so that one transfer carries it; it is freed when its
-last reference goes. Transfers come in a few static sizes, padded with the scratch page, so that nothing recompiles.
+A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer carries l layers
+of it; they are freed when their last reference goes. With one part a page crosses the link whole, beside all of the step's
+compute; with more, each part crosses beside the compute of its own layers. Transfers come in a few static sizes, padded with
+the scratch page, so that nothing recompiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import jax
@@ -14,9 +16,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
 from jinfercept.executables import Executables
+from jinfercept.kv.manager import PageCopy
 from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages, kv_shape
 
-HostPage = Float[Array, "L B 2 K D"]
+HostPage = Float[Array, "l B 2 K D"]
+"""One part of a page."""
 
 TRANSFER_PAGES = (16, 4, 1)
 """Pages per gather or scatter, largest first."""
@@ -44,10 +48,13 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage)
 class KVArrays:
     """All pages of a model on one device, and their copies on the host.
 
+    A step moves pages so: `begin`, then for each part `start`, the compute of its layers, `land`.
+
     Args:
         num_pages: pages of the device pool, without the scratch page.
         page_size: tokens per page.
-        num_layers, num_kv_heads, head_dim, dtype: of the model.
+        parts: first layer and end of every part.
+        num_kv_heads, head_dim, dtype: of the model.
         home: where the pool lives; the host copies are in that device's pinned memory.
     """
 
@@ -56,65 +63,79 @@ class KVArrays:
         num_pages: int,
         page_size: int,
         *,
-        num_layers: int,
+        parts: Sequence[tuple[int, int]],
         num_kv_heads: int,
         head_dim: int,
         dtype: DTypeLike,
         home: jax.sharding.SingleDeviceSharding,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
-        self._num_layers = num_layers
+        self.parts = tuple(parts)
         self._on_device = home
         self._on_host = home.with_memory_kind("pinned_host")
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self._on_device)
-        self._blank = jax.device_put(np.zeros((num_layers, *shape[1:]), dtype), self._on_device)
+        sizes = {end - first for first, end in parts}
+        self._blank = {n: jax.device_put(np.zeros((n, *shape[1:]), dtype), self._on_device) for n in sizes}
         self.layers: tuple[KVPages, ...] = ()
-        self.host: dict[int, HostPage] = {}
-        self._landing: dict[int, HostPage] = {}
+        self.host: dict[int, list[HostPage]] = {}
+        self._coming: list[tuple[int, list[HostPage]]] = []
+        self._leaving: Sequence[PageCopy] = ()
+        self._landing: list[HostPage] = []
         self.reset()
 
     def add_executables(self, run: Executables) -> None:
-        """Note the transfers' executables, which `copy_out` and `land` will call."""
+        """Note the transfers' executables, which `start` and `land` will call."""
         self._run = run
-        add_transfers(run, self.layers, self._blank)
+        for first, end in {end - first: (first, end) for first, end in self.parts}.values():
+            layers, blank = self.layers[first:end], self._blank[end - first]
+            for size in TRANSFER_PAGES:
+                slots = _padded([], size)
+                run.add(("gather", size, end - first), _gather, layers, slots)
+                run.add(("scatter", size, end - first), _scatter, layers, slots, (blank,) * size, donate=(0,))
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._landing.clear()
+        self._coming, self._leaving, self._landing = [], (), []
 
     def reset(self) -> None:
         """Forget everything; the pool starts empty."""
         self.close()
-        self.layers = tuple(self._zeros() for _ in range(self._num_layers))
+        self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
 
-    def copy_out(self, device_slots: Sequence[int], host_slots: Sequence[int]) -> None:
-        """Start copying pages to the host, as they are before anything that is dispatched later."""
-        for first, size in _cover(len(device_slots)):
-            group = device_slots[first : first + size]
-            pages = self._run["gather", size](self.layers, _padded(group, size))
-            copies = jax.device_put(list(pages[: len(group)]), self._on_host)
-            self.host.update(zip(host_slots[first : first + size], copies, strict=False))
-
-    def fetch(self, host_slots: Sequence[int], device_slots: Sequence[int]) -> None:
-        """Start copying host pages to landing buffers on the device."""
-        if host_slots:
-            buffers = jax.device_put([self.host[slot] for slot in host_slots], self._on_device)
-            self._landing.update(zip(device_slots, buffers, strict=True))
-
-    def land(self, device_slots: Sequence[int]) -> None:
-        """Write landing buffers to their slots, after everything that was dispatched before."""
-        for first, size in _cover(len(device_slots)):
-            group = device_slots[first : first + size]
-            pages = [self._landing.pop(slot) for slot in group]
-            pages += [self._blank] * (size - len(group))
-            self.layers = self._run["scatter", size](self.layers, _padded(group, size), tuple(pages))
-
-    def drop(self, host_slots: Sequence[int]) -> None:
-        """Forget host copies."""
-        for slot in host_slots:
+    def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], copy_out: Sequence[PageCopy]) -> None:
+        """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order."""
+        self._coming = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
+        for slot in drop:
             del self.host[slot]
+        self._leaving = copy_out
+        for copy in copy_out:
+            self.host[copy.host_slot] = []
+
+    def start(self, part: int) -> None:
+        """Start the copies of one part, both ways: pages leave as they are before anything that is dispatched later."""
+        first, end = self.parts[part]
+        if self._coming:
+            self._landing = jax.device_put([pieces[part] for _, pieces in self._coming], self._on_device)
+        for start, size in _cover(len(self._leaving)):
+            group = self._leaving[start : start + size]
+            gather = self._run["gather", size, end - first]
+            pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
+            for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
+                self.host[copy.host_slot].append(piece)
+
+    def land(self, part: int) -> None:
+        """Write what one part has fetched to its device slots, after everything that was dispatched before."""
+        first, end = self.parts[part]
+        slots = [slot for slot, _ in self._coming]
+        for start, size in _cover(len(slots)):
+            group = slots[start : start + size]
+            pages = self._landing[start : start + size] + [self._blank[end - first]] * (size - len(group))
+            scatter = self._run["scatter", size, end - first]
+            written = scatter(self.layers[first:end], _padded(group, size), tuple(pages))
+            self.layers = (*self.layers[:first], *written, *self.layers[end:])
+        self._landing = []
 
     def wait(self) -> None:
         """Wait for every copy that was started: for a plan that does nothing else."""

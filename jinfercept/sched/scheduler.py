@@ -97,12 +97,12 @@ class Scheduler:
         was_running = sequence.state is State.RUNNING
         sequence.paused_s, sequence.calls = now, calls
         self._void_pending(sequence)
-        self._queues.intercept(sequence)
-        self.counters.interceptions += 1
         if was_running:
             self.kv.release(sequence.context)
         for call in calls:
             self._estimator.started(call.key, call.name, now, call.expected_s)
+        self._queues.intercept(sequence)
+        self.counters.interceptions += 1
         self._policy.pause(sequence, now)
 
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[Ended, ...] = ()) -> None:
