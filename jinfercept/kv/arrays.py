@@ -37,11 +37,17 @@ def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[H
 
 
 def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
-    """Note the executables that gather pages and scatter them, for arrays or for their shapes."""
+    """Note the transfers' executables for so many layers, for arrays or for their shapes.
+
+    Args:
+        run: to which they are added.
+        layers: pages of consecutive layers.
+        page: the part of one page that these layers have.
+    """
     for size in TRANSFER_PAGES:
         slots = _padded([], size)
-        run.add(("gather", size), _gather, layers, slots)
-        run.add(("scatter", size), _scatter, layers, slots, (page,) * size, donate=(0,))
+        run.add(("gather", size, len(layers)), _gather, layers, slots)
+        run.add(("scatter", size, len(layers)), _scatter, layers, slots, (page,) * size, donate=(0,))
 
 
 @final
@@ -87,11 +93,7 @@ class KVArrays:
         """Note the transfers' executables, which `start` and `land` will call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            layers, blank = self.layers[first:end], self._blank[end - first]
-            for size in TRANSFER_PAGES:
-                slots = _padded([], size)
-                run.add(("gather", size, end - first), _gather, layers, slots)
-                run.add(("scatter", size, end - first), _scatter, layers, slots, (blank,) * size, donate=(0,))
+            add_transfers(run, self.layers[first:end], self._blank[end - first])
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
