@@ -368,9 +368,9 @@ class Engine:
         self._in_flight.clear()
         for session in list(self._sessions.values()):
             self._finish(session, "error", f"{type(error).__name__}: {error}", events)
-        self.scheduler.kv.begin()
-        self.scheduler.kv.clear()
-        self.scheduler.kv.drain_dropped()
+        self.scheduler.kv.store.begin()
+        self.scheduler.kv.store.clear()
+        self.scheduler.kv.store.drain_dropped()
         self._runner.reset()
 
     def _idle(self) -> None:

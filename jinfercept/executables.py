@@ -7,6 +7,9 @@ from typing import Any, final
 
 import jax
 
+COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
+"""On a GPU, XLA would merge products of one operand by joining their weights: a copy of them in every step."""
+
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
 
@@ -39,7 +42,7 @@ class Executables:
         total = len(self._pending)
 
         def build(key: Hashable, lower: Callable[[], jax.stages.Lowered]) -> tuple[Hashable, jax.stages.Compiled]:
-            return key, lower().compile()
+            return key, lower().compile(compiler_options=COMPILER_OPTIONS)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(build, key, lower) for key, lower in self._pending.items()]

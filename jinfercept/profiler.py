@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError
 from jinfercept.executables import Progress, silent
-from jinfercept.kv.manager import PageCopy
+from jinfercept.kv.store import PageCopy
 from jinfercept.runner import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_steps
 from jinfercept.sched.plan import Chunk, Sample, StepPlan

@@ -125,7 +125,7 @@ def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:
     with pytest.raises(KeyboardInterrupt):
         smollm2.generate(["One", "Two", "Three"], GREEDY, on_event=interrupt)
     assert not smollm2.engine.has_work
-    assert smollm2.engine.scheduler.kv.occupancy().used == 0
+    assert smollm2.engine.scheduler.kv.store.occupancy().used == 0
     assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
 
 

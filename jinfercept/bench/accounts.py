@@ -49,7 +49,7 @@ class Accounts:
         self._last_s = now
         self.iterations += 1
         price, size = self._prices(planned.plan), self._kv.page_size
-        occupancy = self._kv.occupancy()
+        occupancy = self._kv.store.occupancy()
         self.measured_s[planned.plan.bucket] += step_s
         self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s

@@ -128,16 +128,16 @@ class ChromeTrace:
         """A plan has ended: the engine's `observe` hook."""
         plan, end_us = planned.plan, self._now_us()
         start_us = max(0, end_us - round(result.elapsed_s * 1e6))
-        occupancy = self._kv.occupancy()._asdict()
+        occupancy = self._kv.store.occupancy()._asdict()
         del occupancy["total"]
-        host_used = self._kv.num_host_used
+        host_used = self._kv.store.num_host_used
         size = self._kv.page_size
         link = {"out": len(plan.copy_out) * size, "in": len(plan.fetch) * size}
         if not self._synchronous:
             link["budget"] = self._budget(plan)
         step = {"query": plan.num_tokens, "recomputed": planned.recomputed_tokens, "saturation": self._saturation}
         self._count("device pages", occupancy, start_us)
-        self._count("host pages", {"free": self._kv.num_host_pages - host_used, "used": host_used}, start_us)
+        self._count("host pages", {"free": self._kv.store.num_host_pages - host_used, "used": host_used}, start_us)
         self._count("link tokens", link, start_us)
         self._count("query tokens", step, start_us)
         for (number, what), args in self._moved.items():

@@ -151,6 +151,7 @@ def simulation(llm: LLM, policy: str, duration_s: float, host_s: float) -> Simul
         prefix_caching=config.cache.enable_prefix_caching,
         depth=config.runner.pipeline_depth,
         chunked_prefill=config.scheduler.chunked_prefill,
+        preemption=config.scheduler.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
         overlaps=True,
         host_s=host_s,
     )

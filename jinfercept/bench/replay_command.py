@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from jinfercept.bench.accounts import Report
+from jinfercept.bench.arrivals import Arrival
 from jinfercept.bench.recording import NO_RECORDS, Records
 from jinfercept.bench.replay import Replayed, at_speed_of, different, replay, resize_host, simulation
 from jinfercept.bench.reports import check_writable, latency_ms, write_json
@@ -92,37 +93,55 @@ def replay_command(
     console = Console(stderr=True)
     with StartDisplay() as start, LLM(model, progress=start, policy=names[0], seed=seed, **flags) as llm:
         start.close()
-        longest = max(arrival.script.context for arrival in arrivals)
-        if longest >= llm.memory_plan.max_model_len:
-            raise ConfigError(
-                "a request is too long for this engine",
-                got=f"{longest} tokens",
-                fix=f"below {llm.memory_plan.max_model_len}: a smaller --scale-tokens, or more --kv-tokens",
-            )
+        _check_lengths(arrivals, llm)
         if host_tokens is not None:
             resize_host(llm, host_tokens)
-        write = random_tokens(llm.model.config.vocab_size, seed)
-        requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
-        seconds, runs, simulated = duration * scale_time, {}, {}
-        try:
-            with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
-                for name in names:
-                    tell = _teller(progress, name)
-                    runs[name] = replay(
-                        llm, name, requests, write, seconds, tell, records.of(name) if len(names) > 1 else records
-                    )
-                    if simulate:
-                        found = runs[name].report
-                        asked = simulation(llm, name, seconds, found["host_s"])
-                        simulated[name] = {
-                            what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
-                            for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(found, asked)))
-                        }
-        finally:
-            _show(runs, simulated)
+        plays = {name: records.of(name) if len(names) > 1 else records for name in names}
+        runs, simulated = _play(llm, plays, arrivals, duration * scale_time, seed, simulate, console)
     if json_path is not None:
         write_json(json_path, [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()])
     return int(_tell_differences(runs, console))
+
+
+def _check_lengths(arrivals: Sequence[Arrival], llm: LLM) -> None:
+    longest, most = max(arrival.script.context for arrival in arrivals), llm.memory_plan.max_model_len
+    if longest >= most:
+        raise ConfigError(
+            "a request is too long for this engine",
+            got=f"{longest} tokens",
+            fix=f"below {most}: a smaller --scale-tokens, or more --kv-tokens",
+        )
+
+
+def _play(
+    llm: LLM,
+    plays: Mapping[str, Records],
+    arrivals: Sequence[Arrival],
+    duration_s: float,
+    seed: int,
+    simulate: bool,
+    console: Console,
+) -> tuple[dict[str, Replayed], dict[str, dict[str, Report]]]:
+    """Replay policies one after another, and simulate each after its run; shows what there is, also if interrupted."""
+    write = random_tokens(llm.model.config.vocab_size, seed)
+    requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
+    runs: dict[str, Replayed] = {}
+    simulated: dict[str, dict[str, Report]] = {}
+    try:
+        with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
+            for name, records in plays.items():
+                run = replay(llm, name, requests, write, duration_s, _teller(progress, name), records)
+                runs[name] = run
+                if simulate:
+                    asked = simulation(llm, name, duration_s, run.report["host_s"])
+                    simulated[name] = {
+                        what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
+                        for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
+                    }
+    finally:
+        if runs:
+            _show(runs, simulated)
+    return runs, simulated
 
 
 def _teller(progress: Progress, what: str) -> Callable[[float, float], None]:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
 from jinfercept.executables import Executables
-from jinfercept.kv.manager import PageCopy
+from jinfercept.kv.store import PageCopy
 from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages, kv_shape
 
 HostPage = Float[Array, "l B 2 K D"]

@@ -1,41 +1,20 @@
-"""The only door to pages: who uses which, where they are, what may be lost. Decides nothing: policies do.
+"""The only door to pages: what contexts consist of, who uses which page, what can be computed. Decides nothing: policies do.
 
-Device slots are free, used (referenced), claimed (a paused context wants them back) or cached (a finished prefix, nobody
-waits for it). Used pages stay; the other two may be taken at any time. Host slots are free or hold a copy; a copy is
-spare when no paused context counts on it.
-
-All changes are made while a plan is drafted, between `begin` and the end of the draft; the runner executes a plan as
-fetch, drop, copy-out, compute, land, which is what allows a device slot to be reused inside the plan that copies it out.
+A running context references its pages, a paused one claims them; where the pages are is the `PageStore`'s.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import final
 
 from jinfercept.kv.context import Context, Found
 from jinfercept.kv.page import Page, Residency, chain_digest, root_digest
-from jinfercept.kv.pool import SlotPool
+from jinfercept.kv.store import PageStore
 
 
-class PageCopy(NamedTuple):
-    """One page on its way between the memories, in either direction."""
-
-    device_slot: int
-    host_slot: int
-
-
-class Occupancy(NamedTuple):
-    """Pages of the device pool by kind; they add up to `total`."""
-
-    free: int
-    used: int
-    claimed: int
-    cached: int
-    total: int
-
-
+@final
 class KVManager:
-    """Pages of one model on one device pool and one host pool.
+    """Contexts of one model on one device pool and one host pool.
 
     Args:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
@@ -55,82 +34,8 @@ class KVManager:
         prefix_caching: bool = True,
     ) -> None:
         self.page_size = page_size
-        self.prefix_caching = prefix_caching
+        self.store = PageStore(num_device_pages, num_host_pages, page_size, prefix_caching)
         self._identity = identity
-        self._device = SlotPool(num_device_pages, first=1)
-        self._host = SlotPool(num_host_pages)
-        self._index: dict[bytes, Page] = {}
-        self._claimed: OrderedDict[Page, None] = OrderedDict()  # on the device, claimed by paused contexts only
-        self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, unclaimed; least recently used first
-        self._spare: OrderedDict[Page, None] = OrderedDict()  # host copies that no paused context counts on
-        self._landing: list[Page] = []
-        self._filling: set[Page] = set()  # referenced, and full only after this plan's compute
-        self._leaving: dict[int, Page] = {}  # by host slot
-        self._dropped: list[int] = []
-        self._late_drops: list[int] = []  # host and device slots that this plan still fills: free from the next one on
-        self._late_slots: list[int] = []
-
-    # -- what there is ---------------------------------------------------------------------------------------------
-
-    @property
-    def num_free(self) -> int:
-        """Free device slots."""
-        return self._device.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Device slots of finished prefixes: to be had with `evict_cached`."""
-        return len(self._cached)
-
-    @property
-    def num_claimed(self) -> int:
-        """Device slots that only paused contexts count on: a policy decides which of them go."""
-        return len(self._claimed)
-
-    @property
-    def num_host_free(self) -> int:
-        """Host slots to be had without loss to a paused context."""
-        return self._host.num_free + len(self._spare)
-
-    @property
-    def num_host_pages(self) -> int:
-        return self._host.size
-
-    def occupancy(self) -> Occupancy:
-        """The device pool by kind."""
-        free, claimed, cached, total = self.num_free, len(self._claimed), len(self._cached), self._device.size
-        return Occupancy(free, total - free - claimed - cached, claimed, cached, total)
-
-    @property
-    def num_host_used(self) -> int:
-        return self._host.size - self._host.num_free
-
-    # -- a plan begins ---------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Start a plan: what the last one fetched can be read, what it copied out can be fetched."""
-        for page in self._landing:
-            page.landing = False
-        self._landing.clear()
-        self._filling.clear()
-        arrived = list(self._leaving.values())
-        self._leaving.clear()
-        for page in arrived:
-            page.leaving = False
-            self._file(page)
-        for slot in self._late_drops:
-            self._dropped.append(slot)
-            self._host.give(slot)
-        self._late_drops.clear()
-        for slot in self._late_slots:
-            self._device.give(slot)
-        self._late_slots.clear()
-
-    def drain_dropped(self) -> tuple[int, ...]:
-        """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._dropped)
-        self._dropped.clear()
-        return dropped
 
     # -- contexts --------------------------------------------------------------------------------------------------
 
@@ -149,24 +54,24 @@ class KVManager:
         for index in range(num_full):
             if index < len(context.pages) and context.pages[index].residency is not Residency.MISSING:
                 continue
-            found = self._index.get(context.chain[index])
+            found = self.store.find(context.chain[index])
             if found is None:
                 if index >= len(context.pages):
                     break
                 continue
             if index < len(context.pages):
-                self._count(context.pages[index], claims=-1)
+                self.store.count(context.pages[index], claims=-1)
                 context.pages[index] = found
             else:
                 context.pages.append(found)
-            self._count(found, claims=1)
+            self.store.count(found, claims=1)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its claims into references."""
         assert not context.held
         context.held = True
         for page in context.pages:
-            self._count(page, refs=1, claims=-1)
+            self.store.count(page, refs=1, claims=-1)
         context.ready = 0
         self.advance(context)
 
@@ -175,15 +80,15 @@ class KVManager:
         assert context.held
         context.held = False
         for page in context.pages:
-            self._count(page, refs=-1, claims=1)
+            self.store.count(page, refs=-1, claims=1)
 
     def close(self, context: Context) -> None:
         """The sequence is gone: give everything back, children before parents."""
         for page in reversed(context.pages):
             if context.held:
-                self._count(page, refs=-1)
+                self.store.count(page, refs=-1)
             else:
-                self._count(page, claims=-1)
+                self.store.count(page, claims=-1)
         context.pages.clear()
         context.held = False
 
@@ -243,7 +148,7 @@ class KVManager:
             page = Page()
             page.refs = 1
             context.pages.append(page)
-        self._place(context.pages[index])
+        self.store.place(context.pages[index])
 
     def append(self, context: Context) -> bool:
         """Note that the plan computes the token at `ready`, if its page is there and nothing else follows from it."""
@@ -256,7 +161,7 @@ class KVManager:
         page.filled = offset + 1
         context.ready += 1
         if page.filled == self.page_size:
-            self._filling.add(page)
+            self.store.fills(page)
             self._name(context, index)
         return True
 
@@ -270,9 +175,9 @@ class KVManager:
             if filled > page.filled:
                 page.filled = filled
                 if page.host is not None and page.host_filled < filled:
-                    self.drop_host(page)
+                    self.store.drop_host(page)
                 if filled == size:
-                    self._filling.add(page)
+                    self.store.fills(page)
                     self._name(context, index)
         if start <= context.ready:
             context.ready = max(context.ready, end)
@@ -294,89 +199,15 @@ class KVManager:
         """The pages that can be fetched now, first token first."""
         return (page for page in context.pages if page.device is None and page.host is not None and not page.leaving)
 
-    def fetch(self, page: Page) -> PageCopy:
-        """Bring a host page to a free device slot (there must be one); readable from the next plan on."""
-        assert page.host is not None
-        assert not page.leaving
-        host = page.host
-        self._place(page)
-        assert page.device is not None
-        page.filled = page.host_filled
-        page.landing = True
-        self._landing.append(page)
-        return PageCopy(page.device, host)
-
-    def copy_out(self, page: Page) -> PageCopy | None:
-        """Copy a dirty page to the host; None if it may still change, or no host slot is to be had without loss."""
-        changes = page.refs > 0 and (page.filled < self.page_size or page in self._filling)
-        if changes or page.landing or page.residency is not Residency.DIRTY:
-            return None
-        if not self._host.num_free and not self._evict_spare():
-            return None
-        assert page.device is not None
-        page.host, page.host_filled, page.leaving = self._host.take(), page.filled, True
-        self._leaving[page.host] = page
-        self._file(page)
-        return PageCopy(page.device, page.host)
-
-    def drop_device(self, page: Page) -> bool:
-        """Free the device slot of a page; False if it is in use, on its way in, or not there."""
-        if page.refs or page.landing or page.device is None:
-            return False
-        self._device.give(page.device)
-        page.device, page.filled = None, 0
-        self._file(page)
-        return True
-
-    def drop_host(self, page: Page) -> None:
-        """Free the host copy of a page."""
-        self._free_host(page)
-        self._file(page)
-
-    def evict_cached(self) -> bool:
-        """Free one device slot of the least recently used finished prefix; False if there is none."""
-        if not self._cached:
-            return False
-        return self.drop_device(next(iter(self._cached)))
-
-    def evict_claimed(self) -> bool:
-        """Free the device slot of the page that paused contexts have claimed longest; False if there is none to be had."""
-        return any(self.drop_device(page) for page in list(self._claimed))
-
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def check(self, contexts: Sequence[Context]) -> None:
-        """Assert that pages, references, slots and indexes agree; `contexts` are all open ones."""
+        """Assert that pages, references, slots and names agree; `contexts` are all open ones."""
         refs: Counter[Page] = Counter()
         claims: Counter[Page] = Counter()
         for context in contexts:
             (refs if context.held else claims).update(context.pages)
-        pages = {*refs, *claims, *self._cached, *self._spare, *self._index.values()}
-        for page in pages:
-            assert page.host is None or page.device is None or page.host_filled == page.filled, f"stale copy: {page}"
-            assert page.refs == refs[page], f"references of {page}: {refs[page]} contexts use it"
-            assert page.claims == claims[page], f"claims on {page}: {claims[page]} contexts wait for it"
-            assert page.refs + page.claims > 0 or page.digest, f"nobody knows {page}"
-            assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
-            assert (page in self._cached) == (page.device is not None and not page.refs and not page.claims)
-            assert (page in self._claimed) == (page.device is not None and not page.refs and page.claims > 0)
-            assert (page in self._spare) == self._is_spare(page), f"spare or not: {page}"
-            indexed = page.digest is not None and self._index.get(page.digest) is page
-            assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
-        self._device.check([*(page.device for page in pages if page.device is not None), *self._late_slots])
-        self._host.check([*(page.host for page in pages if page.host is not None), *self._late_drops])
-        occupancy = self.occupancy()
-        used = sum(page.device is not None and page.refs > 0 for page in pages)
-        assert occupancy.used == used + len(self._late_slots)
-        assert sum(occupancy[:4]) == occupancy.total
-
-    def clear(self) -> None:
-        """Forget every finished prefix, on the device and on the host (the weights changed, or the arrays were lost)."""
-        for page in [*self._cached, *self._spare]:
-            if not page.refs and not page.claims:
-                self.drop_device(page)
-                if page.host is not None:
-                    self.drop_host(page)
+        self.store.check(refs, claims)
 
     def _extend_chain(self, context: Context, tokens: Sequence[int], num_full: int) -> None:
         size = self.page_size
@@ -385,80 +216,7 @@ class KVManager:
             context.chain.append(chain_digest(parent, tokens[index * size : (index + 1) * size]))
 
     def _name(self, context: Context, index: int) -> None:
-        """Index a page once it is full, computed and its tokens are accepted (that is: in the chain)."""
+        """Name a page once it is full, computed and its tokens are accepted (that is: in the chain)."""
         page = context.pages[index]
         if index < len(context.chain) and self.page_size in (page.filled, page.host_filled):
-            page.digest = context.chain[index]
-            self._index.setdefault(page.digest, page)
-
-    def _place(self, page: Page) -> None:
-        assert page.refs
-        assert page.device is None
-        page.device, page.filled = self._device.take(), 0
-        self._file(page)
-
-    def _count(self, page: Page, refs: int = 0, claims: int = 0) -> None:
-        """Change the counts and everything that follows from them."""
-        page.refs += refs
-        page.claims += claims
-        self._file(page)
-
-    def _is_spare(self, page: Page) -> bool:
-        if page.host is None or page.leaving:
-            return False
-        return page.device is not None if page.refs else not page.claims
-
-    def _worth_keeping(self, page: Page) -> bool:
-        full = self.page_size in (page.filled, page.host_filled)
-        return self.prefix_caching and full and page.digest is not None and self._index.get(page.digest) is page
-
-    def _file(self, page: Page) -> None:
-        """Put the page on the lists where it belongs now, or free it if nobody needs it."""
-        if page.digest is not None and page.residency is Residency.MISSING and self._index.get(page.digest) is page:
-            del self._index[page.digest]
-        if not page.refs and not page.claims and not self._worth_keeping(page):
-            self._forget(page)
-        here = None
-        if page.device is not None and not page.refs:
-            here = self._claimed if page.claims else self._cached
-        for members in (self._claimed, self._cached):
-            if members is here:
-                members.setdefault(page)
-            else:
-                members.pop(page, None)
-        if self._is_spare(page):
-            self._spare.setdefault(page)
-        else:
-            self._spare.pop(page, None)
-
-    def _forget(self, page: Page) -> None:
-        if page.device is not None:
-            if page.landing:
-                page.landing = False
-                self._landing.remove(page)
-                self._late_slots.append(page.device)
-            else:
-                self._device.give(page.device)
-            page.device, page.filled = None, 0
-        if page.host is not None:
-            self._free_host(page)
-        if page.digest is not None and self._index.get(page.digest) is page:
-            del self._index[page.digest]
-
-    def _free_host(self, page: Page) -> None:
-        """Give the host slot back: at once, or after this plan if this plan fills it."""
-        assert page.host is not None
-        if page.leaving:
-            page.leaving = False
-            del self._leaving[page.host]
-            self._late_drops.append(page.host)
-        else:
-            self._dropped.append(page.host)
-            self._host.give(page.host)
-        page.host, page.host_filled = None, 0
-
-    def _evict_spare(self) -> bool:
-        if not self._spare:
-            return False
-        self.drop_host(next(iter(self._spare)))
-        return True
+            self.store.name(page, context.chain[index])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jinfercept.kv.manager import PageCopy
+from jinfercept.kv.store import PageCopy
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence

@@ -145,7 +145,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Planned:
         """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
-        self.kv.begin()
+        self.kv.store.begin()
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._hidden_tokens(len(self.running), context_tokens)
         draft = Draft(hidden, self._buckets[-1], context_tokens)
@@ -226,7 +226,9 @@ class Scheduler:
         kv.refresh(context, sequence.tokens)
         kv.hold(context)
         needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
-        to_be_had = kv.num_free + kv.num_cached + (0 if self._policy.protects_paused else kv.num_claimed)
+        to_be_had = (
+            kv.store.num_free + kv.store.num_cached + (0 if self._policy.protects_paused else kv.store.num_claimed)
+        )
         if self.running and needed > to_be_had:
             kv.release(context)
             if not sequence.high_water:
@@ -317,13 +319,13 @@ class Scheduler:
     def _free_slot(self, draft: Draft, sequence: Sequence, now: float) -> bool:
         """See to it that a device slot is free; False if `sequence` has to wait for one."""
         kv, policy = self.kv, self._policy
-        if kv.num_free or kv.evict_cached():
+        if kv.store.num_free or kv.store.evict_cached():
             return True
         if not policy.protects_paused and self._evict(draft, now):
             return True
         while self.running and (youngest := self.running[-1]) is not sequence and not youngest.planned:
             self._preempt(draft, youngest, now)
-            if kv.num_free or kv.evict_cached() or (not policy.protects_paused and self._evict(draft, now)):
+            if kv.store.num_free or kv.store.evict_cached() or (not policy.protects_paused and self._evict(draft, now)):
                 return True
         if self.running[0] is sequence and policy.protects_paused and self._evict(draft, now):
             return True
@@ -332,13 +334,13 @@ class Scheduler:
 
     def _evict(self, draft: Draft, now: float) -> bool:
         """Take one slot from the paused contexts, in the policy's order."""
-        if not self.kv.num_claimed:
+        if not self.kv.store.num_claimed:
             return False
         for victims in (draft.victims or iter(()), self._policy.victims(now)):
             draft.victims = victims
             if any(self._transfers.move(draft, move) for move in victims):
                 return True
-        return self.kv.evict_claimed()
+        return self.kv.store.evict_claimed()
 
     def _preempt(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Send a running sequence back to the queue; its pages become claims."""
@@ -372,7 +374,7 @@ class Scheduler:
             copy_out=tuple(draft.copy_out),
             fetch=tuple(draft.fetch),
             land=tuple(draft.fetch),
-            drop=self.kv.drain_dropped(),
+            drop=self.kv.store.drain_dropped(),
         )
         self.counters.plans += bool(plan)
         sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample])

@@ -27,7 +27,7 @@ class Transfers:
 
     def fetch(self, draft: Draft, sequence: Sequence, page: Page) -> None:
         """Bring a host page back to a free slot; there must be one, and room on the link."""
-        draft.fetch.append(self._kv.fetch(page))
+        draft.fetch.append(self._kv.store.fetch(page))
         draft.link_tokens -= self._kv.page_size
         sequence.copied_in += page.filled
         self._counters.copied_in += page.filled
@@ -37,9 +37,9 @@ class Transfers:
         kv, page, action = self._kv, move.page, move.action
         copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
         copied = self._copy_out(draft, move) if copies else 0
-        freed = action is not Action.COPY and kv.drop_device(page)
+        freed = action is not Action.COPY and kv.store.drop_device(page)
         if action is Action.LOSE and page.host is not None and not page.refs:
-            kv.drop_host(page)
+            kv.store.drop_host(page)
         if self._observer is not None and (copied or freed):
             self._observer.moved(move, copied, freed)
         return freed
@@ -55,7 +55,7 @@ class Transfers:
     def _copy_out(self, draft: Draft, move: Move) -> int:
         """Tokens that the link takes to the host for this move."""
         page = move.page
-        if draft.link_tokens < self._kv.page_size or (copy := self._kv.copy_out(page)) is None:
+        if draft.link_tokens < self._kv.page_size or (copy := self._kv.store.copy_out(page)) is None:
             return 0
         draft.copy_out.append(copy)
         draft.link_tokens -= self._kv.page_size

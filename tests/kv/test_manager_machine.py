@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.manager import KVManager, PageCopy
+from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Page, Residency, chain_digest, root_digest
+from jinfercept.kv.store import PageCopy
 
 MAX_SEQUENCES = 5
 MAX_TOKENS = 18
@@ -78,7 +79,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def make(self, pages: int, host_pages: int, size: int, cache: bool, evict: str) -> None:
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
         self.manager = KVManager(pages, host_pages, size, prefix_caching=cache)
-        self.manager.begin()
+        self.manager.store.begin()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):
             self.open("", tokens, False, 0)
 
@@ -109,24 +110,24 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "abort" and idle:
                 self.close(idle)
             elif what == "evict":
-                free = self.manager.num_free
-                freed = self.manager.evict_cached()
-                assert self.manager.num_free == free + freed
+                free = self.manager.store.num_free
+                freed = self.manager.store.evict_cached()
+                assert self.manager.store.num_free == free + freed
             elif waiting:
                 for page in waiting.context.pages[::-1][first : first + count]:
                     self.move(page, what)
 
     def move(self, page: Page, action: str) -> None:
         if action in ("copy", "swap"):
-            copy = self.manager.copy_out(page)
+            copy = self.manager.store.copy_out(page)
             assert copy is None or copy == (page.device, page.host)
             self.copied += [copy] if copy else []
         if action in ("drop", "swap", "lose"):
-            free = self.manager.num_free
-            freed = self.manager.drop_device(page)
-            assert self.manager.num_free == free + freed
+            free = self.manager.store.num_free
+            freed = self.manager.store.drop_device(page)
+            assert self.manager.store.num_free == free + freed
         if action in ("lose", "drop host") and page.host is not None and not page.refs:
-            self.manager.drop_host(page)
+            self.manager.store.drop_host(page)
 
     # -- a whole plan ----------------------------------------------------------------------------------------------
 
@@ -170,13 +171,13 @@ class ManagerMachine(RuleBasedStateMachine):
         if end is not None and (owner := self.some(self.owners, end)):
             self.close(owner)
             self.open(owner.salt, owner.tokens[: 3 * end + 5] + returned, False, 0)
-        self.manager.begin()
+        self.manager.store.begin()
         for owner in self.owners:
             owner.planned = False
 
     def execute(self) -> None:
         landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in self.fetched}
-        for slot in self.manager.drain_dropped():
+        for slot in self.manager.store.drain_dropped():
             del self.host[slot]
         for copy in self.copied:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
@@ -213,7 +214,7 @@ class ManagerMachine(RuleBasedStateMachine):
         for page in list(manager.host_only(context)):
             if not self.slot_free(owner):
                 break
-            self.fetched.append(manager.fetch(page))
+            self.fetched.append(manager.store.fetch(page))
         if context.ready == len(owner.tokens) < self.max_tokens:
             owner.tokens.append(sampled)  # only the device knows it yet
         length = len(owner.tokens)
@@ -234,10 +235,10 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def slot_free(self, owner: Owner) -> bool:
         """Find a device slot: a finished prefix, pages of paused sequences, then those of the last one that runs go."""
-        while not self.manager.num_free and not self.manager.evict_cached():
+        while not self.manager.store.num_free and not self.manager.store.evict_cached():
             for page in (page for paused in reversed(self.waiting()) for page in reversed(paused.context.pages)):
                 self.move(page, self.evict)
-                if self.manager.num_free:
+                if self.manager.store.num_free:
                     return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
@@ -265,7 +266,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         if hasattr(self, "manager"):
             self.manager.check([owner.context for owner in self.owners])
-            free, used, claimed, cached, total = self.manager.occupancy()
+            free, used, claimed, cached, total = self.manager.store.occupancy()
             assert free + used + claimed + cached == total
             assert min(free, used, claimed, cached) >= 0
 
@@ -276,14 +277,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.execute()
         for owner in self.owners:
             self.manager.close(owner.context)
-        self.manager.begin()
+        self.manager.store.begin()
         self.manager.check([])
-        occupancy = self.manager.occupancy()
+        occupancy = self.manager.store.occupancy()
         assert (occupancy.used, occupancy.claimed) == (0, 0)
-        self.manager.clear()
+        self.manager.store.clear()
         self.manager.check([])
-        assert self.manager.num_free == occupancy.total
-        assert self.manager.num_host_used == 0
+        assert self.manager.store.num_free == occupancy.total
+        assert self.manager.store.num_host_used == 0
 
     def look_at(self, owner: Owner) -> None:
         for index, page in enumerate(owner.context.pages):

@@ -8,8 +8,9 @@ from fakes import POLICIES, VOCAB, AffineCost, FakeRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.kv.manager import KVManager, PageCopy
+from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
+from jinfercept.kv.store import PageCopy
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
@@ -259,7 +260,7 @@ def test_the_bucket_is_never_exceeded_and_everybody_ends(
         assert len(plan.chunks) <= 4
     assert [sequence.generated for sequence in sequences] == [max_tokens for _, max_tokens in requests]
     assert desk.num_wasted == 0
-    assert desk.kv.num_claimed == 0
+    assert desk.kv.store.num_claimed == 0
 
 
 # -- slots -------------------------------------------------------------------------------------------------------------
@@ -312,10 +313,10 @@ def test_a_finished_prefix_goes_before_a_paused_context_and_that_before_a_runnin
     desk.prefilled("done", 8, max_tokens=1)
     paused = desk.paused("paused", 8)
     runs = desk.prefilled("runs", 3, max_tokens=28)
-    assert desk.kv.num_cached
+    assert desk.kv.store.num_cached
     seen = []
     while runs.state is State.RUNNING:
-        seen.append((desk.kv.num_cached > 0, residencies(paused)[0] is Residency.CLEAN))
+        seen.append((desk.kv.store.num_cached > 0, residencies(paused)[0] is Residency.CLEAN))
         desk.step()
     assert (True, False) not in seen
     assert seen[-1] == (False, False)
@@ -357,7 +358,7 @@ def test_fetches_take_the_link_first_and_copies_what_is_left() -> None:
     desk.steps(2)
     assert residencies(returning) == [Residency.CLEAN] * 4
     for page in returning.context.pages:
-        assert desk.kv.drop_device(page)
+        assert desk.kv.store.drop_device(page)
     desk.paused("other", 16)
     desk.scheduler.resume(returning, [5])
     moved = [(len(plan.fetch), len(plan.copy_out)) for plan in desk.steps(4)]
@@ -484,6 +485,6 @@ def test_finishing_frees_the_pages_in_every_state_at_once() -> None:
         assert sequence.state is state
         desk.scheduler.finish(sequence, 0.0)
         assert sequence.state is State.FINISHED
-        assert desk.kv.num_claimed == 0
-        assert desk.kv.occupancy().used == (1 if state is State.WAITING else 0)
+        assert desk.kv.store.num_claimed == 0
+        assert desk.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
         assert desk.scheduler.num_unfinished == (1 if state is State.WAITING else 0)
