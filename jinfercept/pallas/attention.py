@@ -10,12 +10,13 @@ from jaxtyping import Array, Float
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.triton_attention import is_supported, paged_attention_triton
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
+    "triton": paged_attention_triton,
 }
-BEST_FOR_BACKEND = {"cpu": "cpu"}  # any other backend: the reference
 
 
 def paged_attention(
@@ -27,14 +28,25 @@ def paged_attention(
         q: queries, unscaled; H is a multiple of the pages' K.
         pages: one layer's pages.
         batch: the ragged rows; see `Batch`.
-        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for JAX's default backend.
+        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend. Who
+            compiles for a device that is not here names it.
 
     Raises:
-        ValueError: the implementation is unknown.
+        ValueError: the implementation is unknown, or has nothing for these shapes.
     """
     if implementation == "auto":
-        implementation = BEST_FOR_BACKEND.get(jax.default_backend(), "reference")
+        implementation = _best(q, pages)
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
     return IMPLEMENTATIONS[implementation](q, pages, batch)
+
+
+def _best(q: Float[Array, "T H D"], pages: KVPages) -> str:
+    match jax.default_backend():
+        case "cpu":
+            return "cpu"
+        case "gpu" if is_supported(q, pages):
+            return "triton"
+        case _:
+            return "reference"

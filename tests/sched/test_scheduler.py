@@ -243,7 +243,7 @@ def test_no_chunk_is_longer_than_the_limit() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(1, 26), st.integers(1, 6)), min_size=1, max_size=8),
     st.sampled_from([preserve, swap, discard, improved_discard, CopyEverything]),
     st.integers(8, 12),
     st.integers(1, 20),
