@@ -36,7 +36,7 @@ class Accounts:
 
     def __init__(self, kv: KVManager, clock: Clock, prices: Prices, buckets: Sequence[int]) -> None:
         self._kv, self._clock, self._prices, self._buckets = kv, clock, prices, buckets
-        self._last_s = float("-inf")
+        self._last_s: float | None = None
         self.iterations = 0
         self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
         self.priced_s: defaultdict[int, float] = defaultdict(float)
@@ -45,7 +45,8 @@ class Accounts:
 
     def __call__(self, planned: Planned, result: StepResult) -> None:
         now = self._clock.now()
-        step_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
+        since_s = result.elapsed_s if self._last_s is None else now - self._last_s
+        step_s = min(result.elapsed_s, since_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
         self.iterations += 1
         price, size = self._prices(planned.plan), self._kv.page_size
@@ -53,7 +54,7 @@ class Accounts:
         self.measured_s[planned.plan.bucket] += step_s
         self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s
-        self.preserve_waste += occupancy.claimed * size * step_s
+        self.preserve_waste += occupancy.claimed * size * since_s  # idle seconds too
         self.stall_waste += occupancy.used * size * price.stall_s
         if planned.recomputed_tokens:
             extra_s = self._recompute_s(planned, price.compute_s)
@@ -73,7 +74,8 @@ class Accounts:
     def report(
         self, played: Played, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
     ) -> Report:
-        """The run in numbers.
+        """The run in numbers. Every request is in the means: what was given up counts with the time that it had, for the
+        tokens that it got, or for one.
 
         Args:
             played: the run.
@@ -83,14 +85,14 @@ class Accounts:
         """
         arrivals_s = {request.id: at_s for at_s, request in requests}
         paper, strict, first, alive_s = [], [], [], 0.0
-        for output in played.outputs:
+        for output in (*played.outputs, *played.given_up):
             arrival_s = played.started_s + arrivals_s[output.request_id]
             completion, metrics = output.outputs[0], output.metrics
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s
-            paper.append(1e3 * served_s / len(completion.token_ids))
-            strict.append(1e3 * served_s / completion.num_generated)
-            first.append((metrics.first_token_s or metrics.finished_s) - arrival_s)
+            paper.append(1e3 * served_s / max(1, len(completion.token_ids)))
+            strict.append(1e3 * served_s / max(1, completion.num_generated))
+            first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
         waste = {"preserve": self.preserve_waste, "recompute": self.recompute_waste, "stall": self.stall_waste}
         return {
             "requests": len(requests),

@@ -130,12 +130,14 @@ class Played(NamedTuple):
 
     Attributes:
         outputs: the requests that were served to their end, as they ended.
+        given_up: those that were not, as far as they came.
         started_s: on the run's clock.
         seconds: how long the run was by that clock.
         wall_s: and by the wall clock.
     """
 
     outputs: list[RequestOutput]
+    given_up: list[RequestOutput]
     started_s: float
     seconds: float
     wall_s: float
@@ -152,7 +154,7 @@ def play(
 ) -> Played:
     """Submit requests as their time comes and step the engine until all are done, or until `most_s` seconds have passed.
 
-    What is unfinished then stays in the engine.
+    What is unfinished then is aborted.
 
     Args:
         endpoints: the engine's.
@@ -163,17 +165,20 @@ def play(
     """
     started_s, began = clock.now(), time.monotonic()
     outputs: list[RequestOutput] = []
+    live: set[str] = set()
     coming = iter(requests)
     upcoming = next(coming, None)
     now, shown = started_s, began
     while (upcoming is not None or engine.has_work) and now < started_s + most_s:
         while upcoming is not None and started_s + upcoming[0] <= now:
             engine.submit(upcoming[1])
+            live.add(upcoming[1].id)
             upcoming = next(coming, None)
         endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
-            finished = (event.output for event in engine.step() if isinstance(event, Finished))
-            outputs += (output for output in finished if output.outputs[0].finish_reason in ("stop", "length"))
+            finished = [event.output for event in engine.step() if isinstance(event, Finished)]
+            live.difference_update(output.request_id for output in finished)
+            outputs += finished
             if host_s:
                 clock.wait(Event(), host_s)
         else:
@@ -183,4 +188,9 @@ def play(
             progress(now - started_s, most_s)
             shown = time.monotonic()
     progress(most_s, most_s)
-    return Played(outputs, started_s, now - started_s, time.monotonic() - began)
+    for request_id in sorted(live, key=int):
+        engine.abort(request_id)
+    aborted = [event.output for event in engine.step() if isinstance(event, Finished)] if live else []
+    served = [output for output in outputs if output.outputs[0].finish_reason in ("stop", "length")]
+    failed = [output for output in outputs if output.outputs[0].finish_reason not in ("stop", "length")]
+    return Played(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)
