@@ -165,6 +165,12 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         action=argparse.BooleanOptionalAction,
         help="prefill in chunks beside decodes, or whole prompts first (default: as the policy was published)",
     )
+    simulate.add_argument(
+        "--preemption",
+        default="auto",
+        choices=("auto", "recompute", "swap"),
+        help="context of a running sequence that gives way (default: auto, the policy's choice)",
+    )
     _add_jobs(simulate)
     simulate.add_argument("--json", help="write the reports to this file")
     simulate.add_argument("--csv", help="write a row for each run to this file")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, final
 
-from jinfercept.bench.scripted import Played
+from jinfercept.bench.scripted import Played, returned_tokens
 from jinfercept.bench.simulator import Prices
 from jinfercept.clock import Clock
 from jinfercept.kv.manager import KVManager
@@ -74,8 +74,8 @@ class Accounts:
     def report(
         self, played: Played, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
     ) -> Report:
-        """The run in numbers. Every request is in the means: what was given up counts with the time that it had, for the
-        tokens that it got, or for one.
+        """The run in numbers. Every request is in the means: what was given up counts with the time that it has had so far,
+        spread over the tokens that it was to get, which is less than its latency would have become.
 
         Args:
             played: the run.
@@ -83,15 +83,20 @@ class Accounts:
             counters: the scheduler's.
             kv_tokens: of the device pool.
         """
-        arrivals_s = {request.id: at_s for at_s, request in requests}
+        asked = {request.id: (at_s, request) for at_s, request in requests}
         paper, strict, first, alive_s = [], [], [], 0.0
         for output in (*played.outputs, *played.given_up):
-            arrival_s = played.started_s + arrivals_s[output.request_id]
+            at_s, request = asked[output.request_id]
+            arrival_s = played.started_s + at_s
             completion, metrics = output.outputs[0], output.metrics
+            generated, tokens = completion.num_generated, len(completion.token_ids)
+            if completion.finish_reason not in ("stop", "length"):
+                generated = request.params.max_tokens
+                tokens = generated + returned_tokens(request)
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s
-            paper.append(1e3 * served_s / max(1, len(completion.token_ids)))
-            strict.append(1e3 * served_s / max(1, completion.num_generated))
+            paper.append(1e3 * served_s / tokens)
+            strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
         waste = {"preserve": self.preserve_waste, "recompute": self.recompute_waste, "stall": self.stall_waste}
         return {

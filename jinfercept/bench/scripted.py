@@ -50,6 +50,12 @@ def make_request(number: int, script: Script, write: Writer, told: bool = False)
     return Request(str(number), write(number, 0, script.prompt), params, detector=ScriptedDetector(calls))
 
 
+def returned_tokens(request: Request) -> int:
+    """Tokens that the calls of a scripted request return, all in all."""
+    assert isinstance(request.detector, ScriptedDetector)
+    return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
+
+
 def _calls(script: Script, told: bool) -> Iterator[tuple[int, list[Call]]]:
     generated = 0
     for segment in script.segments:

@@ -25,6 +25,7 @@ from jinfercept.bench.workload import Script, from_trace, load_trace
 from jinfercept.bench.workload import draw as draw_script
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import load_profile
+from jinfercept.sched.scheduler import Preemption
 
 TABLE_NOTE = (
     "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
@@ -49,6 +50,7 @@ def simulate(
     page_size: int,
     max_num_seqs: int,
     chunked_prefill: bool | None,
+    preemption: Preemption,
     jobs: int,
     json_path: str | None,
     csv_path: str | None,
@@ -94,6 +96,7 @@ def simulate(
             page_size=page_size,
             max_num_seqs=max_num_seqs,
             chunked_prefill=chunked_prefill,
+            preemption=preemption,
         )
         for policy in listed(policies)
     ]

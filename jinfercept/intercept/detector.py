@@ -86,10 +86,10 @@ class ScriptedDetector:
     """
 
     def __init__(self, script: Mapping[int, Sequence[Call]]) -> None:
-        self._script = {count: tuple(calls) for count, calls in script.items()}
+        self.script = {count: tuple(calls) for count, calls in script.items()}
 
     def watch(self) -> Watch:
-        return _ScriptedWatch(self._script)
+        return _ScriptedWatch(self.script)
 
 
 class _ScriptedWatch:
