@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.triton_attention import is_supported, paged_attention_triton
+from jinfercept.pallas.triton_attention import AMPERE, compute_capability, is_supported, paged_attention_triton
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
@@ -46,7 +46,7 @@ def _best(q: Float[Array, "T H D"], pages: KVPages) -> str:
     match jax.default_backend():
         case "cpu":
             return "cpu"
-        case "gpu" if is_supported(q, pages):
+        case "gpu" if is_supported(q, pages) and compute_capability() >= AMPERE:
             return "triton"
         case _:
             return "reference"

@@ -1,0 +1,92 @@
+"""How large the Triton kernels' tiles are, as a pure function of the shapes and the GPU's generation. Knows no kernels.
+
+The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling
+them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and `programs` are the first to try.
+"""
+
+from typing import NamedTuple
+
+SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448}
+"""The most that one block may have, by compute capability; what is not listed is taken for a chip with little."""
+
+LITTLE_SHARED_MEMORY_BYTES = 101_376
+HOPPER = 90
+LEAST_ROWS = 16  # of a matrix product in Triton
+LEAST_TOKENS = 16
+MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
+PROGRAMS = 1024
+LEAST_SPLIT = 256
+
+
+class Tile(NamedTuple):
+    """One kernel's tile, and how Triton compiles it.
+
+    Attributes:
+        rows: (query, head) pairs; the query heads of one KV head lie side by side.
+        tokens: context tokens per turn of the loop.
+        num_warps: of 32 threads each.
+        num_stages: of the loop's pipeline.
+    """
+
+    rows: int
+    tokens: int
+    num_warps: int
+    num_stages: int
+
+
+class Tiles(NamedTuple):
+    """Both kernels' tiles.
+
+    Attributes:
+        decode: of rows that have one query.
+        chunk: of rows that have more.
+        programs: what decoding is split into, if the contexts are long enough: a few times what the chip runs at once.
+        least_split: context tokens under which splitting does not pay.
+    """
+
+    decode: Tile
+    chunk: Tile
+    programs: int
+    least_split: int
+
+
+def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: int) -> Tiles:
+    """The tiles for a model on a GPU.
+
+    Args:
+        head_dim: D.
+        group: query heads per KV head.
+        itemsize: bytes of a number in the pages.
+        compute_capability: 80 for A100, 90 for H100.
+    """
+    width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
+    if itemsize == 4:  # multiplied without tensor cores, from registers
+        exact = Tile(rows, 32 if width <= 64 else LEAST_TOKENS, num_warps=8, num_stages=3)
+        return Tiles(exact, exact, PROGRAMS, LEAST_SPLIT)
+    shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
+    decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
+    chunk_rows = max(rows, 128 if width <= 128 else 64)
+    chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if compute_capability >= HOPPER else 1, shared_bytes // 2)
+    if compute_capability < HOPPER and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
+        chunk_tokens = max(LEAST_TOKENS, chunk_tokens // 2)
+    return Tiles(
+        decode=Tile(rows, decode_tokens, num_warps=4, num_stages=3),
+        chunk=Tile(chunk_rows, chunk_tokens, num_warps=8, num_stages=3),
+        programs=PROGRAMS,
+        least_split=LEAST_SPLIT,
+    )
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not less."""
+    return 1 << (number - 1).bit_length()
+
+
+def _tokens(rows: int, row_bytes: int, buffers: int, shared_bytes: int) -> int:
+    """The most context tokens per turn that fit, but 16 at least.
+
+    In three stages a tile of keys and values has one buffer, or two where tensor cores read it from shared memory (Hopper):
+    the loads of the page numbers, which it waits for, take the other stages.
+    """
+    fitting = (tokens for tokens in (64, 32) if (rows + 2 * buffers * tokens) * row_bytes <= shared_bytes)
+    return next(fitting, LEAST_TOKENS)

@@ -1,0 +1,87 @@
+"""What the Triton kernels are made of: the online softmax of a tile of queries, one tile of context after the other.
+
+Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
+"""
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from jinfercept.pallas.layout import SCRATCH_PAGE
+from jinfercept.pallas.tiles import power_of_two
+
+LOG2_E = 1.4426950408889634
+LOWEST = -1e30  # of a masked score: its weight is exactly 0
+
+
+def nothing_yet(rows: int, head_dim: int):
+    """The carry of an online softmax: maximum [rows], sum [rows], weighted values [rows, D]; scores count in powers of 2."""
+    return jnp.full(rows, LOWEST), jnp.zeros(rows), jnp.zeros((rows, power_of_two(head_dim)))
+
+
+def look_at(
+    queries: Float[Array, "rows Dp"],
+    pages_ref,  # [N, B, 2, K, D]
+    tables_ref,  # [S, P]
+    row: Int[Array, ""],
+    kv_head: Int[Array, ""],
+    tokens: int,
+    start: Int[Array, ""],
+    visible: Int[Array, "rows"] | None,
+    carry,
+    *,
+    limit: Int[Array, ""],
+):
+    """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
+
+    Args:
+        visible: each query's last visible position, below `limit`; None if `limit` lies behind all and all see all.
+        limit: positions from here on are not read.
+    """
+    page_size, head_dim = pages_ref.shape[1], pages_ref.shape[4]
+    top, total, weighted = carry
+    position = start + jnp.arange(tokens)
+    if visible is None:
+        written = None
+        page = tables_ref[row, position // page_size]
+    else:
+        written = position < limit  # slots behind it may hold anything
+        page = plgpu.load(tables_ref.at[row, position // page_size], mask=written, other=SCRATCH_PAGE)
+    slot = position % page_size
+    key = load_rows(pages_ref, (page, slot, 0, kv_head), head_dim, written)  # [tokens, D]
+    value = load_rows(pages_ref, (page, slot, 1, kv_head), head_dim, written)
+
+    exact = jax.lax.Precision.HIGHEST
+    scores = plgpu.dot(queries, key, trans_b=True, precision=exact) * (head_dim**-0.5 * LOG2_E)  # [rows, tokens]
+    if visible is not None:
+        scores = jnp.where(position[None, :] <= visible[:, None], scores, LOWEST)
+    new_top = jnp.maximum(top, scores.max(axis=1))
+    weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
+    added = plgpu.dot(weights.astype(value.dtype), value, precision=exact)
+    return new_top, total * fade + weights.sum(axis=1), weighted * fade[:, None] + added
+
+
+def load_rows(ref, where, head_dim: int, mask: Array | None) -> Float[Array, "rows Dp"]:
+    """Rows of `head_dim` numbers, padded by zeros to a power of two; zeros where the mask [rows] is false."""
+    where, inside = _columns(where, head_dim, mask)
+    return plgpu.load(ref.at[where], mask=inside, other=None if inside is None else 0.0)
+
+
+def store_rows(ref, where, head_dim: int, mask: Array, rows: Float[Array, "rows Dp"]) -> None:
+    """Put rows back without their padding, where the mask [rows] is true."""
+    where, inside = _columns(where, head_dim, mask)
+    plgpu.store(ref.at[where], rows.astype(ref.dtype), mask=inside)
+
+
+def _columns(where, head_dim: int, mask: Array | None):
+    """The index and the mask of whole padded rows."""
+    width = power_of_two(head_dim)
+    column = jnp.arange(width)[None, :]
+    where = tuple(index if jnp.ndim(index) == 0 else index[:, None] for index in where)
+    masks = [] if mask is None else [mask[:, None]]
+    if width > head_dim:
+        masks.append(column < head_dim)
+    return (*where, column), reduce(jnp.logical_and, masks) if masks else None

@@ -1,0 +1,79 @@
+"""The Triton kernels compile ahead of time for A100 and H100: shared memory within limits, no spilled registers."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from aot.cuda import compile_for
+
+MiB = 1 << 20
+BUCKET = {"num_tokens": 512, "num_rows": 64, "pages_per_row": 128}
+
+
+def case(heads: tuple[int, int], head_dim: int, page_size: int, dtype: str) -> tuple[str, dict[str, Any]]:
+    num_heads, num_kv_heads = heads
+    name = f"paged {num_heads}/{num_kv_heads} x {head_dim} page {page_size} {dtype}"
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    return name, BUCKET | sizes | {"page_size": page_size, "dtype": dtype}
+
+
+# Every head dim with two types, every page size with two groups, for one GPU or the other.
+SAMPLE = {
+    "h100": [
+        case((32, 8), 128, 16, "bfloat16"),
+        case((16, 16), 256, 64, "bfloat16"),
+        case((9, 3), 96, 128, "float32"),
+        case((32, 32), 64, 32, "float16"),
+    ],
+    "a100": [
+        case((32, 8), 128, 64, "float16"),
+        case((16, 16), 256, 16, "float32"),
+        case((9, 3), 64, 32, "bfloat16"),
+        case((64, 8), 96, 128, "bfloat16"),
+    ],
+}
+MATRIX = [
+    case(*choice)
+    for choice in product(
+        [(16, 16), (9, 3), (32, 8), (64, 8)], [64, 96, 128, 256], [16, 128], ["bfloat16", "float16", "float32"]
+    )
+]
+
+
+def check(compiled: dict[str, dict[str, Any]], names: list[str]) -> None:
+    assert list(compiled) == names
+    for name, facts in compiled.items():
+        assert facts["error"] is None, f"{name}: {facts['error']}"
+        assert facts["kernels"] == 3
+        assert facts["temp_bytes"] < 64 * MiB, name  # the pool has gigabytes
+
+
+@pytest.mark.parametrize("gpu", SAMPLE)
+def test_aot_a_sample_of_kernels_compiles_within_the_limits_of_the_gpu(gpu: str) -> None:
+    check(compile_for(gpu, kernels=dict(SAMPLE[gpu])), [name for name, _ in SAMPLE[gpu]])
+
+
+def test_aot_compiling_refuses_what_does_not_fit() -> None:
+    name, sizes = case((32, 8), 128, 16, "bfloat16")
+    decode = (16, 64, 4, 3)
+    tiles = {
+        f"{name} with too much shared memory": [decode, (128, 256, 8, 5), 1024, 256],
+        f"{name} with too many registers": [decode, (128, 64, 4, 3), 1024, 256],
+    }
+    compiled = compile_for("a100", kernels={name: sizes | {"tiles": tiles} for name, tiles in tiles.items()})
+    errors = [facts["error"] or "" for facts in compiled.values()]
+    assert "hared memory" in errors[0]
+    assert "register spilling" in errors[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("gpu", SAMPLE)
+def test_aot_every_kernel_compiles_within_the_limits_of_the_gpu(gpu: str) -> None:
+    check(compile_for(gpu, kernels=dict(MATRIX)), [name for name, _ in MATRIX])
+
+
+@pytest.mark.slow
+def test_aot_the_plugin_of_cuda_12_compiles_the_same() -> None:
+    name, sizes = case((32, 8), 128, 16, "bfloat16")
+    check(compile_for("h100", "cuda12", kernels={name: sizes}), [name])

@@ -1,0 +1,72 @@
+"""A runner's executables for GPT-J-6B and Llama-3-8B compile ahead of time, in place: no copies of weights, none of KV."""
+
+from math import prod
+from typing import Any
+
+import pytest
+from aot.cuda import compile_for
+
+MODELS = {
+    "llama-3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14_336,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+    },
+    "gpt-j-6b": {
+        "architectures": ["GPTJForCausalLM"],
+        "vocab_size": 50_400,
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
+        "rotary_dim": 64,
+        "layer_norm_epsilon": 1e-5,
+        "n_positions": 2048,
+    },
+}
+KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
+NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
+LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16, without heads and head dim
+
+
+def compile_steps(model: str, gpu: str) -> dict[str, dict[str, Any]]:
+    shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
+    shape |= {"buckets": BUCKETS, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": 1}
+    compiled = compile_for(gpu, steps={"model": MODELS[model], "shape": shape})
+    for name, facts in compiled.items():
+        assert facts["error"] is None, f"{name}: {facts['error']}"
+    return compiled
+
+
+def check(model: str, gpu: str) -> None:
+    compiled = compile_steps(model, gpu)
+    layer_bytes = LAYER_BYTES * prod(KV_HEADS[model])
+    weight_bytes = 2 * 4096 * prod(KV_HEADS[model])  # of the keys
+    num_layers = MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"]
+    for name, facts in compiled.items():
+        # What is as large as the smallest weight matrix is the pages, written in place, or the logits.
+        assert facts["temp_bytes"] < 2**25, name
+        in_place = {"layers": LAYERS_PER_STEP, "scatter": num_layers}.get(name.split()[0], 0)
+        assert facts["alias_bytes"] >= in_place * layer_bytes, name
+        large = [made for size, made in facts["made"] if size >= weight_bytes and not name.startswith("head")]
+        assert len(large) <= in_place, (name, large)
+        assert all("scatter" in made or "dynamic_update_slice" in made for made in large), (name, large)
+    for bucket in BUCKETS:
+        assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 3 * LAYERS_PER_STEP
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("llama-3-8b", "h100"), ("gpt-j-6b", "a100")])
+def test_aot_steps_compile_in_place(model: str, gpu: str) -> None:
+    check(model, gpu)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gpu"), [("llama-3-8b", "a100"), ("gpt-j-6b", "h100")])
+def test_aot_steps_compile_in_place_on_the_other_gpu(model: str, gpu: str) -> None:
+    check(model, gpu)

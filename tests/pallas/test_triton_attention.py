@@ -1,0 +1,149 @@
+"""The Triton kernels against the reference, interpreted; `tests/aot` compiles them for GPUs."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pallas.test_attention import Shapes, make_step, reference, steps
+
+from jinfercept.pallas.tiles import Tile, Tiles
+from jinfercept.pallas.triton_attention import is_supported, paged_attention_triton
+
+GROUPED = Shapes(40, 9, 7, 16, 9, 3, 24)  # groups and a head dim that fill no power of two
+ONE_HEAD_EACH = Shapes(24, 30, 4, 40, 2, 2, 16)  # fewer tokens than rows, pages that do not divide a tile
+WIDE_GROUP = Shapes(
+    40, 4, 2, 128, 20, 1, 32
+)  # more heads in a group than the least rows of a tile, pages wider than one
+SMALL_TILES = Tiles(
+    Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=12, least_split=16
+)  # so that small steps have many
+Attend = Callable[..., jax.Array]
+
+on_gpu = jax.jit(paged_attention_triton)
+interpreted = jax.jit(partial(paged_attention_triton, interpret=True))
+triton = jax.jit(partial(paged_attention_triton, tiles=SMALL_TILES, interpret=True))
+triton_32 = jax.jit(
+    partial(
+        paged_attention_triton,
+        tiles=SMALL_TILES._replace(decode=Tile(32, 16, 4, 3), chunk=Tile(32, 16, 4, 3)),
+        interpret=True,
+    )
+)
+
+
+@settings(max_examples=40)
+@given(steps([GROUPED, ONE_HEAD_EACH]))
+def test_triton_attention_agrees_with_the_reference_on_any_ragged_batch(step):
+    q, pages, batch = make_step(*step)
+    np.testing.assert_allclose(triton(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+@settings(max_examples=20)
+@given(steps([WIDE_GROUP]))
+def test_a_group_may_be_wider_than_the_least_tile(step):
+    q, pages, batch = make_step(*step)
+    np.testing.assert_allclose(triton_32(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_in_bfloat16_it_agrees_up_to_the_rounding_of_weights_and_result():
+    rows = [(1, 100), (1, 16), (1, 1), (20, 100), (0, 1), (9, 9)]
+    q, pages, batch = make_step(GROUPED, 3, rows, seed=0, dtype=jnp.bfloat16)
+    got, want = triton(q, pages, batch), reference(q, pages, batch)
+    assert got.dtype == want.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=2**-7, rtol=2**-7)
+
+
+def test_padding_tokens_and_an_empty_batch_give_zeros():
+    q, pages, batch = make_step(GROUPED, 1, [(1, 50), (30, 90)], seed=2)
+    out = triton(q, pages, batch)
+    assert not np.any(out[31:])
+    assert np.all(np.any(np.asarray(out[:31]), axis=-1))
+    assert not np.any(triton(*make_step(GROUPED, 0, [], seed=2)))
+
+
+def test_tile_borders_make_no_difference():
+    queries = SMALL_TILES.chunk.rows // 3  # of one tile
+    for chunk in (queries - 1, queries, queries + 1):
+        for context in (15, 16, 17, 31, 32, 33, 112):
+            rows = [(1, context), (chunk, context), (chunk, chunk)]
+            q, pages, batch = make_step(GROUPED, 1, rows, seed=chunk)
+            np.testing.assert_allclose(triton(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
+    q, pages, batch = make_step(GROUPED, 5, [(1, 10), (1, 112), (1, 1), (1, 64), (1, 65), (30, 80)], seed=4)
+    as_chunks = batch._replace(num_decode=jnp.int32(0))
+    np.testing.assert_allclose(triton(q, pages, as_chunks), triton(q, pages, batch), atol=2e-6)
+
+
+def test_rows_that_share_pages_read_the_same_context():
+    q, pages, batch = make_step(GROUPED, 2, [(1, 64), (1, 64), (20, 64)], seed=3)
+    batch = batch._replace(page_tables=batch.page_tables.at[1:3].set(batch.page_tables[0]))
+    q = q.at[1].set(q[0]).at[21].set(q[0])  # the last query of every row
+    out = triton(q, pages, batch)
+    np.testing.assert_allclose(out[1], out[0], atol=2e-6)
+    np.testing.assert_allclose(out[21], out[0], atol=2e-6)
+
+
+def test_the_tiles_chosen_for_a_gpu_give_the_reference_too():
+    shapes = Shapes(40, 4, 8, 32, 8, 2, 96)
+    q, pages, batch = make_step(shapes, 2, [(1, 200), (1, 31), (36, 150)], seed=5)
+    np.testing.assert_allclose(interpreted(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_interpreting_costs_no_more_memory_with_a_larger_pool():
+    q, pages, batch = make_step(Shapes(2, 2, 1, 16, 2, 1, 16), 1, [(1, 16)], seed=6)
+    pool = jnp.pad(pages, ((0, 40_000), *((0, 0),) * 4))
+    memory = triton.lower(q, pool, batch).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < pool.nbytes / 100
+
+
+@pytest.mark.parametrize(
+    ("q_dtype", "dtype", "head_dim"),
+    [("bfloat16", "float32", 64), ("int8", "int8", 64), ("float32", "float32", 8), ("float32", "float32", 512)],
+)
+def test_types_and_head_dims_without_a_kernel_are_refused(q_dtype, dtype, head_dim):
+    q, pages, batch = make_step(Shapes(1, 1, 1, 16, 1, 1, head_dim), 1, [(1, 1)], seed=7)
+    q, pages = q.astype(q_dtype), pages.astype(dtype)
+    assert not is_supported(q, pages)
+    with pytest.raises(
+        ValueError, match=f"got queries in {q_dtype} and pages in {dtype} with head dim {head_dim}; fix"
+    ):
+        paged_attention_triton(q, pages, batch, interpret=True)
+
+
+def check_any_step(data: st.DataObject, attend: Attend, heads: tuple[int, int], *sizes: int, dtype: str) -> None:
+    head_dim, page_size = sizes
+    shapes = Shapes(48, 6, -(-300 // page_size), page_size, heads[0], heads[1], head_dim)
+    q, pages, batch = make_step(*data.draw(steps([shapes])), dtype=jnp.dtype(dtype))
+    out, want = (of(q, pages, batch).astype(jnp.float32) for of in (attend, reference))
+    bound = 2e-5 if dtype == "float32" else 2**-6
+    np.testing.assert_allclose(out, want, atol=bound, rtol=bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("page_size", [16, 48, 128])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@settings(max_examples=5)
+@given(data=st.data())
+def test_every_head_dim_group_page_size_and_type(head_dim, heads, page_size, dtype, data):
+    check_any_step(data, interpreted, heads, head_dim, page_size, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("page_size", [16, 48, 128])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@settings(max_examples=20)
+@given(data=st.data())
+def test_every_head_dim_group_page_size_and_type_on_a_gpu(head_dim, heads, page_size, dtype, data):
+    check_any_step(data, on_gpu, heads, head_dim, page_size, dtype=dtype)
