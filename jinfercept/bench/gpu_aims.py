@@ -1,0 +1,143 @@
+"""What the GPU suite's numbers are held against: the project's aims, from rows to figures. Says nothing unmeasured."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Rows = Sequence[Mapping[str, Any]]
+Parts = Mapping[str, Rows]
+"""The rows of one run of the suite, by part; what was not run is not there."""
+
+PEERS = ("cudnn", "torch")
+
+DECODE_SHARE = 0.85
+CHUNK_RATIO = 0.8
+STEP_TIMES = 1.25
+LINK_SHARE = 0.8
+SLOWDOWN = 0.05
+IDLE = 0.03
+
+
+class Figure(NamedTuple):
+    """One number of one run.
+
+    Attributes:
+        what: it is of.
+        reached: in words.
+        met: whether that is the aim.
+    """
+
+    what: str
+    reached: str
+    met: bool
+
+
+class Aim(NamedTuple):
+    """An aim, and how a run's rows answer it: with no figure where they do not."""
+
+    text: str
+    figures: Callable[[Parts], list[Figure]]
+
+
+def _decode(parts: Parts) -> list[Figure]:
+    cases = _fastest(row for row in _attention(parts) if row["chunk"] == 1 and row["implementation"] not in PEERS)
+    chosen = [row for row in cases if row["rows"] >= 32 and row["context"] >= 2048]
+    figures = []
+    for (heads,), rows in _by(chosen, "heads").items():
+        least = min(rows, key=lambda row: row["copy_share"])
+        most = max(row["copy_share"] for row in rows)
+        where = f"{least['rows']} × {least['context']:,}, {least['implementation']}"
+        reached = f"{least['copy_share']:.0%} at least ({where}), {most:.0%} at most, {len(rows)} cases"
+        figures.append(Figure(f"decode {heads}", reached, least["copy_share"] >= DECODE_SHARE))
+    return figures
+
+
+def _chunks(parts: Parts) -> list[Figure]:
+    rows = [row for row in _attention(parts) if row["chunk"] > 1]
+    ours = _fastest(row for row in rows if row["implementation"] not in PEERS)
+    peers = {_case(row): row for row in _fastest(row for row in rows if row["implementation"] in PEERS)}
+    figures = []
+    for row in ours:
+        peer = peers.get(_case(row))
+        if peer is None:
+            continue
+        ratio = peer["seconds"] / row["seconds"]
+        what = f"{row['heads']}, {row['rows']} × {row['chunk']:,} of {row['context']:,}"
+        reached = f"{ratio:.2f} × {peer['implementation']}, {row['matmul_share']:.0%} of the matmul rate"
+        figures.append(Figure(what, reached, ratio >= CHUNK_RATIO))
+    return figures
+
+
+def _steps(parts: Parts) -> list[Figure]:
+    chosen = [row for row in parts.get("steps", ()) if row["step"] == "decode" and row["batch"] == 64]
+    figures = []
+    for (model, context), rows in _by(chosen, "model", "context").items():
+        best = min(rows, key=lambda row: row["times"])
+        reached = f"{best['times']:.2f} × its roofline: {1e3 * best['seconds']:.2f} ms, {best['layers_per_step']} layers a step"
+        figures.append(Figure(f"{model}, 64 × {context:,}", reached, best["times"] <= STEP_TIMES))
+    return figures
+
+
+def _link(parts: Parts) -> list[Figure]:
+    loaded = [row for row in parts.get("transfers", ()) if row["way"] != "none"]
+    figures = []
+    for (step, way, pieces), rows in _by(loaded, "step", "way", "parts").items():
+        full = [row for row in rows if row["link_share"] >= LINK_SHARE]
+        best = min(full, key=lambda row: row["slowdown"]) if full else max(rows, key=lambda row: row["link_share"])
+        rate = f"{best['link_share']:.0%} of the link, {best['bytes_per_s'] / 1e9:.1f} GB/s"
+        reached = f"{best['slowdown']:+.1%} step time at {rate}"
+        what = f"{step}, {way}, {'whole pages' if pieces == 1 else f'{pieces} parts'}"
+        figures.append(Figure(what, reached, bool(full) and best["slowdown"] <= SLOWDOWN))
+    return figures
+
+
+def _idle(parts: Parts) -> list[Figure]:
+    return [
+        Figure(f"{row['model']}, batch {row['batch']}", f"{row['idle_share']:.1%}, by {row['method']}", met)
+        for row in parts.get("idle", ())
+        if row["depth"] == 1
+        for met in [row["idle_share"] <= IDLE]
+    ]
+
+
+def _correct(parts: Parts) -> list[Figure]:
+    return [
+        Figure(check, f"{sum(row['ok'] for row in rows)} of {len(rows)} checks", all(row["ok"] for row in rows))
+        for (check,), rows in _by(parts.get("correctness", ()), "check").items()
+    ]
+
+
+AIMS: tuple[Aim, ...] = (
+    Aim("kernels and tiny models compute what the CPU computes", _correct),
+    Aim(f"the link in use (≥ {LINK_SHARE:.0%}) costs ≤ {SLOWDOWN:.0%} of step time", _link),
+    Aim(f"paged decode ≥ {DECODE_SHARE:.0%} of the copy bandwidth (batch ≥ 32, context ≥ 2,048)", _decode),
+    Aim(f"chunk attention ≥ {CHUNK_RATIO} × the best peer", _chunks),
+    Aim(f"decode step at batch 64 ≤ {STEP_TIMES} × its roofline", _steps),
+    Aim(f"device idle between steps ≤ {IDLE:.0%} at depth 1", _idle),
+)
+"""In the order in which they are told."""
+
+
+def _attention(parts: Parts) -> list[Mapping[str, Any]]:
+    rows = [*parts.get("kernels", ()), *parts.get("torch_peer", ())]
+    return [row for row in rows if "error" not in row]
+
+
+def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("heads", "rows", "chunk", "context"))
+
+
+def _fastest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The fastest row of every case."""
+    best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in rows:
+        known = best.get(_case(row))
+        if known is None or row["seconds"] < known["seconds"]:
+            best[_case(row)] = row
+    return list(best.values())
+
+
+def _by(rows: Iterable[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
