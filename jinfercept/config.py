@@ -34,7 +34,13 @@ class CacheOptions:
     """Where KV lives."""
 
     kv_tokens: int | None = option(
-        None, "tokens of the device's KV pool; default: 1/4 of the free memory, 16384 at most"
+        None,
+        "tokens of the device's KV pool; default: what a GPU has room for; on a CPU 1/4 of the free memory, 16384 at most",
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "share of a GPU's memory that JAX may take, for weights, KV pool and temporaries; unless XLA_CLIENT_MEM_FRACTION "
+        "says so, or JAX runs already",
     )
     page_size: int = option(16, "tokens per page")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
@@ -75,12 +81,12 @@ class SchedulerOptions:
 class RunnerOptions:
     """How steps are executed."""
 
-    layers_per_step: int | None = option(None, "layers per executable; default: 1")
+    layers_per_step: int | None = option(None, "layers per executable; default: 1 on a CPU, 4 on a GPU")
     transfer_parts: int = option(
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
-    attention: str = option("auto", "implementation of attention", ("auto", "cpu", "reference"))
+    attention: str = option("auto", "implementation of attention", ("auto", "triton", "cpu", "reference"))
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
 
@@ -129,6 +135,10 @@ class EngineConfig:
         ):
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
+        if not 0 < cache.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "gpu_memory_utilization is a share", got=cache.gpu_memory_utilization, fix="more than 0, at most 1"
+            )
         if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
             raise ConfigError(
                 "a step has to hold a token of every running sequence",

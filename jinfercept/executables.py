@@ -53,5 +53,15 @@ class Executables:
         progress("compiling", total, total)
         self._pending.clear()
 
+    @property
+    def extra_bytes(self) -> int:
+        """Device memory that all of them take together beside their arguments: temporaries and new results."""
+        analyses = [compiled.memory_analysis() for compiled in self._compiled.values()]
+        return sum(
+            analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+            for analysis in analyses
+            if analysis is not None
+        )
+
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         return self._compiled[key]

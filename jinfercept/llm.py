@@ -1,30 +1,26 @@
 """The composition root and the offline API: a model, its pages, a scheduler, a runner and an engine, behind one class."""
 
-import math
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-import jax
-
 from jinfercept.clock import RealClock
 from jinfercept.config import EngineConfig
 from jinfercept.engine import Engine
-from jinfercept.errors import ConfigError, ModelError, RequestError
+from jinfercept.errors import ConfigError, RequestError
 from jinfercept.inputs import Prompt, make_requests
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
-from jinfercept.memory import MemoryPlan, plan_memory
+from jinfercept.metrics import CompileCounter
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
-from jinfercept.models.load import Loaded, load
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
@@ -37,6 +33,7 @@ from jinfercept.sched.policy import Policy
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.start import StartTimes, load_model, plan_pools, prepare_backend, profile_settings
 from jinfercept.stream import TextStream
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
 
@@ -101,22 +98,38 @@ class LLM:
         asked = config.scheduler.profile
         if asked is not None and asked not in EFFORTS:
             profile = load_profile(asked)
-        _prepare_backend(config)
+        prepare_backend(config)
         progress = progress or (lambda what, done, total: None)
         progress("loading", 0, 1)
-        loaded = _load(model, params, config)
+        began_s = time.monotonic()
+        loaded = load_model(model, params, config)
         self.tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
         self.model = loaded.model
-        self.memory_plan = plan = plan_memory(loaded.model.config, loaded.params, config)
         progress("loading", 1, 1)
-        if not quiet:
-            print(plan, file=sys.stderr)
-        shape = _runner_shape(loaded.model.config, plan, config)
-        _chunks(config, shape, policy)
-        self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
-        self.runner.warm_up(progress)
+        loaded_s = time.monotonic()
+        with closing(CompileCounter()) as compilations:
+            self.memory_plan, shape = plan_pools(loaded.model, loaded.params, config)
+            if not quiet:
+                print(self.memory_plan, file=sys.stderr)
+            _chunks(config, shape, policy)
+            self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
+            self.runner.warm_up(progress)
         self._shape = shape
-        self.profile = profile if isinstance(profile, Profile) else self._measured(asked, progress)
+        warm_s = time.monotonic()
+        if isinstance(profile, Profile):
+            self.profile, how = profile, "given"
+        else:
+            self.profile, how = self._measured(asked, progress)
+        self.start_times = StartTimes(
+            load_s=loaded_s - began_s,
+            compile_s=warm_s - loaded_s,
+            num_executables=compilations.count,
+            num_cached=compilations.cached,
+            profile_s=time.monotonic() - warm_s,
+            profile=how,
+        )
+        if not quiet:
+            print(self.start_times, file=sys.stderr)
         self._numbers = count()
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock
@@ -146,20 +159,19 @@ class LLM:
         check_name(config.scheduler.policy)
         _chunks(config, self._shape, policy)
         with self._alone("restart()"):
-            kv_tokens = self.memory_plan.kv_tokens
-            self.memory_plan = plan_memory(self.model.config, self.runner.params, config, kv_tokens)
+            self.memory_plan = self.memory_plan.with_host(config.cache)
             self._flags, self.config = self._flags | flags, config
             self._shut_down()
             self.runner.reset()
             self.engine = self._engine(policy, record)
 
-    def _measured(self, effort: str | None, progress: Callable[[str, int, int], None]) -> Profile:
-        """What steps and transfers cost here: measured now if an effort is named, else as it was measured last."""
-        settings = _settings(self.model.config, self.runner.params, self._shape, self.config)
+    def _measured(self, effort: str | None, progress: Callable[[str, int, int], None]) -> tuple[Profile, str]:
+        """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last."""
+        settings = profile_settings(self.model, self.runner.params, self._shape, self.config)
         path = profile_path(cache_directory(), settings)
         known = remembered(path) if effort is None else None
         if known is not None:
-            return known
+            return known, "remembered"
         profile = measure(
             self.runner,
             self._shape,
@@ -171,7 +183,7 @@ class LLM:
         )
         with suppress(OSError):  # a cache that cannot be written costs the next start a moment
             remember(profile, path)
-        return profile
+        return profile, "measured"
 
     def _engine(self, policy: Policy | str | None, record: Recorder | None = None) -> Engine:
         """An engine under the policy given, or under the one that the options name."""
@@ -319,42 +331,6 @@ class LLM:
                 self._busy = None
 
 
-def _load(model: str | Path | ModelConfig | Model, params: Params | None, config: EngineConfig) -> Loaded:
-    if isinstance(model, Model):
-        if params is None:
-            raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        return Loaded(model, params, None, "dummy")
-    if params is not None:
-        raise ModelError(
-            "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
-        )
-    options = config.model
-    return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
-
-
-def _prepare_backend(config: EngineConfig) -> None:
-    """What has to be set before the backend starts: room for host copies, and the compilation cache."""
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(config.cache.swap_space) + 4))
-    if config.runner.compilation_cache and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-def _runner_shape(model_config: ModelConfig, plan: MemoryPlan, config: EngineConfig) -> RunnerShape:
-    most = config.scheduler.max_num_batched_tokens
-    sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
-    return RunnerShape(
-        num_pages=plan.kv_tokens // config.cache.page_size,
-        page_size=config.cache.page_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=plan.max_model_len,
-        buckets=(*sizes, most),
-        layers_per_step=min(config.runner.layers_per_step or 1, model_config.num_layers),
-        transfer_parts=config.runner.transfer_parts,
-    )
-
-
 def _chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
     """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
     options = config.scheduler
@@ -365,27 +341,6 @@ def _chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | Non
         longest=shape.max_model_len,
         chunk_tokens=options.max_chunk_tokens,
     )
-
-
-def _settings(
-    model_config: ModelConfig, params: Params, shape: RunnerShape, config: EngineConfig
-) -> Mapping[str, str | int]:
-    """Everything that the cost of a step depends on."""
-    leaf = jax.tree.leaves(params)[0]
-    device = next(iter(leaf.devices()))
-    return {
-        "model": repr(model_config),
-        "dtype": str(leaf.dtype),
-        "buckets": repr(shape.buckets),
-        "max_num_seqs": shape.max_num_seqs,
-        "page_size": shape.page_size,
-        "layers_per_step": shape.layers_per_step,
-        "transfer_parts": shape.transfer_parts,
-        "attention": config.runner.attention,
-        "device": device.device_kind,
-        "processors": os.cpu_count() or 0,
-        "jax": jax.__version__,
-    }
 
 
 def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:

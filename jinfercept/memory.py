@@ -1,66 +1,127 @@
-"""What an engine takes and what it can hold, settled before any of it is taken."""
+"""What an engine takes and what it can hold, settled before its pages are allocated.
+
+A device with memory of its own gives the pages all that JAX may take there (`gpu_memory_utilization`), less the weights, the
+steps' temporaries and pages on their way over the link. A CPU shares its memory with everybody: pages get a modest part of it.
+"""
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self
 
 import jax
 import psutil
 
-from jinfercept.config import EngineConfig
+from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import Params, kv_bytes_per_token
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
-"""Most tokens of a device pool that nobody sized."""
+"""Most tokens of a pool in a CPU's memory that nobody sized."""
+TRANSFER_BYTES = 1 << 30
+"""Kept free for pages that leave or come while a step computes, both ways together: 20 ms of a 50 GB/s link."""
+
+
+class Device(Protocol):
+    """What memory is asked of."""
+
+    def memory_stats(self) -> Mapping[str, int] | None:
+        """`bytes_limit` and `bytes_in_use` among others; None, or an error, if nobody counts."""
+        ...
+
+
+class Room(NamedTuple):
+    """Bytes that are free on a device; `shared` with everything else on the machine, or the device's own."""
+
+    free_bytes: int
+    shared: bool
+
+    @classmethod
+    def on(cls, device: Device) -> Self:
+        """What is free there now: of a GPU, what JAX may still take."""
+        with suppress(Exception):  # not every backend keeps statistics
+            stats = device.memory_stats()
+            if stats and "bytes_limit" in stats:
+                return cls(stats["bytes_limit"] - stats["bytes_in_use"], shared=False)
+        return cls(psutil.virtual_memory().available, shared=True)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes in bytes, and in tokens."""
+    """Sizes in bytes, and in tokens.
+
+    Attributes:
+        reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
+    """
 
     weight_bytes: int
     kv_bytes: int
+    reserved_bytes: int
     host_bytes: int
     kv_tokens: int
     host_tokens: int
     max_model_len: int
 
     def __str__(self) -> str:
+        reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
         return (
-            f"memory plan: weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for {self.kv_tokens:,} tokens, "
-            f"host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
+            f"memory plan: weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for {self.kv_tokens:,} tokens"
+            f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
             f"sequences of up to {self.max_model_len:,} tokens"
+        )
+
+    def with_host(self, cache: CacheOptions) -> Self:
+        """The same with a host tier of another size. Raises `ConfigError` if the machine has less."""
+        token_bytes = self.kv_bytes // (self.kv_tokens + cache.page_size)
+        tokens = _host_tokens(cache, token_bytes)
+        return replace(self, host_tokens=tokens, host_bytes=tokens * token_bytes)
+
+
+def check_weights(weight_bytes: int, room: Room) -> None:
+    """Raises `ConfigError` if weights that are to be loaded do not fit."""
+    if weight_bytes > room.free_bytes:
+        raise ConfigError(
+            "the weights do not fit",
+            got=f"{_gib(weight_bytes)}, {_gib(room.free_bytes)} free",
+            fix="use a smaller model or dtype" + ("" if room.shared else ", or raise gpu_memory_utilization"),
         )
 
 
 def plan_memory(
-    model_config: ModelConfig, params: Params, config: EngineConfig, kv_tokens: int | None = None
+    model_config: ModelConfig, params: Params, config: EngineConfig, room: Room, step_bytes: int = 0
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 
     Args:
         params: the weights, which are there already.
-        kv_tokens: size of a device pool that is there already.
+        room: what is free beside them.
+        step_bytes: most that a step takes beside weights and pages.
     """
-    cache = config.cache
+    cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
-    first = next(iter(leaves.values()))
-    token_bytes = kv_bytes_per_token(model_config, first.dtype)
-    free = _free_bytes(first) + (kv_tokens or 0) * token_bytes
-    asked = kv_tokens or cache.kv_tokens
-    if asked is None:
-        asked = min(
-            DEFAULT_KV_TOKENS, config.scheduler.max_num_seqs * model_config.max_position, free // 4 // token_bytes
-        )
-    kv_tokens = asked // cache.page_size * cache.page_size
-    if kv_tokens < 2 or kv_tokens * token_bytes > free:
+    token_bytes = kv_bytes_per_token(model_config, next(iter(leaves.values())).dtype)
+    reserved = 0 if room.shared else step_bytes + (TRANSFER_BYTES if cache.swap_space else 0)
+    fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
+    asked = cache.kv_tokens
+    if asked is None and room.shared:
+        asked = min(DEFAULT_KV_TOKENS, config.scheduler.max_num_seqs * model_config.max_position, fitting // 4)
+    elif asked is None:
+        asked = fitting
+    kv_tokens = asked // page_size * page_size
+    if kv_tokens > fitting:
         raise ConfigError(
             "the KV pool does not fit",
-            got=f"{kv_tokens} tokens of {token_bytes} bytes, {_gib(free)} free",
+            got=f"{kv_tokens} tokens of {token_bytes} bytes, {_gib(room.free_bytes)} free, {_gib(reserved)} kept free",
             fix="set kv_tokens to what fits, or use a smaller model or dtype",
+        )
+    if kv_tokens < config.scheduler.max_num_seqs * page_size:
+        raise ConfigError(
+            "the KV pool does not hold a page for every sequence",
+            got=f"{max(0, kv_tokens // page_size)} pages of {page_size} tokens, {config.scheduler.max_num_seqs} sequences",
+            fix="lower max_num_seqs or page_size, raise kv_tokens, or use a smaller model or dtype",
         )
     limit = min(model_config.max_position, kv_tokens)
     wanted = config.model.max_model_len
@@ -70,16 +131,11 @@ def plan_memory(
             got=wanted,
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
-    host_bytes = cache.swap_space * GIB
-    if not math.isfinite(host_bytes) or host_bytes > psutil.virtual_memory().total:
-        total = _gib(psutil.virtual_memory().total)
-        raise ConfigError(
-            "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {total}"
-        )
-    host_tokens = int(host_bytes) // (token_bytes * cache.page_size) * cache.page_size
+    host_tokens = _host_tokens(cache, token_bytes)
     return MemoryPlan(
         weight_bytes=sum(leaf.nbytes for leaf in leaves.values()),
-        kv_bytes=(kv_tokens + cache.page_size) * token_bytes,
+        kv_bytes=(kv_tokens + page_size) * token_bytes,
+        reserved_bytes=reserved,
         host_bytes=host_tokens * token_bytes,
         kv_tokens=kv_tokens,
         host_tokens=host_tokens,
@@ -87,13 +143,14 @@ def plan_memory(
     )
 
 
-def _free_bytes(neighbour: jax.Array) -> int:
-    """Free memory of the device that an array is on."""
-    with suppress(Exception):  # not every backend keeps statistics
-        stats = next(iter(neighbour.devices())).memory_stats()
-        if stats and "bytes_limit" in stats:
-            return stats["bytes_limit"] - stats["bytes_in_use"]
-    return psutil.virtual_memory().available
+def _host_tokens(cache: CacheOptions, token_bytes: int) -> int:
+    """Tokens that the host tier holds, in whole pages."""
+    host_bytes, total = cache.swap_space * GIB, psutil.virtual_memory().total
+    if not math.isfinite(host_bytes) or host_bytes > total:
+        raise ConfigError(
+            "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
+        )
+    return int(host_bytes) // (token_bytes * cache.page_size) * cache.page_size
 
 
 def _gib(num_bytes: int) -> str:

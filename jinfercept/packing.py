@@ -1,5 +1,6 @@
 """A plan's chunks as one int32 vector, so that a step needs one upload; and back, inside the executable."""
 
+from itertools import chain
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -18,6 +19,13 @@ class Shape(NamedTuple):
     pages_per_row: int  # P
 
 
+def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
+    """Write the chunks' new pages into the page tables."""
+    for chunk in chunks:
+        for index, page in chunk.new_pages:
+            tables[chunk.slot, index] = page
+
+
 def pack(
     chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], page_size: int, shape: Shape
 ) -> Int32[np.ndarray, "packed"]:
@@ -32,22 +40,26 @@ def pack(
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
         vector, shape
     )
-    used = 0
-    for row, chunk in enumerate(chunks):
-        end = used + len(chunk.tokens)
-        tokens[used:end] = chunk.tokens
-        positions[used:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
-        token_slots[used:end] = chunk.slot
-        page_tables[row] = tables[chunk.slot]
-        query_starts[row + 1 :] = end
-        context_lens[row] = chunk.start + len(chunk.tokens)
-        num_decode += len(chunk.tokens) == 1
-        write_index[used:end] = page_tables[row, positions[used:end] // page_size] * page_size
-        used = end
-    write_index[:used] += positions[:used] % page_size
-    write_index[used:] = SCRATCH_PAGE * page_size
+    write_index[:] = SCRATCH_PAGE * page_size
+    if not chunks:
+        return vector
+    slots, starts, lists, _, _ = zip(*chunks, strict=True)
+    rows = len(chunks)
+    assert rows <= num_rows
+    slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
+    lengths = np.fromiter(map(len, lists), np.int32, rows)
+    query_starts[1 : rows + 1] = lengths.cumsum()
+    used = int(query_starts[rows])
     assert used <= num_tokens
-    assert len(chunks) <= num_rows
+    query_starts[rows + 1 :] = used
+    context_lens[:rows] = starts + lengths
+    tables.take(slots, axis=0, out=page_tables[:rows], mode="clip")
+    num_decode[0] = np.count_nonzero(lengths == 1)
+    tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
+    token_slots[:used] = slots.repeat(lengths)
+    positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
+    page, offset = np.divmod(positions[:used], page_size)
+    write_index[:used] = tables[token_slots[:used], page] * page_size + offset
     return vector
 
 
@@ -74,14 +86,15 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
     """The sampled rows of a plan, in its order."""
     rows = np.zeros((5, num_rows), np.int32)
     rows[1] = scratch_slot
-    used, row = 0, 0
-    for chunk in chunks:
-        used += len(chunk.tokens)
-        if chunk.sample is not None:
-            temperature, seed, position = chunk.sample
-            bits = np.float32(temperature).view(np.int32)
-            rows[:, row] = (used - 1, chunk.slot, np.uint32(seed).view(np.int32), position, bits)
-            row += 1
+    drawn = [row for row, chunk in enumerate(chunks) if chunk.sample is not None]
+    if drawn:
+        count, lengths = len(drawn), [len(chunk.tokens) for chunk in chunks]
+        temperatures, seeds, positions = zip(*[chunks[row].sample for row in drawn], strict=True)
+        rows[0, :count] = np.cumsum(lengths)[drawn] - 1
+        rows[1, :count] = [chunks[row].slot for row in drawn]
+        rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)
+        rows[3, :count] = positions
+        rows[4, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
     return rows
 
 

@@ -6,7 +6,7 @@ Nothing waits for the device but `collect`.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, final
@@ -20,9 +20,9 @@ from jinfercept.executables import Executables, Progress, silent
 from jinfercept.kv.arrays import KVArrays
 from jinfercept.models.model import Model, Params, Weights
 from jinfercept.models.sampling import sample
-from jinfercept.packing import Shape, pack, pack_samples, unpack, unpack_samples
+from jinfercept.packing import Shape, enter, pack, pack_samples, unpack, unpack_samples
 from jinfercept.pallas.attention import paged_attention
-from jinfercept.pallas.layout import Batch, KVPages, batch_shapes, write_kv
+from jinfercept.pallas.layout import Batch, KVPages, batch_shapes, kv_shape, write_kv
 from jinfercept.sched.plan import StepPlan, StepResult
 
 
@@ -146,9 +146,7 @@ class ModelRunner:
         self._run.compile(progress)
 
     def _compute(self, plan: StepPlan) -> tuple[Array | None, int]:
-        for chunk in plan.chunks:
-            for index, slot in chunk.new_pages:
-                self._tables[chunk.slot, index] = slot
+        enter(plan.chunks, self._tables)
         shape = self._shape
         x = self._forward(plan.bucket, pack(plan.chunks, self._tables, shape.page_size, shape.bucket(plan.bucket)))
         num_sampled = sum(chunk.sample is not None for chunk in plan.chunks)
@@ -222,6 +220,26 @@ def add_steps(
         run.add(("sample", rows), _sample, logits, last_tokens, drawn, donate=(1,))
 
 
+def step_bytes(model: Model, params: Params, shape: RunnerShape, attention: str) -> int:
+    """Device memory that a step of the largest bucket takes beside weights and pages.
+
+    Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
+    """
+    config, leaf = model.config, jax.tree.leaves(params.embed)[0]
+    home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
+
+    run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), params)
+    pages = struct(kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim), leaf.dtype)
+    slots = struct((shape.max_num_seqs + 1,), jnp.int32)
+    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers, slots)  # pyright: ignore[reportArgumentType]
+    run.compile()
+    return run.extra_bytes
+
+
 def _embed(
     model: Model, shape: Shape, params: Weights, last_tokens: Int[Array, "slots"], packed: Int[Array, "packed"]
 ) -> tuple[Float[Array, "T E"], Batch]:
@@ -238,7 +256,11 @@ def _layers(
     layers: tuple[KVPages, ...],
     batch: Batch,
 ) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
-    """A group of consecutive layers: each writes all of the step's keys and values before anybody attends."""
+    """A group of consecutive layers: each writes all of the step's keys and values before anybody attends.
+
+    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
+    whose calls follow each other in the order of the layers.
+    """
 
     def attend(
         q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages

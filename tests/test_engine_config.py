@@ -10,6 +10,7 @@ import pytest
 from jinfercept.cli import _add_flags
 from jinfercept.config import SECTIONS, EngineConfig, flag_fields
 from jinfercept.errors import ConfigError
+from jinfercept.pallas.attention import IMPLEMENTATIONS
 
 NAMES = [field.name for field, _ in flag_fields()]
 
@@ -46,6 +47,11 @@ def test_every_option_has_a_help_text_and_a_default_among_its_choices() -> None:
         assert not field.metadata["choices"] or field.default in field.metadata["choices"]
 
 
+def test_every_implementation_of_attention_can_be_chosen() -> None:
+    [choices] = [field.metadata["choices"] for field, _ in flag_fields() if field.name == "attention"]
+    assert {*choices} == {"auto", *IMPLEMENTATIONS}
+
+
 def test_without_flags_the_defaults_hold_on_both_ways() -> None:
     assert list(asdict(EngineConfig.from_flags({})).values()) == [asdict(section()) for section in SECTIONS]
     assert parsed() == {}
@@ -54,7 +60,7 @@ def test_without_flags_the_defaults_hold_on_both_ways() -> None:
 def test_every_flag_arrives_in_its_section_with_its_type() -> None:
     for field, kind in flag_fields():
         name = "--" + field.name.replace("_", "-")
-        samples = {int: 1, float: 1.5, bool: not field.default, str: (*field.metadata["choices"], "word")[0]}
+        samples = {int: 1, float: 0.5, bool: not field.default, str: (*field.metadata["choices"], "word")[0]}
         value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64}.get(field.name, samples[kind])
         arguments = ([name] if value else ["--no-" + name[2:]]) if kind is bool else [name, str(value)]
         assert parsed(*arguments) == {field.name: value}

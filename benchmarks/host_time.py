@@ -1,0 +1,247 @@
+"""What a step costs the host, part by part, and what dispatching one step ahead hides of it.
+
+A small model with random weights decodes for every batch size, at pipeline depth 0 and 1 in turns. On a CPU the "device"
+competes with the host for the same cores, so what depth 1 can hide shows with a second runner too: it computes nothing and
+its results are there after the seconds given, as on a device of its own.
+
+    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--device-ms 5] [--layers-per-step 1]
+"""
+
+import argparse
+import gc
+import json
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.clock import RealClock
+from jinfercept.engine import Engine
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.llm import LLM
+from jinfercept.models.config import ModelConfig
+from jinfercept.packing import enter, pack, pack_samples
+from jinfercept.request import Request, SamplingParams
+from jinfercept.runner import ModelRunner, RunnerShape
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.profile import PROFILES
+
+MODEL = ModelConfig.from_hf(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    }
+)
+ROUNDS = 3
+"""Turns of each depth: what disturbs the machine for a while meets both."""
+WARM_STEPS = 8
+PARTS = ("total", "wait", "plan", "pack", "submit", "read", "apply")
+
+
+class Step(NamedTuple):
+    """Seconds of one step: `total` and `wait` (for the device) by the clock; of the engine's thread what it spent on planning,
+    submitting (packing and dispatching), reading the tokens and applying them."""
+
+    total: float
+    wait: float
+    plan: float
+    submit: float
+    read: float
+    apply: float
+
+
+class Device(Protocol):
+    """A runner whose results can be waited for before they are read."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def wait(self, ticket: Any) -> None: ...
+
+    def collect(self, ticket: Any) -> StepResult: ...
+
+    def reset(self) -> None: ...
+
+
+class Real:
+    """The model's runner."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.submit, self.collect, self.reset = runner.submit, runner.collect, runner.reset
+
+    def wait(self, ticket: Any) -> None:
+        if ticket.tokens is not None:
+            ticket.tokens.block_until_ready()
+
+
+class Sleeping:
+    """Packs a plan and dispatches nothing; its results are there after so many seconds, one plan after the other, and no core
+    is busy meanwhile."""
+
+    def __init__(self, seconds: float, shape: RunnerShape) -> None:
+        self._seconds, self._shape = seconds, shape
+        self._free_s = 0.0
+        self.reset()
+
+    def submit(self, plan: StepPlan) -> tuple[float, StepPlan]:
+        pack_plan(plan, self._tables, self._shape)
+        self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
+        return self._free_s, plan
+
+    def wait(self, ticket: tuple[float, StepPlan]) -> None:
+        time.sleep(max(0.0, ticket[0] - time.perf_counter()))
+
+    def collect(self, ticket: tuple[float, StepPlan]) -> StepResult:
+        return StepResult((0,) * sum(chunk.sample is not None for chunk in ticket[1].chunks), self._seconds)
+
+    def reset(self) -> None:
+        self._tables = np.zeros((self._shape.max_num_seqs, self._shape.bucket(1).pages_per_row), np.int32)
+
+
+class Stopwatch:
+    """Passes plans on, and notes what the parts of a step took."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.reset = device.reset
+        self.plans: list[StepPlan] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_s = time.perf_counter()
+        self._planning_s = self._submitting_s = self._submitted_s = self._read_s = time.thread_time()
+        self._wait_s = self._reading_s = 0.0
+
+    def submit(self, plan: StepPlan) -> Any:
+        self._submitting_s = time.thread_time()
+        ticket = self._device.submit(plan)
+        self._submitted_s = time.thread_time()
+        self.plans.append(plan)
+        return ticket
+
+    def collect(self, ticket: Any) -> StepResult:
+        waiting_s = time.perf_counter()
+        self._device.wait(ticket)
+        self._wait_s = time.perf_counter() - waiting_s
+        self._reading_s = time.thread_time()
+        result = self._device.collect(ticket)
+        self._read_s = time.thread_time()
+        return result
+
+    def end(self) -> Step:
+        """A step has ended; what it took."""
+        applied_s = time.thread_time()
+        return Step(
+            total=time.perf_counter() - self._began_s,
+            wait=self._wait_s,
+            plan=self._submitting_s - self._planning_s,
+            submit=self._submitted_s - self._submitting_s,
+            read=self._read_s - self._reading_s,
+            apply=applied_s - self._read_s,
+        )
+
+
+def time_packing(plans: list[StepPlan], shape: RunnerShape) -> float:
+    """Median seconds to pack such plans."""
+    tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
+    taken = []
+    for plan in plans:
+        began_s = time.thread_time()
+        pack_plan(plan, tables, shape)
+        taken.append(time.thread_time() - began_s)
+    return median(taken)
+
+
+def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
+    """What a runner packs for a plan."""
+    enter(plan.chunks, tables)
+    pack(plan.chunks, tables, shape.page_size, shape.bucket(plan.bucket))
+    pack_samples(plan.chunks, shape.max_num_seqs, shape.max_num_seqs)
+
+
+def decode(llm: LLM, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
+    """Median microseconds of the parts of a step in which every sequence decodes."""
+    llm.restart(pipeline_depth=depth)
+    wake = threading.Event()
+    dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), llm.model.config.vocab_size
+    engine = Engine(llm.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
+    for number in range(batch):
+        prompt = [(7 * number + index) % vocab_size for index in range(options.context)]
+        engine.submit(Request(str(number), tuple(prompt), SamplingParams(max_tokens=1 << 20, ignore_eos=True)))
+    while len(engine.scheduler.running) < batch or engine.scheduler.running[-1].generated < WARM_STEPS:
+        engine.step()
+    gc.collect()
+    gc.freeze()
+    watch.plans.clear()
+    steps = []
+    for _ in range(options.steps // ROUNDS):
+        watch.begin()
+        engine.step()
+        steps.append(watch.end())
+    gc.unfreeze()
+    engine.close()
+    dispatcher.close()
+    parts = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
+    parts["pack"] = time_packing(watch.plans, llm.shape)
+    return {part: 1e6 * parts[part] for part in PARTS}
+
+
+def measure(llm: LLM, device: Device, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """Microseconds of the parts by pipeline depth, which take turns: the least of all rounds, since what disturbs only adds."""
+    rounds = [{depth: decode(llm, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
+    return {depth: {part: min(once[depth][part] for once in rounds) for part in PARTS} for depth in (0, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, action="append", help="may be repeated (default: 1, 64, 256)")
+    parser.add_argument("--device-ms", type=float, default=5.0, help="of the second runner's steps (default: 5)")
+    parser.add_argument("--context", type=int, default=16, help="tokens of every prompt (default: 16)")
+    parser.add_argument("--steps", type=int, default=90, help="steps to time (default: 90)")
+    parser.add_argument("--layers-per-step", type=int, default=1, help="of the model's 4 (default: 1)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    table = Table(box=None, pad_edge=False, title="µs per step")
+    for name in ("device", "batch", "depth", *PARTS, "depth 0 : 1"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    rows = []
+    for batch in options.batch or [1, 64, 256]:
+        with LLM(
+            MODEL,
+            load_format="dummy",
+            dtype="float32",
+            profile=PROFILES["paper-gptj-6b-a100"],
+            kv_tokens=batch * (options.context + WARM_STEPS + options.steps + 64),
+            max_num_seqs=batch,
+            max_num_batched_tokens=max(batch, 128),
+            layers_per_step=options.layers_per_step,
+            swap_space=0,
+            quiet=True,
+        ) as llm:
+            sleeping = Sleeping(1e-3 * options.device_ms, llm.shape)
+            for name, device in (("this CPU", Real(llm.runner)), (f"sleeps {options.device_ms:g} ms", sleeping)):
+                parts = measure(llm, device, batch, options)
+                gain = parts[0]["total"] / parts[1]["total"]
+                for depth, row in parts.items():
+                    rows.append({"device": name, "batch": batch, "depth": depth, "gain": gain} | row)
+                    shown = [f"{row[part]:.0f}" for part in PARTS]
+                    table.add_row(name, str(batch), str(depth), *shown, f"{gain:.2f}" if depth else "")
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

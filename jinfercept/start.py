@@ -1,0 +1,127 @@
+"""How an engine starts: what JAX is told before its backend runs, what is loaded, what is compiled, and how long it took."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ModelError
+from jinfercept.memory import MemoryPlan, Room, check_weights, plan_memory
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.embedded import cache_directory
+from jinfercept.models.load import Loaded, dtype_name, load, read_config
+from jinfercept.models.model import Model, Params, param_bytes
+from jinfercept.runner import RunnerShape, step_bytes
+
+GPU_LAYERS_PER_STEP = 4
+"""Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds that the parts of a start took, and what they were for.
+
+    Attributes:
+        num_executables: compiled, of which `num_cached` were found on disk.
+        profile: where the costs of steps come from.
+    """
+
+    load_s: float
+    compile_s: float
+    num_executables: int
+    num_cached: int
+    profile_s: float
+    profile: str
+
+    def __str__(self) -> str:
+        return (
+            f"start: loaded in {self.load_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
+            f"{self.num_cached} of them from the cache; profile {self.profile} in {self.profile_s:.1f} s"
+        )
+
+
+def prepare_backend(config: EngineConfig) -> None:
+    """What has to be set before the backend starts, unless the user has set it: that a GPU's memory is taken as it is needed
+    and how much of it, room for host copies, and the compilation cache."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.cache.gpu_memory_utilization))
+    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(config.cache.swap_space) + 4))
+    if config.runner.compilation_cache and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def load_model(model: str | Path | ModelConfig | Model, params: Params | None, config: EngineConfig) -> Loaded:
+    """The model with its weights. Raises `ModelError` or `ConfigError`, the latter if the weights do not fit."""
+    if isinstance(model, Model):
+        if params is None:
+            raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
+        return Loaded(model, params, None, "dummy")
+    if params is not None:
+        raise ModelError(
+            "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
+        )
+    options = config.model
+    model_config = model if isinstance(model, ModelConfig) else read_config(model)
+    check_weights(param_bytes(model_config, dtype_name(options.dtype)), Room.on(jax.local_devices()[0]))
+    return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
+
+
+def plan_pools(model: Model, params: Params, config: EngineConfig) -> tuple[MemoryPlan, RunnerShape]:
+    """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
+
+    A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
+    """
+    device = next(iter(jax.tree.leaves(params.embed)[0].devices()))
+    room = Room.on(device)
+    beside = 0
+    if not room.shared:
+        longest = config.model.max_model_len or model.config.max_position
+        beside = step_bytes(
+            model, params, _runner_shape(model.config, 1, longest, config, device.platform), config.runner.attention
+        )
+    memory = plan_memory(model.config, params, config, room, beside)
+    num_pages = memory.kv_tokens // config.cache.page_size
+    return memory, _runner_shape(model.config, num_pages, memory.max_model_len, config, device.platform)
+
+
+def profile_settings(model: Model, params: Params, shape: RunnerShape, config: EngineConfig) -> Mapping[str, str | int]:
+    """Everything that the cost of a step depends on."""
+    leaf = jax.tree.leaves(params)[0]
+    device = next(iter(leaf.devices()))
+    return {
+        "model": repr(model.config),
+        "dtype": str(leaf.dtype),
+        "buckets": repr(shape.buckets),
+        "max_num_seqs": shape.max_num_seqs,
+        "page_size": shape.page_size,
+        "layers_per_step": shape.layers_per_step,
+        "transfer_parts": shape.transfer_parts,
+        "attention": config.runner.attention,
+        "device": device.device_kind,
+        "processors": os.cpu_count() or 0,
+        "jax": jax.__version__,
+    }
+
+
+def _runner_shape(
+    model_config: ModelConfig, num_pages: int, max_model_len: int, config: EngineConfig, platform: str
+) -> RunnerShape:
+    most = config.scheduler.max_num_batched_tokens
+    sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
+    layers_per_step = config.runner.layers_per_step or (1 if platform == "cpu" else GPU_LAYERS_PER_STEP)
+    return RunnerShape(
+        num_pages=num_pages,
+        page_size=config.cache.page_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        buckets=(*sizes, most),
+        layers_per_step=min(layers_per_step, model_config.num_layers),
+        transfer_parts=config.runner.transfer_parts,
+    )
