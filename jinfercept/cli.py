@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="what a model is and what it needs")
     info.add_argument("model", help="smollm2-135m, a Hugging Face directory or a .gguf file")
     info.set_defaults(command_function=_info)
+    _add_convert(commands)
     _add_profile(commands)
     _add_simulate(commands)
     studies = _bench_commands(commands)
@@ -60,7 +61,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_paper(studies)
     _add_replay(studies)
     _add_decisions(studies)
+    _add_gpu_report(studies)
     return parser
+
+
+def _add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    convert = commands.add_parser("convert", help="write a model so that it loads quickly (Orbax)")
+    convert.add_argument("model", help="smollm2-135m, a Hugging Face directory or hub id, or a .gguf file")
+    convert.add_argument("directory", help="to write to; give it wherever a model is asked for")
+    convert.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights (default: auto)"
+    )
+    convert.set_defaults(command_function=_convert)
 
 
 def _bench_commands(
@@ -140,6 +152,14 @@ def _add_decisions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]
     decisions.add_argument("--json", help="write the tables to this file")
     decisions.add_argument("--plot", help="draw calibration and waste into this file")
     decisions.set_defaults(command_function=_decisions)
+
+
+def _add_gpu_report(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    report = studies.add_parser("gpu-report", help="files of tools/gpu_suite as one table against the aims")
+    report.add_argument("files", nargs="+", metavar="FILE", help="what tools/gpu_suite has written")
+    report.add_argument("--out", help="write the table and all details to this Markdown file")
+    report.add_argument("--plot", help="draw link, transfers, kernels and steps into this file")
+    report.set_defaults(command_function=_gpu_report)
 
 
 def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -244,6 +264,12 @@ def _info(model: str) -> int:
     return 0
 
 
+def _convert(model: str, directory: str, dtype: str) -> int:
+    from jinfercept.models.convert_command import convert
+
+    return convert(model, directory, dtype=dtype)  # pyright: ignore[reportArgumentType] # a choice of its option
+
+
 def _profile(model: str, out: str | None, plot: str | None, quick: bool, **flags: Any) -> int:
     from jinfercept.bench.profile_command import profile
 
@@ -298,6 +324,12 @@ def _decisions(files: list[str], json: str | None, plot: str | None) -> int:
     from jinfercept.bench.decisions_command import decisions
 
     return decisions(files, json_path=json, plot_path=plot)
+
+
+def _gpu_report(files: list[str], out: str | None, plot: str | None) -> int:
+    from jinfercept.bench.gpu_report import gpu_report
+
+    return gpu_report(files, out=out, plot=plot)
 
 
 def _replay(

@@ -1,25 +1,26 @@
 """A fast tokenizer built from the vocabulary that a GGUF file carries.
 
 GGUF keeps the vocabulary, the merges and the *name* of the way text is cut before merging; the cuts behind the names
-are written here, for the byte-level BPE vocabularies of the model families that jinfercept serves. It knows nothing of
-tensors.
+are written here, for the byte-level BPE vocabularies of the model families that jinfercept serves. SentencePiece vocabularies
+are in `gguf_sentencepiece.py`. It knows nothing of tensors.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jinfercept.errors import ModelError
 from jinfercept.gguf_header import read_header
+from jinfercept.gguf_sentencepiece import CONTROL, USER_DEFINED, sentencepiece
 
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_KINDS = {"gpt-2": "gpt-2", "gpt2": "gpt-2", "smollm": "smollm", "llama-bpe": "llama-bpe", "llama3": "llama-bpe"}
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_KINDS = {"qwen2": "qwen2", "gpt-2": "gpt-2", "gpt2": "gpt-2", "smollm": "smollm", "llama-bpe": "llama-bpe", "llama3": "llama-bpe"}
 
 
 class GGUFVocab(NamedTuple):
@@ -57,30 +58,40 @@ def read_vocab(path: Path) -> GGUFVocab:
 
 def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token_id: int | None) -> Tokenizer:
     model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if model != "gpt2" or cut not in _KINDS or not tokens:
+    scored = len(metadata.get("tokenizer.ggml.scores", [])) == len(tokens)
+    if not tokens or not (model == "gpt2" and cut in _KINDS) and not (model == "llama" and scored):
         raise ModelError(
             "the vocabulary in this GGUF file is of a kind that cannot be built",
             got=f"{path}: tokenizer.ggml.model {model!r}, tokenizer.ggml.pre {cut!r}, {len(tokens)} tokens",
-            fix=f"use the model's Hugging Face directory, or a file of model 'gpt2' with pre one of {sorted(_KINDS)}",
+            fix="use the model's Hugging Face directory, or a file of model 'llama' with scores, or of model 'gpt2' with "
+            f"pre one of {sorted(_KINDS)}",
         )
-    kind = _KINDS[cut]
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.get("tokenizer.ggml.merges", []))]
-    vocab = {token: i for i, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe"))
-    backend.pre_tokenizer = _pre_tokenizer(kind)  # pyright: ignore[reportAttributeAccessIssue]
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    kind = "llama" if model == "llama" else _KINDS[str(cut)]
+    backend = sentencepiece(metadata, tokens) if kind == "llama" else _byte_level(metadata, tokens, kind)
     backend.add_tokens(
         [
-            AddedToken(token, special=token_type == _CONTROL, normalized=False)
+            AddedToken(token, special=token_type == CONTROL, normalized=False)
             for token, token_type in zip(tokens, metadata.get("tokenizer.ggml.token_type", []), strict=False)
-            if token_type in (_CONTROL, _USER_DEFINED)
+            if token_type in (CONTROL, USER_DEFINED)
         ]
     )
-    if bos_token_id is not None and metadata.get("tokenizer.ggml.add_bos_token", kind == "llama-bpe"):
+    begins = metadata.get("tokenizer.ggml.add_bos_token", kind in ("llama", "llama-bpe"))
+    if bos_token_id is not None and begins:
         bos = tokens[bos_token_id]
         backend.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bos_token_id)]
         )
+    return backend
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kind: str) -> Tokenizer:
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.get("tokenizer.ggml.merges", []))]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe"))
+    if kind == "qwen2":
+        backend.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = _pre_tokenizer(kind)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return backend
 
 
@@ -93,7 +104,7 @@ def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
         )
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(_QWEN2_WORDS if kind == "qwen2" else _LLAMA3_WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

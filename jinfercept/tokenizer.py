@@ -19,6 +19,7 @@ from jinfercept.errors import ModelError, RequestError
 from jinfercept.gguf_vocab import read_vocab
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_SETTINGS_FILE = "jinfercept_tokenizer.json"
 
 
 @final
@@ -109,6 +110,33 @@ class Tokenizer:
             },
             chat_templates={"default": templates} if isinstance(templates, str) else templates,
         )
+
+    @classmethod
+    def from_saved(cls, path: Path) -> Self:
+        """The tokenizer that `save` wrote into a directory. Raises `ModelError` if its files are damaged."""
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            settings = json.loads((path / _SETTINGS_FILE).read_text(encoding="utf-8"))
+            eos_token_ids = frozenset(settings.pop("eos_token_ids"))
+            return cls(backend, eos_token_ids=eos_token_ids, **settings)
+        except ModelError:
+            raise
+        except Exception as error:  # tokenizers raises plain exceptions
+            raise ModelError(
+                "the tokenizer cannot be read", got=f"{path}: {error}", fix="convert the model again"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Write all of it into a directory that exists; `from_saved` reads it without `transformers`."""
+        self._backend.encode_special_tokens = False
+        self._backend.save(str(path / "tokenizer.json"))
+        settings = {
+            "bos_token_id": self.bos_token_id,
+            "eos_token_ids": sorted(self.eos_token_ids),
+            "special_tokens": self._special_tokens,
+            "chat_templates": self._chat_templates,
+        }
+        (path / _SETTINGS_FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
@@ -207,7 +235,7 @@ class Tokenizer:
 
 
 def load_tokenizer(source: Path | None) -> Tokenizer | None:
-    """The tokenizer of a model directory or a `.gguf` file; None where there is none to read.
+    """The tokenizer of a model directory, converted or not, or of a `.gguf` file; None where there is none to read.
 
     Raises:
         ModelError: there is a tokenizer, and it cannot be used.
@@ -216,6 +244,8 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
         return None
     if source.suffix == ".gguf":
         return Tokenizer.from_gguf(source)
+    if (source / _SETTINGS_FILE).is_file():
+        return Tokenizer.from_saved(source)
     if any((source / name).is_file() for name in _TOKENIZER_FILES):
         return Tokenizer.from_directory(source)
     return None

@@ -1,5 +1,7 @@
 """Vocabularies out of small GGUF files, of every kind that can be built, and files that cannot be read."""
 
+import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from jinfercept.gguf_vocab import read_vocab
 TOKENS = ["<|begin|>", "<|end|>", "<note>", *"abĠ123'SĊ", "ab", "Ġa", "12", "123", "'S"]
 MERGES = ["Ġ a", "a b", "1 2", "' S"]  # "123" is a token that no merge makes
 CONTROL, USER_DEFINED, NORMAL = 3, 4, 1
+SENTENCEPIECE = json.loads((Path(__file__).parent / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
 
 
 def write(path: Path, pre: str, model: str = "gpt2", add_bos: bool | None = None) -> Path:
@@ -42,6 +45,7 @@ def write(path: Path, pre: str, model: str = "gpt2", add_bos: bool | None = None
         ("gpt-2", "a'S", ["a", "'", "S"]),
         ("llama-bpe", "a'S", ["a", "'S"]),
         ("llama-bpe", "<note>a<|end|>\n", ["<note>", "a", "<|end|>", "Ċ"]),
+        ("qwen2", "ab ab123'S", ["ab", "Ġa", "b", "1", "2", "3", "'S"]),
     ],
 )
 def test_text_is_cut_as_its_kind_says(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
@@ -59,6 +63,58 @@ def test_the_begin_token_is_the_files_or_its_kinds_to_decide(
 ) -> None:
     backend = read_vocab(write(tmp_path / "tiny.gguf", pre, add_bos=add_bos)).backend
     assert backend.encode("a", add_special_tokens=True).tokens[0] == first
+
+
+def write_sentencepiece(path: Path, *, prefix: bool = True) -> Path:
+    """The golden vocabulary with `<note>` added, as llama.cpp's converter writes one of Llama 2."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*SENTENCEPIECE["pieces"], "<note>"])
+    writer.add_token_scores([*SENTENCEPIECE["scores"], 0.0])
+    writer.add_token_types([*SENTENCEPIECE["kinds"], USER_DEFINED])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(prefix)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@functools.cache
+def hugging_face():
+    """transformers' tokenizer of the same vocabulary."""
+    from transformers import LlamaTokenizerFast
+
+    ids = {piece: i for i, piece in enumerate(SENTENCEPIECE["pieces"])}
+    normal = {piece for piece, kind in zip(ids, SENTENCEPIECE["kinds"], strict=True) if kind == NORMAL}
+    splits = [(piece[:cut], piece[cut:], piece) for piece in normal for cut in range(1, len(piece))]
+    splits = [split for split in splits if normal.issuperset(split)]
+    splits.sort(key=lambda split: (-SENTENCEPIECE["scores"][ids[split[2]]], ids[split[0]]))
+    return LlamaTokenizerFast(vocab=ids, merges=[split[:2] for split in splits], legacy=True)
+
+
+@pytest.mark.parametrize("case", SENTENCEPIECE["strings"], ids=lambda case: ascii(case["text"][:20]))
+def test_a_sentencepiece_vocabulary_cuts_text_as_sentencepiece_and_transformers_do(tmp_path: Path, case: dict) -> None:
+    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf")).backend
+    assert backend.encode(case["text"], add_special_tokens=False).ids == case["ids"]
+    assert backend.encode(case["text"], add_special_tokens=True).ids == [1, *case["ids"]]
+    assert backend.decode(case["ids"]) == case["text"]
+    if not case["text"].startswith(" "):  # transformers 5 adds no space before a space, SentencePiece does
+        assert hugging_face().encode(case["text"], add_special_tokens=False) == case["ids"]
+
+
+def test_special_pieces_are_found_in_text_and_what_follows_begins_anew(tmp_path: Path) -> None:
+    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf")).backend
+    assert backend.encode("a</s>a<note>", add_special_tokens=False).tokens == ["▁a", "</s>", "▁a", "<note>"]
+
+
+def test_a_vocabulary_without_the_leading_space_adds_none(tmp_path: Path) -> None:
+    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf", prefix=False)).backend
+    assert backend.encode("aa a", add_special_tokens=False).tokens == ["aa", "▁a"]
+    assert backend.decode(backend.encode(" a", add_special_tokens=False).ids) == " a"
 
 
 def test_special_tokens_and_templates_come_along(tmp_path: Path) -> None:

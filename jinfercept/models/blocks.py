@@ -35,14 +35,19 @@ class Embed(nnx.Module):
 
 
 def project(
-    spec: str, x: Float[Array, "..."], weight: nnx.Param[Float[Array, "..."]], out: DTypeLike | None = None
+    spec: str,
+    x: Float[Array, "..."],
+    weight: nnx.Param[Float[Array, "..."]],
+    bias: nnx.Param[Float[Array, "..."]] | None = None,
+    out: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """`einsum(spec, x, weight)`. float32 is multiplied as float32: the default on a GPU would be TF32."""
-    return jnp.einsum(spec, x, weight[...], precision=jax.lax.Precision.HIGHEST, preferred_element_type=out)
+    """`einsum(spec, x, weight) + bias`. float32 is multiplied as float32: the default on a GPU would be TF32."""
+    y = jnp.einsum(spec, x, weight[...], precision=jax.lax.Precision.HIGHEST, preferred_element_type=out)
+    return y if bias is None else y + bias[...]
 
 
-def rms_norm(x: Float[Array, "T E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "T E"]:
-    """Root-mean-square norm in float32, rounded to x's dtype before the scale, as the original does."""
+def rms_norm(x: Float[Array, "... E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "... E"]:
+    """Root-mean-square norm of the last axis in float32, rounded to x's dtype before the scale, as the original does."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return wide.astype(x.dtype) * scale[...]

@@ -15,14 +15,17 @@ class Stored(NamedTuple):
     """Where a weight lies in a checkpoint.
 
     `name` has `{i}` for the layer. Matrices are stored `[out, in]`: the first `inputs` axes of our array are the input,
-    and an array with `inputs=0` is stored as it is.
+    and an array with `inputs=0` is stored as it is, or with all its axes in one if `flat`.
     """
 
     name: str
     inputs: int = 0
+    flat: bool = False
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """The stored shape of a weight whose shape with us is `ours`."""
+        if self.flat:
+            return (math.prod(ours),)
         if self.inputs == 0:
             return ours
         return math.prod(ours[self.inputs :]), math.prod(ours[: self.inputs])
@@ -40,7 +43,7 @@ class Names:
 
 @runtime_checkable
 class Checkpoint(Protocol):
-    """An opened checkpoint: shapes are known, weights are read one at a time."""
+    """An opened checkpoint: shapes are known, weights are read piece by piece."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -53,6 +56,9 @@ class Checkpoint(Protocol):
         """Every stored tensor's shape, rows first."""
         ...
 
-    def read(self, name: str) -> Shaped[np.ndarray, "..."]:
-        """One tensor with rotary pairs in our order; dequantised if need be."""
+    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        """Rows of one tensor, with rotary pairs in our order; dequantised if need be.
+
+        `rows` begins and ends between heads where the rows are those of heads.
+        """
         ...

@@ -7,18 +7,37 @@ is refused here, before any weight is read. The same for GGUF metadata is in `gg
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ModelError
 
 Family = Literal["llama", "gptj"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors"]
 
-_FAMILIES: dict[str, Family] = {
+
+class Architecture(NamedTuple):
+    """What the name of an architecture says that its config does not: the blocks, and what they have beside the plain ones."""
+
+    family: Family
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    always_windowed: bool = False  # `sliding_window` counts even where no `use_sliding_window` says so
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama"),
+    "mistral": Architecture("llama", always_windowed=True),
+    "qwen2": Architecture("llama", qkv_bias=True),
+    "qwen3": Architecture("llama", qk_norm=True),
+    "gptj": Architecture("gptj"),
+}
+"""By `model_type`, and by the name in GGUF files."""
+_CLASSES = {
     "LlamaForCausalLM": "llama",
-    "llama": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
     "GPTJForCausalLM": "gptj",
-    "gptj": "gptj",
 }
 _LLAMA_KEYS = (
     "vocab_size",
@@ -38,7 +57,8 @@ class RopeConfig:
 
     Pairs are `(i, i + rotary_dim / 2)`, or `(2i, 2i + 1)` if `interleaved`. `factor` belongs to every scaling;
     `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow`, `truncate` and `attention_factor`
-    (which multiplies cosine and sine) to yarn, `original_max_position` (tokens before the extension) to both.
+    (which multiplies cosine and sine) to yarn, `original_max_position` (tokens before the extension) to both; `factors`, one
+    per pair, to the scaling of that name.
     """
 
     theta: float
@@ -53,11 +73,19 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable: static in `jax.jit`."""
+    """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable: static in `jax.jit`.
+
+    Attributes:
+        max_position: tokens of a sequence: the model's limit, or its sliding window if that is shorter. Attention is full, and
+            within the window that is the same.
+        qkv_bias: the projections to queries, keys and values have biases (Qwen2).
+        qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
+    """
 
     family: Family
     vocab_size: int
@@ -73,6 +101,8 @@ class ModelConfig:
     max_position: int
     eos_token_ids: tuple[int, ...]
     activation: Literal["silu", "gelu_new"]
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -90,18 +120,18 @@ class ModelConfig:
             ModelError: the architecture or the rope scaling is unknown, keys are missing, or something is set that
                 would change the result and is not implemented.
         """
-        architecture = str((config.get("architectures") or [config.get("model_type")])[0])
-        family = _FAMILIES.get(architecture)
-        if family is None:
+        name = str((config.get("architectures") or [config.get("model_type")])[0])
+        architecture = ARCHITECTURES.get(_CLASSES.get(name, name))
+        if architecture is None:
             raise ModelError(
-                "the model's architecture is not supported", got=architecture, fix="use a Llama or GPT-J model"
+                "the model's architecture is not supported", got=name, fix=f"use one of {', '.join(_CLASSES)}"
             )
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        fields = _llama_fields(config) if family == "llama" else _gptj_fields(config)
-        return cls(family=family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
+        fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, architecture)
+        return cls(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
 
 
-def _llama_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def _llama_fields(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     _require(config, _LLAMA_KEYS, where="config.json")
     _refuse_unless(config, hidden_act="silu", attention_bias=False, mlp_bias=False)
     num_heads = config["num_attention_heads"]
@@ -118,9 +148,17 @@ def _llama_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         "norm_eps": config["rms_norm_eps"],
         "rope": _llama_rope(config, head_dim, max_position),
         "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": max_position,
+        "max_position": min(max_position, _window(config, architecture) or max_position),
         "activation": "silu",
+        "qkv_bias": architecture.qkv_bias,
+        "qk_norm": architecture.qk_norm,
     }
+
+
+def _window(config: Mapping[str, Any], architecture: Architecture) -> int | None:
+    """Tokens that a query of a windowed layer sees, itself included; None if all layers see everything."""
+    windowed = config.get("use_sliding_window", architecture.always_windowed)
+    return config.get("sliding_window") if windowed else None
 
 
 def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Checkpoints in one `.gguf` file, Llama architecture, as llama.cpp's converter writes them.
+"""Checkpoints in one `.gguf` file, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
 
-The converter permutes the rows of Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
+The converter permutes the rows of a Llama's Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
+Quantised weights are dequantised by the `gguf` package: on the device they take what unquantised ones would take.
 """
 
 import math
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from jinfercept.errors import ModelError
 from jinfercept.gguf_header import Header, TensorInfo, read_header
 from jinfercept.models.checkpoint import Names, Stored
-from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
 
 _NAMES = Names(
     embed={"embedding": Stored("token_embd.weight")},
@@ -26,23 +27,34 @@ _NAMES = Names(
         "k": Stored("blk.{i}.attn_k.weight", inputs=1),
         "v": Stored("blk.{i}.attn_v.weight", inputs=1),
         "o": Stored("blk.{i}.attn_output.weight", inputs=2),
+        "q_bias": Stored("blk.{i}.attn_q.bias", flat=True),
+        "k_bias": Stored("blk.{i}.attn_k.bias", flat=True),
+        "v_bias": Stored("blk.{i}.attn_v.bias", flat=True),
+        "q_norm": Stored("blk.{i}.attn_q_norm.weight"),
+        "k_norm": Stored("blk.{i}.attn_k_norm.weight"),
         "ffn_norm": Stored("blk.{i}.ffn_norm.weight"),
         "gate": Stored("blk.{i}.ffn_gate.weight", inputs=1),
         "up": Stored("blk.{i}.ffn_up.weight", inputs=1),
         "down": Stored("blk.{i}.ffn_down.weight", inputs=1),
     },
     head={"norm": Stored("output_norm.weight"), "unembed": Stored("output.weight")},
+    ignored=("rope_freqs.weight",),
 )
-_TYPES = ("F32", "F16", "Q8_0", "Q4_1")
+_TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"),
+)
+_SERVED = ("llama", "qwen2", "qwen3")  # of general.architecture
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened file: its config, and where its tensors are."""
+    """An opened file: its config, and where its tensors are; `permuted` if its Q and K have rotary pairs side by side."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
+    permuted: bool
     _file: Path
     _tensors: Mapping[str, TensorInfo]
 
@@ -51,7 +63,8 @@ class GGUFCheckpoint:
         """Read the header.
 
         Raises:
-            ModelError: not a GGUF file, not a Llama model, metadata missing, or a quantisation that is not supported.
+            ModelError: not a GGUF file, not a model of a family that is served, metadata missing, or a quantisation that is
+                not supported.
         """
         header = read_header(file)
         unknown = sorted({_type_name(info.kind) for info in header.tensors.values()} - set(_TYPES))
@@ -61,27 +74,33 @@ class GGUFCheckpoint:
                 got=", ".join(unknown),
                 fix=f"use one of {', '.join(_TYPES)}",
             )
+        factors = header.tensors.get("rope_freqs.weight")
+        config = config_from_gguf(header, () if factors is None else tuple(_values(file, factors).tolist()))
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        return cls(config_from_gguf(header), shapes, file, header.tensors)
+        return cls(config, shapes, header.metadata["general.architecture"] == "llama", file, header.tensors)
 
     @property
     def names(self) -> Names:
         return _NAMES
 
-    def read(self, name: str) -> Float[np.ndarray, "..."]:
-        shape, number, offset = self._tensors[name]
-        kind = gguf.GGMLQuantizationType(number)
-        stored = gguf.quants.quant_shape_to_byte_shape(shape, kind)
-        try:
-            data = np.memmap(self._file, np.uint8, "r", offset, stored)
-        except ValueError as error:
-            raise ModelError(
-                "the GGUF file ends too early", got=f"{self._file}: {error}", fix="download it again"
-            ) from error
-        values = gguf.quants.dequantize(data, kind).reshape(shape)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
+    def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
+        values = _values(self._file, self._tensors[name], rows)
+        if self.permuted and name.endswith(("attn_q.weight", "attn_k.weight")):
             return halves_apart(values, self.config.head_dim)
         return values
+
+
+def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[np.ndarray, "..."]:
+    """Rows of a tensor, dequantised."""
+    kind = gguf.GGMLQuantizationType(tensor.kind)
+    stored = gguf.quants.quant_shape_to_byte_shape(tensor.shape, kind)
+    try:
+        data = np.memmap(file, np.uint8, "r", tensor.offset, stored)
+    except ValueError as error:
+        raise ModelError("the GGUF file ends too early", got=f"{file}: {error}", fix="download it again") from error
+    if len(tensor.shape) == 1:
+        return gguf.quants.dequantize(data, kind)[rows]
+    return gguf.quants.dequantize(data[rows], kind)
 
 
 def _type_name(kind: int) -> str:
@@ -94,61 +113,77 @@ def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.nda
     return rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def config_from_gguf(header: Header) -> ModelConfig:
+def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> ModelConfig:
     """The model's config from a file's metadata.
 
+    Args:
+        rope_factors: by which each rotary frequency is divided: the file's tensor `rope_freqs.weight`, which is how Llama 3's
+            scaling is stored.
+
     Raises:
-        ModelError: another architecture than Llama, a rope scaling other than linear, or keys missing.
+        ModelError: an architecture that is not served, a rope scaling other than linear or factors, or keys missing.
     """
     meta = _Metadata(header.metadata)
     architecture = meta.get("general.architecture")
-    if architecture != "llama":
-        raise ModelError("the GGUF file's architecture is not supported", got=architecture, fix="use a Llama model")
+    if architecture not in _SERVED:
+        raise ModelError(
+            "the GGUF file's architecture is not supported", got=architecture, fix=f"use one of {', '.join(_SERVED)}"
+        )
     hidden_size, num_layers, num_heads, ffn_size, max_position, norm_eps = meta.require(
-        "llama.embedding_length",
-        "llama.block_count",
-        "llama.attention.head_count",
-        "llama.feed_forward_length",
-        "llama.context_length",
-        "llama.attention.layer_norm_rms_epsilon",
+        "embedding_length",
+        "block_count",
+        "attention.head_count",
+        "feed_forward_length",
+        "context_length",
+        "attention.layer_norm_rms_epsilon",
     )
-    head_dim = meta.get("llama.attention.key_length", hidden_size // num_heads)
+    head_dim = meta.of_model("attention.key_length", hidden_size // num_heads)
     embedding = header.tensors.get("token_embd.weight")
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
-        family="llama",
+        family=ARCHITECTURES[architecture].family,
         vocab_size=embedding.shape[0] if embedding else 0,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=meta.get("llama.attention.head_count_kv", num_heads),
+        num_kv_heads=meta.of_model("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         ffn_size=ffn_size,
         norm_eps=_decimal(norm_eps),
-        rope=_rope(meta, head_dim),
+        rope=_rope(meta, head_dim, rope_factors),
         tie_embeddings="output.weight" not in header.tensors,
-        max_position=max_position,
+        max_position=min(max_position, meta.of_model("attention.sliding_window", max_position)),
         eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
         activation="silu",
+        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
+        qk_norm=ARCHITECTURES[architecture].qk_norm,
     )
 
 
-def _rope(meta: "_Metadata", head_dim: int) -> RopeConfig:
-    theta = float(meta.get("llama.rope.freq_base", 10_000.0))
-    rotary_dim = meta.get("llama.rope.dimension_count", head_dim)
-    scaling = meta.get("llama.rope.scaling.type", "none")
+def _rope(meta: "_Metadata", head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
+    theta = float(meta.of_model("rope.freq_base", 10_000.0))
+    rotary_dim = meta.of_model("rope.dimension_count", head_dim)
+    scaling = meta.of_model("rope.scaling.type", "none")
     if rotary_dim != head_dim:
         raise ModelError("partial rotary embedding in GGUF is not supported", got=rotary_dim, fix="use another model")
+    if factors and (len(factors) != head_dim // 2 or scaling != "none"):
+        raise ModelError(
+            "the GGUF file's rotary factors do not fit its heads",
+            got=f"{len(factors)} factors, head size {head_dim}, scaling {scaling}",
+            fix="use the Hugging Face directory",
+        )
+    if factors:
+        return RopeConfig(theta, rotary_dim, scaling="factors", factors=factors)
     if scaling == "none":
         return RopeConfig(theta, rotary_dim)
     if scaling == "linear":
-        (factor,) = meta.require("llama.rope.scaling.factor")
+        (factor,) = meta.require("rope.scaling.factor")
         return RopeConfig(theta, rotary_dim, scaling="linear", factor=float(factor))
     raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
 
 
 class _Metadata:
-    """A file's key-value pairs."""
+    """A file's key-value pairs; those of the model itself begin with its architecture's name."""
 
     def __init__(self, pairs: Mapping[str, Any]) -> None:
         self._pairs = pairs
@@ -156,13 +191,20 @@ class _Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self._pairs.get(key, default)
 
+    def of_model(self, key: str, default: Any) -> Any:
+        return self._pairs.get(self._name(key), default)
+
     def require(self, *keys: str) -> tuple[Any, ...]:
-        missing = [key for key in keys if key not in self._pairs]
+        """Keys of the model, all of them."""
+        missing = [name for name in map(self._name, keys) if name not in self._pairs]
         if missing:
             raise ModelError(
                 "the GGUF file lacks metadata", got=f"no {', '.join(missing)}", fix="convert the model again"
             )
-        return tuple(self._pairs[key] for key in keys)
+        return tuple(self._pairs[self._name(key)] for key in keys)
+
+    def _name(self, key: str) -> str:
+        return f"{self._pairs['general.architecture']}.{key}"
 
 
 def _decimal(stored: float) -> float:

@@ -1,6 +1,7 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
-Weights lie `[in, out]`.
+SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
+queries and keys (arXiv 2505.09388). Weights lie `[in, out]`.
 """
 
 import jax
@@ -25,6 +26,11 @@ class LlamaLayer(nnx.Module):
         self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
         self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
         self.v = nnx.Param(jnp.zeros((e, k, d), dtype))
+        self.q_bias = nnx.Param(jnp.zeros((h, d), dtype)) if config.qkv_bias else None
+        self.k_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
+        self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
+        self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
+        self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
         self.gate = nnx.Param(jnp.zeros((e, f), dtype))
@@ -37,15 +43,23 @@ class LlamaLayer(nnx.Module):
         eps, rope = self.config.norm_eps, self.config.rope
 
         y = rms_norm(x, self.attn_norm, eps)
-        q = rotate(project("te,ehd->thd", y, self.q), positions, rope)
-        k = rotate(project("te,ekd->tkd", y, self.k), positions, rope)
-        v = project("te,ekd->tkd", y, self.v)
+        q = _normed(project("te,ehd->thd", y, self.q, self.q_bias), self.q_norm, eps)
+        k = _normed(project("te,ekd->tkd", y, self.k, self.k_bias), self.k_norm, eps)
+        v = project("te,ekd->tkd", y, self.v, self.v_bias)
+        q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         attended, kv = attend(q, k, v, kv)
         x = x + project("thd,hde->te", attended, self.o)
 
         y = rms_norm(x, self.ffn_norm, eps)
         y = jax.nn.silu(project("te,ef->tf", y, self.gate)) * project("te,ef->tf", y, self.up)
         return x + project("tf,fe->te", y, self.down), kv
+
+
+def _normed(
+    x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float
+) -> Float[Array, "T H D"]:
+    """Every head normed by itself, in models that have such a norm."""
+    return x if scale is None else rms_norm(x, scale, eps)
 
 
 class LlamaHead(nnx.Module):

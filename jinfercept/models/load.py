@@ -1,9 +1,10 @@
 """From the name of a model to its weights on the device, in the dtype asked for, tensor by tensor.
 
-Every tensor's name and shape is checked against the config before the first is read. Formats are in
-`safetensors_weights.py` and `gguf_weights.py`.
+Every tensor's name and shape is checked against the config before the first is read. Formats are in `hf_weights.py`,
+`gguf_weights.py` and `converted.py`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,19 +13,22 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Int, Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models import embedded
+from jinfercept.models import converted, embedded
 from jinfercept.models.checkpoint import Checkpoint, Stored
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.gguf_weights import GGUFCheckpoint
-from jinfercept.models.model import Model, Params, Weights, abstract_params, tied, untied
-from jinfercept.models.safetensors_weights import SafetensorsCheckpoint
+from jinfercept.models.hf_weights import HFCheckpoint
+from jinfercept.models.hub import fetch_repository, is_hub_id
+from jinfercept.models.model import Model, Params, Weights, abstract_params, param_bytes, tied, untied
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
+PIECE_BYTES = (4 << 20, 64 << 20)
+"""Least and most that is read of a tensor at a time, as float32: small beside the weights, which set it in between."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Loaded:
     model: Model
     params: Params
     source: Path | None
-    kind: Literal["hf", "gguf", "dummy"]
+    kind: Literal["hf", "gguf", "converted", "dummy"]
 
 
 def load(
@@ -43,8 +47,8 @@ def load(
     """Load a model onto the default device.
 
     Args:
-        model: a Hugging Face directory, a `.gguf` file or `smollm2-135m`; for dummy weights also a directory with
-            only a `config.json`, or a config.
+        model: a Hugging Face directory, or its id on the hub, a directory that `jinfercept convert` wrote, a `.gguf` file, or
+            `smollm2-135m`; for dummy weights also a directory with only a `config.json`, or a config.
         dtype: of weights and activations; `auto` is float32 on the CPU, where bfloat16 is slow, and bfloat16 elsewhere.
         load_format: `dummy` makes random weights instead of reading any.
         seed: of the dummy weights.
@@ -52,7 +56,7 @@ def load(
     Raises:
         ModelError: there is no such model, or its config or its tensors do not fit.
     """
-    target = ("float32" if jax.default_backend() == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    target = dtype_name(dtype)
     if isinstance(model, ModelConfig):
         if load_format != "dummy":
             raise ModelError(
@@ -60,33 +64,49 @@ def load(
             )
         return Loaded(Model(model), random_params(model, target, seed), None, "dummy")
 
-    source = _find(model)
-    checkpoint = _open(source)
+    source = _find(model, weights=load_format != "dummy")
     if load_format == "dummy":
-        return Loaded(Model(checkpoint.config), random_params(checkpoint.config, target, seed), source, "dummy")
+        config = _config(source)
+        return Loaded(Model(config), random_params(config, target, seed), source, "dummy")
+    if converted.is_converted(source):
+        config = converted.read_config(source)
+        return Loaded(Model(config), converted.read_params(source, config, target), source, "converted")
+    checkpoint = _open(source)
     params = _read_params(checkpoint, target)
     return Loaded(Model(checkpoint.config), params, source, "gguf" if source.is_file() else "hf")
 
 
+def dtype_name(dtype: str) -> str:
+    """What `auto` is on the default device; any other name is itself."""
+    return ("float32" if jax.default_backend() == "cpu" else "bfloat16") if dtype == "auto" else dtype
+
+
 def read_config(model: str | Path) -> ModelConfig:
     """The config of a model that `load` would load, without its weights. Raises `ModelError` as `load` does."""
-    return _open(_find(model)).config
+    return _config(_find(model, weights=False))
+
+
+def _config(source: Path) -> ModelConfig:
+    return converted.read_config(source) if converted.is_converted(source) else _open(source).config
 
 
 def _open(source: Path) -> Checkpoint:
-    return GGUFCheckpoint.open(source) if source.is_file() else SafetensorsCheckpoint.open(source)
+    return GGUFCheckpoint.open(source) if source.is_file() else HFCheckpoint.open(source)
 
 
-def _find(model: str | Path) -> Path:
+def _find(model: str | Path, *, weights: bool) -> Path:
     path = Path(model).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if str(model) == embedded.NAME:
         return embedded.fetch()
+    if is_hub_id(str(model)):
+        return fetch_repository(str(model), weights=weights)
     raise ModelError(
         "there is no such model",
         got=model,
-        fix=f"give a Hugging Face directory (config.json and *.safetensors), a .gguf file, or {embedded.NAME}",
+        fix="give a Hugging Face directory (config.json and *.safetensors) or its id on the hub (owner/name), "
+        f"a .gguf file, or {embedded.NAME}",
     )
 
 
@@ -99,9 +119,12 @@ def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
     unused = tuple(stored.name for ours, stored in names.head.items() if ours not in expected.head)
     _check(wanted, checkpoint.shapes, names.ignored + unused)
 
+    least, most = PIECE_BYTES
+    piece_bytes = min(max(param_bytes(config, dtype) // 64, least), most)
+
     def block(stored: Mapping[str, Stored], shapes: Weights, i: int = 0) -> Weights:
         return {
-            ours: _place(checkpoint.read(stored[ours].name.format(i=i)), stored[ours].inputs, shape.shape, dtype)
+            ours: _read(checkpoint, stored[ours].name.format(i=i), stored[ours], shape.shape, dtype, piece_bytes)
             for ours, shape in shapes.items()
         }
 
@@ -132,12 +155,40 @@ def _check(
         raise ModelError(
             "the checkpoint's tensors do not fit its config",
             got="; ".join(wrong),
-            fix="use files that belong together, of a plain Llama or GPT-J",
+            fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3 or GPT-J",
         )
+
+
+def _read(
+    checkpoint: Checkpoint, name: str, stored: Stored, shape: tuple[int, ...], dtype: str, piece_bytes: int
+) -> Shaped[Array, "..."]:
+    """A weight on the device. A large one comes in pieces, so that the host holds little beside what is placed already."""
+    num_rows, *columns = stored.shape(shape)
+    head_dim = checkpoint.config.head_dim
+    step = max(1, piece_bytes // (4 * math.prod(columns) * head_dim)) * head_dim
+    if num_rows <= step:
+        placed = _place(checkpoint.read(name, slice(0, num_rows)), stored.inputs, shape, dtype)
+        return jax.block_until_ready(placed)
+    placed = jnp.zeros(shape, dtype)
+    for start in range(0, num_rows, step):
+        rows = checkpoint.read(name, slice(start, min(start + step, num_rows)))
+        placed = jax.block_until_ready(_place_rows(placed, rows, start, stored.inputs))
+    return placed
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _place(stored: Shaped[Array, "..."], inputs: int, shape: tuple[int, ...], dtype: str) -> Shaped[Array, "..."]:
-    """A stored tensor on the device as ours: cast, input axes first."""
+    """A stored tensor as ours: cast, input axes first."""
     array = stored.astype(jnp.dtype(dtype))
     return (array.T if inputs else array).reshape(shape)
+
+
+@partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _place_rows(
+    placed: Shaped[Array, "..."], rows: Shaped[Array, "..."], start: Int[Array, ""], inputs: int
+) -> Shaped[Array, "..."]:
+    """`placed` with the stored rows from `start` on written where they belong, in place."""
+    if not inputs:
+        return jax.lax.dynamic_update_slice_in_dim(placed, rows.astype(placed.dtype), start, axis=0)
+    matrix = placed.reshape(rows.shape[1], -1)
+    return jax.lax.dynamic_update_slice_in_dim(matrix, rows.astype(placed.dtype).T, start, axis=1).reshape(placed.shape)

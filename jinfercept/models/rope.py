@@ -35,6 +35,8 @@ def frequencies(rope: RopeConfig) -> Float[np.ndarray, "half"]:
             scaled = _llama3(base, rope)
         case "yarn":
             scaled = _yarn(base, rope)
+        case "factors":
+            scaled = base / np.array(rope.factors)
     return scaled.astype(np.float32)
 
 

@@ -13,7 +13,19 @@ from jinfercept.models.load import load
 from jinfercept.models.model import Model
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-TINY = ("llama_gqa", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "gptj")
+TINY = (
+    "llama_gqa",
+    "llama_mha",
+    "llama_tied",
+    "llama_linear",
+    "llama_llama3",
+    "llama_yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gptj",
+    "gptj_published",
+)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -1,0 +1,126 @@
+"""Checkpoints as Hugging Face keeps them: a directory with `config.json` and one or several files of weights.
+
+The files are `.safetensors`, or torch's `pytorch_model*.bin` where a model was published before there were such.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from jinfercept.errors import ModelError
+from jinfercept.models.checkpoint import Names, Stored
+from jinfercept.models.config import Family, ModelConfig
+from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.torch_weights import TorchFile
+
+_NAMES: dict[Family, Names] = {
+    "llama": Names(
+        embed={"embedding": Stored("model.embed_tokens.weight")},
+        layer={
+            "attn_norm": Stored("model.layers.{i}.input_layernorm.weight"),
+            "q": Stored("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
+            "k": Stored("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
+            "v": Stored("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
+            "o": Stored("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
+            "q_bias": Stored("model.layers.{i}.self_attn.q_proj.bias", flat=True),
+            "k_bias": Stored("model.layers.{i}.self_attn.k_proj.bias", flat=True),
+            "v_bias": Stored("model.layers.{i}.self_attn.v_proj.bias", flat=True),
+            "q_norm": Stored("model.layers.{i}.self_attn.q_norm.weight"),
+            "k_norm": Stored("model.layers.{i}.self_attn.k_norm.weight"),
+            "ffn_norm": Stored("model.layers.{i}.post_attention_layernorm.weight"),
+            "gate": Stored("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
+            "up": Stored("model.layers.{i}.mlp.up_proj.weight", inputs=1),
+            "down": Stored("model.layers.{i}.mlp.down_proj.weight", inputs=1),
+        },
+        head={"norm": Stored("model.norm.weight"), "unembed": Stored("lm_head.weight")},
+        ignored=(".rotary_emb.inv_freq",),
+    ),
+    "gptj": Names(
+        embed={"embedding": Stored("transformer.wte.weight")},
+        layer={
+            "norm": Stored("transformer.h.{i}.ln_1.weight"),
+            "norm_bias": Stored("transformer.h.{i}.ln_1.bias"),
+            "q": Stored("transformer.h.{i}.attn.q_proj.weight", inputs=1),
+            "k": Stored("transformer.h.{i}.attn.k_proj.weight", inputs=1),
+            "v": Stored("transformer.h.{i}.attn.v_proj.weight", inputs=1),
+            "o": Stored("transformer.h.{i}.attn.out_proj.weight", inputs=2),
+            "up": Stored("transformer.h.{i}.mlp.fc_in.weight", inputs=1),
+            "up_bias": Stored("transformer.h.{i}.mlp.fc_in.bias"),
+            "down": Stored("transformer.h.{i}.mlp.fc_out.weight", inputs=1),
+            "down_bias": Stored("transformer.h.{i}.mlp.fc_out.bias"),
+        },
+        head={
+            "norm": Stored("transformer.ln_f.weight"),
+            "norm_bias": Stored("transformer.ln_f.bias"),
+            "unembed": Stored("lm_head.weight"),
+            "unembed_bias": Stored("lm_head.bias"),
+        },
+        ignored=(".attn.bias", ".attn.masked_bias"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class HFCheckpoint:
+    """A directory's config and the headers of its weight files."""
+
+    config: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
+    _files: Mapping[str, SafetensorsFile | TorchFile]
+
+    @classmethod
+    def open(cls, directory: Path) -> "HFCheckpoint":
+        """Read the config and the headers; a directory without weights has no shapes.
+
+        Raises:
+            ModelError: `config.json` is missing or not supported, or a file cannot be read.
+        """
+        config_file, generation_file = directory / "config.json", directory / "generation_config.json"
+        if not config_file.is_file():
+            raise ModelError(
+                "the model's directory has no config.json", got=directory, fix="name a Hugging Face directory"
+            )
+        generation = _json(generation_file) if generation_file.is_file() else None
+        config = ModelConfig.from_hf(_json(config_file), generation)
+
+        files = [SafetensorsFile.open(file) for file in _weight_files(directory, "model", "safetensors")]
+        files = files or [TorchFile.open(file) for file in _weight_files(directory, "pytorch_model", "bin")]
+        shapes, holders = {}, {}
+        for file in files:
+            shapes |= file.shapes
+            holders |= dict.fromkeys(file.shapes, file)
+        return cls(config, shapes, holders)
+
+    @property
+    def names(self) -> Names:
+        return _NAMES[self.config.family]
+
+    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        return self._files[name].read(name, rows)
+
+
+def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:
+    """Those that the index names, since a directory may hold the same weights twice; without an index, all."""
+    index = directory / f"{stem}.{suffix}.index.json"
+    if not index.is_file():
+        pattern = "*.safetensors" if suffix == "safetensors" else f"{stem}*.{suffix}"  # others' .bin are no weights
+        return sorted(directory.glob(pattern))
+    files = [directory / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(
+            "the model's index names files that are not there", got=", ".join(missing), fix="download them"
+        )
+    return files
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file.name} is not valid JSON", got=error, fix="download it again") from error
