@@ -21,8 +21,8 @@ from jinfercept.kv.arrays import KVArrays
 from jinfercept.models.model import Model, Params, Weights
 from jinfercept.models.sampling import sample
 from jinfercept.packing import Shape, enter, pack, pack_samples, unpack, unpack_samples
-from jinfercept.pallas.attention import paged_attention
-from jinfercept.pallas.layout import Batch, KVPages, batch_shapes, kv_shape, write_kv
+from jinfercept.pallas.attention import Heads, paged_attention, prepare
+from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.sched.plan import StepPlan, StepResult
 
 
@@ -204,10 +204,11 @@ def add_steps(
 
     for size in shape.buckets:
         bucket = shape.bucket(size)
-        x = struct((size, model.config.hidden_size), leaf.dtype)
         packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
-        batch = Batch(**{name: struct(dims, jnp.int32) for name, dims in batch_shapes(*bucket).items()})  # pyright: ignore[reportArgumentType]
-        run.add(("embed", size), partial(_embed, model, bucket), params.embed, last_tokens, packed)
+        embed = partial(_embed, model, bucket, attention)
+        run.add(("embed", size), embed, params.embed, last_tokens, packed)
+        embedded = jax.eval_shape(embed, params.embed, last_tokens, packed)
+        x, batch = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             run.add(("layers", size, end - first), partial(_layers, model, attention), *arguments, donate=(1, 2))
@@ -241,11 +242,19 @@ def step_bytes(model: Model, params: Params, shape: RunnerShape, attention: str)
 
 
 def _embed(
-    model: Model, shape: Shape, params: Weights, last_tokens: Int[Array, "slots"], packed: Int[Array, "packed"]
+    model: Model,
+    shape: Shape,
+    attention: str,
+    params: Weights,
+    last_tokens: Int[Array, "slots"],
+    packed: Int[Array, "packed"],
 ) -> tuple[Float[Array, "T E"], Batch]:
-    batch = unpack(packed, last_tokens, shape)
+    batch, config = unpack(packed, last_tokens, shape), model.config
     with jax.named_scope("embed"):
-        return model.embed(params, batch.tokens), batch
+        x = model.embed(params, batch.tokens)
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, x.dtype.itemsize)
+    with jax.named_scope("work"):
+        return x, prepare(batch, heads, x.dtype, implementation=attention)
 
 
 def _layers(

@@ -5,12 +5,20 @@ tested against `paged_attention_reference`.
 """
 
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
-from jinfercept.pallas.triton_attention import AMPERE, compute_capability, is_supported, paged_attention_triton
+from jinfercept.pallas.triton_attention import (
+    AMPERE,
+    Heads,
+    compute_capability,
+    deal_out,
+    is_supported,
+    paged_attention_triton,
+)
 
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
@@ -35,18 +43,32 @@ def paged_attention(
         ValueError: the implementation is unknown, or has nothing for these shapes.
     """
     if implementation == "auto":
-        implementation = _best(q, pages)
+        implementation = _best(q.dtype, pages.dtype, q.shape[2])
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
     return IMPLEMENTATIONS[implementation](q, pages, batch)
 
 
-def _best(q: Float[Array, "T H D"], pages: KVPages) -> str:
+def prepare(batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str = "auto") -> Batch:
+    """The batch with what its attention can share between layers, if that is worth it.
+
+    Args:
+        batch: of one step.
+        heads: of the model.
+        dtype: of queries and pages.
+        implementation: as `paged_attention` will be told.
+    """
+    if implementation == "auto":
+        implementation = _best(dtype, dtype, heads.head_dim)
+    return batch._replace(work=deal_out(batch, heads)) if implementation == "triton" else batch
+
+
+def _best(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str:
     match jax.default_backend():
         case "cpu":
             return "cpu"
-        case "gpu" if is_supported(q, pages) and compute_capability() >= AMPERE:
+        case "gpu" if is_supported(q, pages, head_dim) and compute_capability() >= AMPERE:
             return "triton"
         case _:
             return "reference"

@@ -9,7 +9,7 @@ writing a token is one row and a page is one contiguous block. Page 0 is scratch
 `benchmarks/kv_layout.py` is the measurement behind the order.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     context_lens: Int[Array, "S"]  # tokens visible to the row's last query, itself included
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
     num_decode: Int[Array, ""]
+    work: tuple[Any, ...] = ()  # what an implementation of attention has made of all this, once for all layers
 
 
 KVPages = Float[Array, "N B 2 K D"]

@@ -13,11 +13,13 @@ KV head of one piece or tile; the programs of all KV heads run side by side, sin
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.pallas.layout import Batch, KVPages
@@ -40,33 +42,55 @@ def paged_attention_triton(
     Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
 
     Args:
-        q, pages, batch: see there; q and pages have the same type.
+        q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
         tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
         interpret: run without a GPU, slowly.
 
     Raises:
         ValueError: the type or the head dim has no kernel.
     """
-    num_tokens, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[3]
-    if not is_supported(q, pages):
+    if not is_supported(q.dtype, pages.dtype, head_dim):
         got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {head_dim}"
         fix = f"one of {', '.join(DTYPES)} for both and a head dim from 16 to {LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
+    heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
-        generation = AMPERE if interpret else compute_capability()
-        tiles = choose_tiles(head_dim, num_heads // num_kv_heads, q.dtype.itemsize, generation)
-
+        tiles = choose_tiles(head_dim, heads.group, heads.itemsize, AMPERE if interpret else compute_capability())
+    chunks, splits = batch.work or deal_out(batch, heads, tiles)
     out = jnp.zeros_like(q)
-    chunks = tile_chunks(batch, num_tokens, tiles.chunk.rows * num_kv_heads // num_heads)
     out = _attend_chunks(q, pages, batch, chunks, out, tiles.chunk, interpret)
-    splits = split_contexts(batch, -(-tiles.programs // num_kv_heads), tiles.decode.tokens, tiles.least_split)
     return _attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
 
 
-def is_supported(q: Float[Array, "T H D"], pages: KVPages) -> bool:
-    """Whether the kernels can be compiled for these types and shapes."""
-    return q.dtype == pages.dtype and q.dtype.name in DTYPES and 16 <= q.shape[2] <= LARGEST_HEAD_DIM
+class Heads(NamedTuple):
+    """What the kernels have to know of a model: its heads, and the bytes of a number."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+def deal_out(batch: Batch, heads: Heads, tiles: Tiles | None = None) -> tuple[Work, Work]:
+    """The units of the chunks and of the decode rows: the same for all layers of a step, so that they are made once."""
+    if tiles is None:
+        tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, compute_capability())
+    chunks = tile_chunks(batch, batch.tokens.shape[0], tiles.chunk.rows // heads.group)
+    spare_units = -(-tiles.programs // heads.num_kv_heads)
+    return chunks, split_contexts(batch, spare_units, tiles.decode.tokens, tiles.least_split)
+
+
+def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
+    """Whether the kernels can be compiled for queries and pages of these types."""
+    dtype = jnp.dtype(q)
+    return dtype == jnp.dtype(pages) and dtype.name in DTYPES and 16 <= head_dim <= LARGEST_HEAD_DIM
 
 
 def compute_capability() -> int:

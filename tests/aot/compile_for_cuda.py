@@ -37,7 +37,7 @@ class Compiler:
     """Compiles for one GPU what is added, all at once; the interface of `Executables`."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+        self.mesh = mesh
         self._home = NamedSharding(mesh, PartitionSpec())
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._pending: dict[str, Future[dict[str, Any]]] = {}
@@ -54,7 +54,7 @@ class Compiler:
 
         def compile() -> dict[str, Any]:
             try:
-                with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+                with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                     lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
                 return _facts(lowered.compile(compiler_options=options))
             except Exception as error:
@@ -119,7 +119,8 @@ def steps(compiler: Compiler, case: dict[str, Any]) -> None:
     layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
     page = compiler.shape((config.num_layers, *pool[1:]), jnp.bfloat16)
     last_tokens = compiler.shape((shape.max_num_seqs + 1,), jnp.int32)
-    add_steps(compiler, Model(config), shape, "triton", params, layers, last_tokens)  # pyright: ignore[reportArgumentType]
+    with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
+        add_steps(compiler, Model(config), shape, "triton", params, layers, last_tokens)  # pyright: ignore[reportArgumentType]
     add_transfers(compiler, layers, page)  # pyright: ignore[reportArgumentType]
 
 

@@ -111,7 +111,7 @@ def test_interpreting_costs_no_more_memory_with_a_larger_pool():
 def test_types_and_head_dims_without_a_kernel_are_refused(q_dtype, dtype, head_dim):
     q, pages, batch = make_step(Shapes(1, 1, 1, 16, 1, 1, head_dim), 1, [(1, 1)], seed=7)
     q, pages = q.astype(q_dtype), pages.astype(dtype)
-    assert not is_supported(q, pages)
+    assert not is_supported(q.dtype, pages.dtype, q.shape[2])
     with pytest.raises(
         ValueError, match=f"got queries in {q_dtype} and pages in {dtype} with head dim {head_dim}; fix"
     ):
