@@ -36,7 +36,7 @@ from jinfercept.request import (
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence
+from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 
 log = logging.getLogger(__name__)
 
@@ -324,9 +324,13 @@ class Engine:
             kept.append(result)
         start = len(session.stream)
         session.stream += tokens
+        waited_s = self._clock.now() - sequence.paused_s
         session.resumed = True
         session.interceptions[-1] = Interception(
-            pause.calls, tuple(kept), (start, start + len(tokens)), self._clock.now() - sequence.paused_s
+            pause.calls,
+            tuple(kept),
+            (start, start + len(tokens)),
+            min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
         )
         shown = session.text.inject(tokens) if session.text else ""
         ended = tuple(Ended(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results)
@@ -334,9 +338,10 @@ class Engine:
         events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
 
     def _finish(self, session: _Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
-        request, sequence = session.request, session.sequence
+        request, sequence, now = session.request, session.sequence, self._clock.now()
+        paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
-        self.scheduler.finish(sequence, self._clock.now())
+        self.scheduler.finish(sequence, now)
         del self._sessions[request.id]
         self._ids.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
@@ -352,8 +357,8 @@ class Engine:
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,
             first_token_s=session.first_token_s,
-            finished_s=self._clock.now(),
-            intercepted_s=session.intercepted_s,
+            finished_s=now,
+            intercepted_s=session.intercepted_s + paused_s,
             recomputed_tokens=sequence.recomputed,
             copied_out_tokens=sequence.copied_out,
             copied_in_tokens=sequence.copied_in,

@@ -78,9 +78,12 @@ class Simulation:
             check_name(self.policy)
         if self.estimator not in SIMULATED_ESTIMATORS:
             raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(SIMULATED_ESTIMATORS)}")
-        if self.kv_tokens < self.max_model_len and self.policy != "bound":
+        held = self.kv_tokens // self.page_size * self.page_size
+        if held < self.max_model_len and self.policy != "bound":
             raise ConfigError(
-                "a sequence must fit", got=f"kv_tokens={self.kv_tokens}", fix=f"at least {self.max_model_len}"
+                "a sequence must fit",
+                got=f"kv_tokens={self.kv_tokens}, which is {held} in whole pages of {self.page_size}",
+                fix=f"at least {self.max_model_len}",
             )
         self.chunks()
 
@@ -140,6 +143,8 @@ class Simulation:
         """The scheduler as an `LLM` would make it, observed if anything is recorded."""
         estimator = SIMULATED_ESTIMATORS[self.estimator]()
         buckets = self.buckets
+        if buckets is None and self.profile.bucket_tokens:
+            buckets = tuple(self.profile.bucket_tokens)  # of the executables that were measured
         if buckets is None:
             saturation = self.profile.saturation
             buckets = tuple(range(1, (saturation if self.chunks() else max(saturation, self.max_model_len)) + 1))

@@ -164,13 +164,17 @@ class PageStore:
         self._landing.append(page)
         return PageCopy(page.device, host)
 
-    def copy_out(self, page: Page) -> PageCopy | None:
-        """Copy a dirty page to the host; None if it may still change, or no host slot is to be had without loss."""
+    def may_copy(self, page: Page) -> bool:
+        """Whether a copy to the host would make sense: the page is dirty and will not change any more."""
         changes = page.refs > 0 and (page.filled < self.page_size or page in self._filling)
-        if changes or page.landing or page.residency is not Residency.DIRTY:
+        return not changes and not page.landing and page.residency is Residency.DIRTY
+
+    def copy_out(self, page: Page) -> PageCopy | None:
+        """Copy a page to the host; None if it may not be (`may_copy`), or no host slot is to be had without loss."""
+        if not self.may_copy(page) or not self.num_host_free:
             return None
-        if not self._host.num_free and not self._evict_spare():
-            return None
+        if not self._host.num_free:
+            self.drop_host(next(iter(self._spare)))
         assert page.device is not None
         page.host, page.host_filled, page.leaving = self._host.take(), page.filled, True
         self._leaving[page.host] = page
@@ -285,9 +289,3 @@ class PageStore:
             self._dropped.append(page.host)
             self._host.give(page.host)
         page.host, page.host_filled = None, 0
-
-    def _evict_spare(self) -> bool:
-        if not self._spare:
-            return False
-        self.drop_host(next(iter(self._spare)))
-        return True

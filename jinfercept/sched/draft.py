@@ -17,18 +17,22 @@ class Draft:
         link_tokens: what the host link can still move.
         room: query tokens that the largest bucket can still take.
         context_tokens: context of the running sequences.
+        now: when it is made.
         victims: the policy's order of loss, as far as it was used up.
+        host_victims: the same on the host, and for the sake of whom.
     """
 
     link_tokens: int
     room: int
     context_tokens: int
+    now: float
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     copy_out: list[PageCopy] = field(default_factory=list)
     fetch: list[PageCopy] = field(default_factory=list)
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
     victims: Iterator[Move] | None = None
+    host_victims: tuple[Sequence, Iterator[Move]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.policy import Action, Budget, Move
+from jinfercept.sched.policy import Action, Budget, Move, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 
 
@@ -25,6 +25,7 @@ class LeastRecentlyUsed:
         self._writes_through = writes_through
         self._resident: dict[str, Sequence] = {}  # paused, and may have pages on the device; longest paused first
         self._dirty: dict[str, Sequence] = {}
+        self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
         self._running: dict[str, Sequence] = {}
         self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
 
@@ -32,7 +33,7 @@ class LeastRecentlyUsed:
         self._leave(sequence)
         self._resident[sequence.id] = sequence
         if self._writes_through:
-            self._dirty[sequence.id] = sequence
+            self._dirty[sequence.id] = self._hosted[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
         """It stays where it is in the order."""
@@ -67,11 +68,15 @@ class LeastRecentlyUsed:
             resident = False
             for page in reversed(sequence.context.pages):
                 if page.device is not None:
-                    yield Move(sequence, page, Action.DROP, "least recently used")
+                    action = Action.SWAP if self._writes_through else Action.DROP
+                    yield Move(sequence, page, action, "least recently used")
                     resident |= page.device is not None
             if not resident:
                 self._resident.pop(sequence.id, None)
 
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return longest_paused(list(self._hosted.values()), sequence)
+
     def _leave(self, sequence: Sequence) -> None:
-        for group in (self._resident, self._dirty, self._running, self._written):
+        for group in (self._resident, self._dirty, self._hosted, self._running, self._written):
             group.pop(sequence.id, None)

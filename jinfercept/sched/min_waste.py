@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.policy import Action, Budget, Move
+from jinfercept.sched.policy import Action, Budget, Move, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
 
@@ -92,16 +92,18 @@ class MinWaste:
         self._link_tokens_per_s = link_tokens_per_s
         self._keep = keep
         self._paused: dict[str, Sequence] = {}
+        self._hosted: dict[str, Sequence] = {}  # those too that have nothing on the device any more
         self._last = Budget(0, 0)
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        self._paused[sequence.id] = sequence
+        self._paused[sequence.id] = self._hosted[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
         """Its state says so."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.pop(sequence.id, None)
+        self._hosted.pop(sequence.id, None)
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
         self._last = budget
@@ -135,6 +137,9 @@ class MinWaste:
         for sequence in (*(verdict.sequence for verdict in verdicts), *returned):
             for page in reversed(sequence.context.pages):
                 yield Move(sequence, page, Action.DROP, "a slot is needed")
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return longest_paused(list(self._hosted.values()), sequence)
 
     def _until_saved(self, verdict: Verdict, ahead: int) -> Verdict:
         """The verdict if the context is kept no longer than until the link has taken it, and all that waste more."""

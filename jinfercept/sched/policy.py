@@ -80,6 +80,19 @@ class Policy(Protocol):
         """Pages to lose, next first, while somebody needs a device slot. Must in the end offer every paused page."""
         ...
 
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        """Pages of other paused requests to lose, next first, while the host has no room for a copy of `sequence`'s."""
+        ...
+
+
+def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[Move]:
+    """Host copies of intercepted contexts other than the sequence's, longest paused first, tail first."""
+    others = [other for other in paused if other.state is State.INTERCEPTED and other is not sequence]
+    for other in sorted(others, key=lambda other: other.paused_s):
+        for page in reversed(other.context.pages):
+            if page.host is not None:
+                yield Move(other, page, Action.LOSE, "the host is full")
+
 
 class PausedSequences:
     """The paused requests, and those among them that paused since the last plan."""
@@ -100,6 +113,9 @@ class PausedSequences:
         fresh = list(self._fresh.values())
         self._fresh.clear()
         return fresh
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(list(self._all.values()))
 
     def youngest_first(self, action: Action, why: str) -> Iterator[Move]:
         """Every page, youngest request first, tail first."""
@@ -159,6 +175,9 @@ class AtPause:
 
     def victims(self, now: float) -> Iterator[Move]:
         return self._paused.youngest_first(self._evict, "a slot is needed")
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return longest_paused(self._paused, sequence)
 
 
 _ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}

@@ -6,6 +6,8 @@ profiler's work.
 
 import json
 import math
+import reprlib
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -18,6 +20,7 @@ from jinfercept.sched.gpu import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_
 from jinfercept.sched.plan import StepPlan
 
 VERSION = 1
+MOST_SATURATION = 1_000_000
 
 Source = Literal["paper", "roofline", "measured"]
 
@@ -129,7 +132,7 @@ class Profile:
         """A profile from a file's text. Raises `ConfigError`, naming `origin`, if it is none of this version."""
         try:
             document = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # too many digits or brackets are no JSONDecodeError
             raise ConfigError(
                 f"{origin} is not JSON", got=error, fix="give a file that `jinfercept profile` wrote"
             ) from None
@@ -137,7 +140,7 @@ class Profile:
         if version != VERSION:
             raise ConfigError(
                 f"{origin} is not a profile of version {VERSION}",
-                got=f"version {version}",
+                got=f"version {reprlib.repr(version)}",
                 fix="measure again with `jinfercept profile`",
             )
         values = {key: value for key, value in document.items() if key != "version"}
@@ -156,7 +159,10 @@ class Profile:
         for name in ("bucket_tokens", "bucket_s"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error.what}", got=error.got, fix=error.fix) from None
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -178,11 +184,13 @@ def _check_field(name: str, kind: object, value: Any) -> None:
     if kind is float or kind is int:
         least = 1 if kind is int else 0
         wanted = int if kind is int else int | float
-        if not isinstance(value, wanted) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, wanted) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
             what = "whole number" if kind is int else "finite number"
-            raise ConfigError(f"a profile's {name} is not a {what}", got=repr(value), fix="give one")
+            raise ConfigError(f"a profile's {name} is not a {what}", got=reprlib.repr(value), fix="give one")
         if value < least and name != "fixed_s":
             raise ConfigError(f"a profile's {name} is too small", got=value, fix=f"at least {least}")
+        if name == "saturation" and value > MOST_SATURATION:
+            raise ConfigError(f"a profile's {name} is too large", got=value, fix=f"at most {MOST_SATURATION:,}")
     elif kind is str and (not isinstance(value, str) or not value):
         raise ConfigError("a profile needs a name", got=repr(value), fix="name the model and the machine")
     elif kind is Source and value not in get_args(Source):
@@ -190,12 +198,14 @@ def _check_field(name: str, kind: object, value: Any) -> None:
     elif name == "tables" and not isinstance(value, Mapping):
         raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
     elif name.startswith("bucket_") and not _ascends(value):
-        raise ConfigError(f"a profile's {name} do not ascend from above 0", got=value, fix="sort them")
+        raise ConfigError(f"a profile's {name} do not ascend from above 0", got=reprlib.repr(value), fix="sort them")
 
 
 def _ascends(values: Any) -> bool:
     """Whether these are positive numbers, none smaller than the one before."""
-    numbers = isinstance(values, tuple) and all(isinstance(v, int | float) and 0 < v < math.inf for v in values)
+    numbers = isinstance(values, tuple) and all(
+        isinstance(v, int | float) and 0 < v <= sys.float_info.max for v in values
+    )
     return numbers and all(earlier <= later for earlier, later in pairwise(values))
 
 

@@ -68,7 +68,7 @@ class Scheduler:
         self._queues = Queues(max_num_seqs, observer)
         self.running, self.waiting = self._queues.running, self._queues.waiting
         self.intercepted = self._queues.intercepted
-        self._transfers = Transfers(kv, self.counters, observer)
+        self._transfers = Transfers(kv, policy, self.counters, observer)
         self._policy = policy
         self._cost = cost
         self._estimator = estimator
@@ -148,7 +148,7 @@ class Scheduler:
         self.kv.store.begin()
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._hidden_tokens(len(self.running), context_tokens)
-        draft = Draft(hidden, self._buckets[-1], context_tokens)
+        draft = Draft(hidden, self._buckets[-1], context_tokens, now)
         self._stalled = False
         for sequence in self.running:
             sequence.planned = False

@@ -6,7 +6,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Page
 from jinfercept.sched.draft import Counters, Draft
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.policy import Action, Move
+from jinfercept.sched.policy import Action, Move, Policy
 from jinfercept.sched.sequence import Sequence
 
 
@@ -16,12 +16,14 @@ class Transfers:
 
     Args:
         kv: the pages.
+        policy: says what is lost while the host is full.
         counters: what was moved is added here.
         observer: told of every move that did something.
     """
 
-    def __init__(self, kv: KVManager, counters: Counters, observer: Observer | None = None) -> None:
+    def __init__(self, kv: KVManager, policy: Policy, counters: Counters, observer: Observer | None = None) -> None:
         self._kv = kv
+        self._policy = policy
         self._counters = counters
         self._observer = observer
 
@@ -37,6 +39,8 @@ class Transfers:
         kv, page, action = self._kv, move.page, move.action
         copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
         copied = self._copy_out(draft, move) if copies else 0
+        if page.claims > 1 and (action is Action.LOSE or page.host is None):
+            return False  # what others wait for too goes last: see `PageStore.evict_claimed`
         freed = action is not Action.COPY and kv.store.drop_device(page)
         if action is Action.LOSE and page.host is not None and not page.refs:
             kv.store.drop_host(page)
@@ -54,11 +58,30 @@ class Transfers:
 
     def _copy_out(self, draft: Draft, move: Move) -> int:
         """Tokens that the link takes to the host for this move."""
-        page = move.page
-        if draft.link_tokens < self._kv.page_size or (copy := self._kv.store.copy_out(page)) is None:
+        page, store = move.page, self._kv.store
+        if draft.link_tokens < self._kv.page_size or not store.may_copy(page):
             return 0
+        if not store.num_host_free and not self._free_host(draft, move.sequence):
+            return 0
+        copy = store.copy_out(page)
+        assert copy is not None
         draft.copy_out.append(copy)
         draft.link_tokens -= self._kv.page_size
         move.sequence.copied_out += page.filled
         self._counters.copied_out += page.filled
         return page.filled
+
+    def _free_host(self, draft: Draft, sequence: Sequence) -> bool:
+        """See to it that a host slot is free for the sequence's copies, at the cost of others, if the policy lets it."""
+        store = self._kv.store
+        if not store.num_host_pages:
+            return False
+        if draft.host_victims is None or draft.host_victims[0] is not sequence:
+            draft.host_victims = sequence, self._policy.host_victims(sequence, draft.now)
+        for move in draft.host_victims[1]:
+            page = move.page
+            if not page.leaving and not page.refs and page.claims == 1:
+                self.move(draft, move)
+            if store.num_host_free:
+                return True
+        return False

@@ -142,6 +142,9 @@ class CopyEverything:
             for page in reversed(sequence.context.pages):
                 yield Move(sequence, page, Action.SWAP, "a slot is needed")
 
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return iter(())
+
 
 # -- order -------------------------------------------------------------------------------------------------------------
 
