@@ -14,10 +14,10 @@ from typing import Any, final
 from jinfercept.bench.scripted import Played, returned_tokens
 from jinfercept.bench.simulator import Prices
 from jinfercept.clock import Clock
-from jinfercept.kv.manager import KVManager
 from jinfercept.request import Request
 from jinfercept.sched.draft import Counters, Planned
 from jinfercept.sched.plan import StepResult
+from jinfercept.sched.scheduler import Scheduler
 
 Report = dict[str, Any]
 """What `Accounts.report` returns, ready for JSON."""
@@ -25,23 +25,26 @@ Report = dict[str, Any]
 
 @final
 class Accounts:
-    """Told of every plan with its result (an engine's `observe`), adds up time, and memory that was held without being used.
+    """Told of every plan with its result (an engine's `observe`), adds up time, and memory that was held without being used:
+    by paused contexts (`preserve`), by everybody while steps are longer for recomputation and by those who are recomputed
+    until they are (`recompute`), by everybody while a step waits for its transfers (`stall`), and by those who were admitted
+    and have no token in a step, since their pages are still to come (`fetch`).
 
     Args:
-        kv: the engine's pages.
+        scheduler: the engine's.
         clock: the engine's.
         prices: of plans.
         buckets: query tokens of the executables, ascending.
     """
 
-    def __init__(self, kv: KVManager, clock: Clock, prices: Prices, buckets: Sequence[int]) -> None:
-        self._kv, self._clock, self._prices, self._buckets = kv, clock, prices, buckets
+    def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, buckets: Sequence[int]) -> None:
+        self._scheduler, self._clock, self._prices, self._buckets = scheduler, clock, prices, buckets
         self._last_s: float | None = None
         self.iterations = 0
         self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
         self.priced_s: defaultdict[int, float] = defaultdict(float)
         self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
-        self.preserve_waste = self.recompute_waste = self.stall_waste = 0.0
+        self.preserve_waste = self.recompute_waste = self.stall_waste = self.fetch_waste = 0.0
 
     def __call__(self, planned: Planned, result: StepResult) -> None:
         now = self._clock.now()
@@ -49,17 +52,21 @@ class Accounts:
         step_s = min(result.elapsed_s, since_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
         self.iterations += 1
-        price, size = self._prices(planned.plan), self._kv.page_size
-        occupancy = self._kv.store.occupancy()
+        kv = self._scheduler.kv
+        price, size = self._prices(planned.plan), kv.page_size
+        occupancy = kv.store.occupancy()
         self.measured_s[planned.plan.bucket] += step_s
         self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s
         self.preserve_waste += occupancy.claimed * size * since_s  # idle seconds too
         self.stall_waste += occupancy.used * size * price.stall_s
+        idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if not sequence.planned])
+        self.fetch_waste += idle * size * step_s
         if planned.recomputed_tokens:
             extra_s = self._recompute_s(planned, price.compute_s)
             self.recompute_s += extra_s
-            self.recompute_waste += occupancy.used * size * extra_s
+            own = sum(len(sequence.context.pages) for sequence in planned.recomputing)
+            self.recompute_waste += (occupancy.used * extra_s + own * (step_s - min(step_s, extra_s))) * size
             self.recompute_latency_s += len(planned.recomputing) * step_s
 
     def _recompute_s(self, planned: Planned, compute_s: float) -> float:
@@ -98,7 +105,12 @@ class Accounts:
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
-        waste = {"preserve": self.preserve_waste, "recompute": self.recompute_waste, "stall": self.stall_waste}
+        waste = {
+            "preserve": self.preserve_waste,
+            "recompute": self.recompute_waste,
+            "stall": self.stall_waste,
+            "fetch": self.fetch_waste,
+        }
         return {
             "requests": len(requests),
             "normalized_latency_paper_ms_per_token": _summary(paper),

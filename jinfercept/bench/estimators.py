@@ -4,9 +4,7 @@ Two studies. One context alone, where the cost of knowing can be computed; and w
 estimator, on all kinds of requests and on those with long calls only, beside an oracle and oracles that are wrong.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,9 +13,9 @@ from rich.table import Table
 
 from jinfercept.bench.fits import Like
 from jinfercept.bench.plots import Bars, Panel, check_drawing, draw
-from jinfercept.bench.reports import check_writable, group, latency_ms
+from jinfercept.bench.reports import check_outputs, group, latency_ms, write_all, write_json
 from jinfercept.bench.simulate import SIMULATED_ESTIMATORS, Simulation
-from jinfercept.bench.simulate_command import check_least, exit_status, listed, load, show
+from jinfercept.bench.simulate_command import check_least, check_policies, exit_status, listed, load, show
 from jinfercept.bench.single_request import RULES, cost_over_optimum
 from jinfercept.bench.sweep import Report, Run, sweep
 from jinfercept.bench.workload import MIXED_WEIGHTS, Script, from_trace, load_trace
@@ -28,7 +26,7 @@ from jinfercept.sched.profile import Profile, load_profile
 KINDS = {"mixed": tuple(MIXED_WEIGHTS), "long": ("chat", "image", "tts")}
 """The workloads of the study. In the second all calls take seconds: persons, pictures and speech."""
 
-PARTS = ("preserve", "recompute", "stall")
+PARTS = ("preserve", "recompute", "stall", "fetch")
 """What waste is made of, as in a simulation's report."""
 
 
@@ -49,11 +47,10 @@ def study(
 ) -> int:
     """Run the command; returns the exit status. Raises `ConfigError` before the work begins if the options make no sense."""
     machine = load_profile(profile)
+    check_policies(listed(policies))
     check_least("--jobs", jobs, 1)
-    if json_path is not None:
-        check_writable(json_path, "--json")
+    check_outputs((("--json", json_path), ("--plot", plot_path)))
     if plot_path is not None:
-        check_writable(plot_path, "--plot")
         check_drawing(plot_path)
     runs = [
         Run(Simulation(machine, policy, estimator, duration, kv_tokens=kv_tokens, host_tokens=host_tokens), coming)
@@ -66,11 +63,12 @@ def study(
     show(single_request_table(single))
     reports = with_regret(sweep(runs, jobs, Console(stderr=True)))
     show(table(reports))
+    writers: dict[str, Callable[[], object]] = {}
     if json_path is not None:
-        found = {"single_request": single, "simulated": reports}
-        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        writers[json_path] = lambda: write_json(json_path, {"single_request": single, "simulated": reports})
     if plot_path is not None:
-        draw(plot_path, panels(reports))
+        writers[plot_path] = lambda: draw(plot_path, panels(reports))
+    write_all(writers)
     return exit_status(reports)
 
 

@@ -94,7 +94,7 @@ def replay(
     config, shape = llm.config, llm.shape
     scheduler = llm.engine.scheduler
     prices = Prices(llm.profile, shape.page_size, synchronous=False)
-    accounts = Accounts(scheduler.kv, clock, prices, shape.buckets)
+    accounts = Accounts(scheduler, clock, prices, shape.buckets)
     endpoints = ScriptedEndpoints(clock, write)
     runner = TimedRunner(llm.runner)
     engine = Engine(

@@ -118,7 +118,7 @@ class Simulation:
         synchronous, recording = world.synchronous, world.recording
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         endpoints = ScriptedEndpoints(clock, plain_tokens)
-        accounts = Accounts(kv, clock, prices, world.buckets)
+        accounts = Accounts(world.scheduler, clock, prices, world.buckets)
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock),

@@ -29,7 +29,7 @@ def a_report(policy: str, rate: float, latency: float, workload: str = "mixed") 
         "requests": 50,
         "unfinished": 5,
         "normalized_latency_paper_ms_per_token": {"mean": latency},
-        "waste_token_s": {"preserve": 100.0, "recompute": 200.0, "stall": 0.0},
+        "waste_token_s": {"preserve": 100.0, "recompute": 200.0, "stall": 0.0, "fetch": 0.0},
         "recompute_share": {"forward_time": 0.4},
         "simulated_s": 10.0,
     }
@@ -98,7 +98,7 @@ def test_the_report_compares_loads_at_equal_latency() -> None:
 def test_the_report_reads_waste_and_ablation_where_discard_is_past_its_limit() -> None:
     text = markdown(a_summary())
     waste = rows(text, "### Waste at 2 requests/s")
-    assert waste["discard"] == ["1.00", "2.00", "0.00", "3.00", "27", "40.0"]
+    assert waste["discard"] == ["1.00", "2.00", "0.00", "0.00", "3.00", "27", "40.0"]
     assert "bound" not in waste
     ablation = rows(text, "### Ablation at 2 requests/s")
     assert list(ablation) == [setting.policy for setting in ABLATION]
@@ -118,13 +118,13 @@ def test_the_report_has_every_rate_and_every_kind() -> None:
 
 
 def test_shares_of_waste_are_of_the_pool_over_the_run() -> None:
-    assert waste_shares(a_report("lru", 1.0, 10.0)) == {"preserve": 0.01, "recompute": 0.02, "stall": 0.0}
+    assert waste_shares(a_report("lru", 1.0, 10.0)) == {"preserve": 0.01, "recompute": 0.02, "stall": 0.0, "fetch": 0.0}
 
 
-def test_a_machine_on_which_nothing_finished_is_told_of() -> None:
+def test_a_machine_on_which_nothing_was_measured_is_told_of() -> None:
     failed = [{"profile": GPTJ, "workload": "mixed", "policy": "lru", "rate": 1.0, "error": "gone"}]
     summary = Summary([Study(GPTJ, failed, 1000, "for a test")], {}, "a trace", 300.0, 0)
-    assert "Nothing was finished." in markdown(summary)
+    assert "Nothing was measured." in markdown(summary)
     assert panels(summary) == []
 
 
