@@ -1,0 +1,39 @@
+"""What the README shows works as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jinfercept.cli import main
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", README) if "--help" not in command})
+
+
+@pytest.mark.slow
+def test_the_example_runs_and_the_model_reads_the_price(capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, re.S)
+    exec(example, {})
+    shown = capsys.readouterr().out
+    assert "<<price lamp=23>>" in shown
+    assert "ContextUse(" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_one_and_has_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()
+    name = words[:2] if words[0] == "bench" else words[:1]
+    with pytest.raises(SystemExit) as ended:
+        main([*name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert [word for word in words if word.startswith("--") and word not in shown] == []
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    root = Path(__file__).parent.parent
+    named = set(re.findall(r"`([a-z_/]+\.py)`", README))
+    places = (root, root / "jinfercept", root / "jinfercept" / "intercept")
+    assert len(named) > 20
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
