@@ -88,7 +88,9 @@ def _add_estimators(studies: "argparse._SubParsersAction[argparse.ArgumentParser
     estimators.add_argument("--trace", help="scripts to draw from, a JSON line each (default: generated ones)")
     estimators.add_argument("--like", default="trace", choices=("trace", "table"), help="statistics if generated")
     estimators.add_argument("--profile", default="paper-gptj-6b-a100", help="a named profile, or a JSON file")
-    estimators.add_argument("--policy", action="append", help="may be repeated (default: min_waste and copy_ahead)")
+    estimators.add_argument(
+        "--policy", action="append", help=f"{_policies()}; may be repeated (default: min_waste and copy_ahead)"
+    )
     estimators.add_argument("--rate", type=float, default=3.5, help="requests per second (default: 3.5)")
     estimators.add_argument("--duration", type=float, default=300.0, help="seconds of arrivals (default: 300)")
     estimators.add_argument("--seed", type=int, default=0, help="seed of the arrivals (default: 0)")
@@ -125,7 +127,9 @@ def _add_replay(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     source.add_argument("--trace", help="scripts to draw from, a JSON line each")
     source.add_argument("--workload", default="mixed", help="mixed, math, qa, ve, chat, image or tts (default: mixed)")
     replay.add_argument(
-        "--policy", action="append", help="by name (default: copy_ahead); repeat it, or give several with commas"
+        "--policy",
+        action="append",
+        help=f"{_policies(bounds=False)} (default: copy_ahead); repeat it, or give several with commas",
     )
     replay.add_argument("--rate", type=float, default=1.0, help="requests per second, before scaling (default: 1)")
     replay.add_argument(
@@ -170,10 +174,12 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     simulate.add_argument("--like", default="trace", choices=("trace", "table"), help="statistics of the workload")
     simulate.add_argument("--profile", default="paper-gptj-6b-a100", help="a named profile, or a JSON file")
     several = "; repeat it, or give several with commas, for all combinations"
-    simulate.add_argument("--policy", action="append", help=f"by name (default: copy_ahead){several}")
+    simulate.add_argument("--policy", action="append", help=f"{_policies()} (default: copy_ahead){several}")
     simulate.add_argument("--rate", action="append", help=f"requests per second (default: 3.5){several}")
     simulate.add_argument("--seed", action="append", help=f"of the arrivals (default: 0){several}")
-    simulate.add_argument("--estimator", default="elapsed", help="how durations are predicted (default: elapsed)")
+    simulate.add_argument(
+        "--estimator", default="elapsed", help=f"of durations: {_estimator_names()} (default: elapsed)"
+    )
     simulate.add_argument("--burstiness", type=float, default=1.0, help="variation of gaps; 1 is Poisson (default: 1)")
     simulate.add_argument("--duration", type=float, default=1200.0, help="seconds of arrivals (default: 1200)")
     simulate.add_argument("--kv-tokens", type=int, default=53_000, help="device pool (default: 53000)")
@@ -197,6 +203,19 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     simulate.add_argument("--plot", help="draw latency against rate into this file")
     _add_records(simulate)
     simulate.set_defaults(command_function=_simulate)
+
+
+def _policies(bounds: bool = True) -> str:
+    from jinfercept.sched.policies import SETTINGS
+
+    return ", ".join((*SETTINGS, *(("bound", "free_pause") if bounds else ())))
+
+
+def _estimator_names() -> str:
+    from jinfercept.bench.distorted import DISTORTED
+    from jinfercept.sched.estimator import ESTIMATORS
+
+    return ", ".join((*ESTIMATORS, "oracle", *DISTORTED))
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,14 @@ _LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-_KINDS = {"qwen2": "qwen2", "gpt-2": "gpt-2", "gpt2": "gpt-2", "smollm": "smollm", "llama-bpe": "llama-bpe", "llama3": "llama-bpe"}
+_KINDS = {
+    "qwen2": "qwen2",
+    "gpt-2": "gpt-2",
+    "gpt2": "gpt-2",
+    "smollm": "smollm",
+    "llama-bpe": "llama-bpe",
+    "llama3": "llama-bpe",
+}
 
 
 class GGUFVocab(NamedTuple):
@@ -59,7 +66,8 @@ def read_vocab(path: Path) -> GGUFVocab:
 def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token_id: int | None) -> Tokenizer:
     model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     scored = len(metadata.get("tokenizer.ggml.scores", [])) == len(tokens)
-    if not tokens or not (model == "gpt2" and cut in _KINDS) and not (model == "llama" and scored):
+    known = (model == "gpt2" and cut in _KINDS) or (model == "llama" and scored)
+    if not tokens or not known:
         raise ModelError(
             "the vocabulary in this GGUF file is of a kind that cannot be built",
             got=f"{path}: tokenizer.ggml.model {model!r}, tokenizer.ggml.pre {cut!r}, {len(tokens)} tokens",

@@ -21,7 +21,8 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.metrics import CompileCounter
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
-from jinfercept.models.model import Model, Params, kv_bytes_per_token
+from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
 from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
@@ -78,7 +79,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | ModelConfig | Model,
+        model: str | Path | ModelConfig | ServedModel,
         *,
         params: Params | None = None,
         tokenizer: Tokenizer | None = None,

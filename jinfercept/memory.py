@@ -15,8 +15,8 @@ import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
-from jinfercept.models.config import ModelConfig
-from jinfercept.models.model import Params, kv_bytes_per_token
+from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.protocol import ModelNumbers, Params
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -91,7 +91,7 @@ def check_weights(weight_bytes: int, room: Room) -> None:
 
 
 def plan_memory(
-    model_config: ModelConfig, params: Params, config: EngineConfig, room: Room, step_bytes: int = 0
+    model_config: ModelNumbers, params: Params, config: EngineConfig, room: Room, step_bytes: int = 0
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 

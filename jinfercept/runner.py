@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.executables import Executables, Progress, silent
 from jinfercept.kv.arrays import KVArrays
-from jinfercept.models.model import Model, Params, Weights
+from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.sampling import sample
 from jinfercept.packing import Shape, enter, pack, pack_samples, unpack, unpack_samples
 from jinfercept.pallas.attention import Heads, paged_attention, prepare
@@ -90,7 +90,7 @@ class ModelRunner:
         attention: implementation of attention, see `pallas.attention`.
     """
 
-    def __init__(self, model: Model, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
+    def __init__(self, model: ServedModel, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
         config = model.config
         leaf = jax.tree.leaves(params.embed)[0]
         self._home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
@@ -183,7 +183,7 @@ class ModelRunner:
 
 def add_steps(
     run: Executables,
-    model: Model,
+    model: ServedModel,
     shape: RunnerShape,
     attention: str,
     params: Params,
@@ -221,7 +221,7 @@ def add_steps(
         run.add(("sample", rows), _sample, logits, last_tokens, drawn, donate=(1,))
 
 
-def step_bytes(model: Model, params: Params, shape: RunnerShape, attention: str) -> int:
+def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
     """Device memory that a step of the largest bucket takes beside weights and pages.
 
     Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
@@ -242,7 +242,7 @@ def step_bytes(model: Model, params: Params, shape: RunnerShape, attention: str)
 
 
 def _embed(
-    model: Model,
+    model: ServedModel,
     shape: Shape,
     attention: str,
     params: Weights,
@@ -258,7 +258,7 @@ def _embed(
 
 
 def _layers(
-    model: Model,
+    model: ServedModel,
     attention: str,
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
@@ -285,7 +285,9 @@ def _layers(
     return x, tuple(written)
 
 
-def _head(model: Model, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]) -> Float[Array, "R V"]:
+def _head(
+    model: ServedModel, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]
+) -> Float[Array, "R V"]:
     with jax.named_scope("head"):
         return model.head(params, x[unpack_samples(packed).token_index])
 

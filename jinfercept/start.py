@@ -14,7 +14,8 @@ from jinfercept.memory import MemoryPlan, Room, check_weights, plan_memory
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, dtype_name, load, read_config
-from jinfercept.models.model import Model, Params, param_bytes
+from jinfercept.models.model import param_bytes
+from jinfercept.models.protocol import ModelNumbers, Params, ServedModel
 from jinfercept.runner import RunnerShape, step_bytes
 
 GPU_LAYERS_PER_STEP = 4
@@ -57,9 +58,11 @@ def prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def load_model(model: str | Path | ModelConfig | Model, params: Params | None, config: EngineConfig) -> Loaded:
+def load_model(
+    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig
+) -> Loaded[ServedModel]:
     """The model with its weights. Raises `ModelError` or `ConfigError`, the latter if the weights do not fit."""
-    if isinstance(model, Model):
+    if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
         return Loaded(model, params, None, "dummy")
@@ -73,7 +76,7 @@ def load_model(model: str | Path | ModelConfig | Model, params: Params | None, c
     return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
 
 
-def plan_pools(model: Model, params: Params, config: EngineConfig) -> tuple[MemoryPlan, RunnerShape]:
+def plan_pools(model: ServedModel, params: Params, config: EngineConfig) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
     A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
@@ -91,7 +94,9 @@ def plan_pools(model: Model, params: Params, config: EngineConfig) -> tuple[Memo
     return memory, _runner_shape(model.config, num_pages, memory.max_model_len, config, device.platform)
 
 
-def profile_settings(model: Model, params: Params, shape: RunnerShape, config: EngineConfig) -> Mapping[str, str | int]:
+def profile_settings(
+    model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
+) -> Mapping[str, str | int]:
     """Everything that the cost of a step depends on."""
     leaf = jax.tree.leaves(params)[0]
     device = next(iter(leaf.devices()))
@@ -111,7 +116,7 @@ def profile_settings(model: Model, params: Params, shape: RunnerShape, config: E
 
 
 def _runner_shape(
-    model_config: ModelConfig, num_pages: int, max_model_len: int, config: EngineConfig, platform: str
+    model_config: ModelNumbers, num_pages: int, max_model_len: int, config: EngineConfig, platform: str
 ) -> RunnerShape:
     most = config.scheduler.max_num_batched_tokens
     sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]

@@ -170,6 +170,19 @@ def test_a_directory_gives_the_same_tokenizer(directory: Path) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "<|im_start|>hi"
 
 
+def test_the_tokenizer_of_gptj_is_read_from_the_files_that_it_was_published_with(tmp_path: Path) -> None:
+    words = ["<|endoftext|>", *"abĠ12", "ab", "Ġa"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n", encoding="utf-8")
+    settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 2048, "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.encode("ab a12<|endoftext|>") == [6, 7, 4, 5, 0]
+    assert tokenizer.decode([6, 7, 4, 0, 50_300]) == "ab a1"  # ids beyond the vocabulary pad the model's logits
+    assert (tokenizer.eos_token_ids, tokenizer.has_chat_template) == ({0}, False)
+
+
 def test_a_broken_tokenizer_file_is_a_model_error(directory: Path) -> None:
     (directory / "tokenizer.json").write_text('{"version": "1.0", "model":')
     with pytest.raises(ModelError, match="cannot be read"):

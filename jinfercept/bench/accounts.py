@@ -18,6 +18,7 @@ from jinfercept.request import Request
 from jinfercept.sched.draft import Counters, Planned
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import Sequence as Running
 
 Report = dict[str, Any]
 """What `Accounts.report` returns, ready for JSON."""
@@ -60,7 +61,7 @@ class Accounts:
         self.compute_s += price.compute_s
         self.preserve_waste += occupancy.claimed * size * since_s  # idle seconds too
         self.stall_waste += occupancy.used * size * price.stall_s
-        idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if not sequence.planned])
+        idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if _waits_for_pages(sequence)])
         self.fetch_waste += idle * size * step_s
         if planned.recomputed_tokens:
             extra_s = self._recompute_s(planned, price.compute_s)
@@ -136,6 +137,10 @@ class Accounts:
             "simulated_s": played.seconds,
             "sim_wall_s": played.wall_s,
         }
+
+
+def _waits_for_pages(sequence: Running) -> bool:
+    return not sequence.planned and sequence.context.ready < sequence.length - 1
 
 
 def _summary(values: list[float]) -> dict[str, float | None]:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from jinfercept.bench.workload import Script
 from jinfercept.errors import ConfigError
 
+MOST_ARRIVALS = 1_000_000
+"""That one run can expect: all of them are in memory."""
+
 
 class Arrival(NamedTuple):
     """A request and the second at which it arrives, counted from the start of the run."""
@@ -27,7 +30,7 @@ def arrivals(
     Args:
         draw: gives the next request; called once for each arrival, in order.
         rate: requests per second, over 0.
-        duration_s: seconds in which requests arrive, over 0.
+        duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
         rng: its state decides the times.
         burstiness: coefficient of variation of the times between arrivals, from 0.01 to 100: 1 is Poisson, less is more
             even, more comes in bursts.
@@ -38,6 +41,9 @@ def arrivals(
     for name, value in (("rate", rate), ("duration_s", duration_s)):
         if not 0 < value < math.inf:
             raise ConfigError(f"{name} of arrivals is out of range", got=value, fix="a finite number above 0")
+    if rate * duration_s > MOST_ARRIVALS:
+        got, fix = f"{rate:g} requests/s for {duration_s:g} s", f"at most {MOST_ARRIVALS:,}, rate times duration"
+        raise ConfigError("too many requests would arrive", got=got, fix=fix)
     if not 0.01 <= burstiness <= 100:
         raise ConfigError("burstiness of arrivals is out of range", got=burstiness, fix="0.01 to 100; 1 is Poisson")
     shape = burstiness**-2

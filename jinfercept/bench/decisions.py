@@ -4,6 +4,8 @@ Reads what `sched.records` writes. Distributions are over interceptions that ret
 """
 
 import json
+import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -47,62 +49,103 @@ def load_records(path: str | Path) -> Records:
     """Read a file of records; a last line that was cut off is left out.
 
     Raises:
-        ConfigError: no such file, or not of this kind and version.
+        ConfigError: no such file, not of this kind and version, or a line that is not as it was written.
     """
     lines = _lines(path)
-    run = next(lines, None)
-    if run is None or run.get("type") != "run" or run.get("version") != VERSION:
-        raise ConfigError(
-            f"{path} does not hold decisions of version {VERSION}",
-            got="another kind of first line" if run else "no line",
-            fix="write it with `jinfercept simulate --decisions FILE`",
-        )
+    number, run = next(lines, (0, None))
+    if not isinstance(run, dict) or run.get("type") != "run" or run.get("version") != VERSION:
+        got = "another kind of first line" if number else "no line"
+        raise ConfigError(f"{path} does not hold decisions of version {VERSION}", got=got, fix=_FIX)
     actions: dict[tuple[str, str], dict[str, int]] = {}
     outcomes: dict[str, list[dict[str, Any]]] = {ALL: []}
     looks: dict[str, dict[float, list[Look]]] = {ALL: {}}
     unreturned = 0
-    for line in lines:
-        if line["type"] == "decision":
-            sums = actions.setdefault((line["action"], line["why"]), dict.fromkeys(("decisions", *_SUMS), 0))
-            sums["decisions"] += 1
-            for name in _SUMS:
-                sums[name] += line.get(name, 0)
-        elif not line["returned"]:
-            unreturned += 1
-        else:
-            tool = "+".join(line["tools"]) or "none"
-            for name in (ALL, tool):
-                outcomes.setdefault(name, []).append(line)
-                by_age = looks.setdefault(name, {})
-                for age_s, look in _looks(line, run["ages_s"]):
-                    by_age.setdefault(age_s, []).append(look)
+    try:
+        run |= {"quantiles": _numbers(run["quantiles"]), "ages_s": _numbers(run["ages_s"])}
+    except _MISTAKES as error:
+        raise _no_record(path, number, error) from None
+    for number, line in lines:
+        try:
+            if line["type"] == "decision":
+                _count(line, actions)
+            elif line["returned"]:
+                _compare(line, run, outcomes, looks)
+            else:
+                unreturned += 1
+        except _MISTAKES as error:
+            raise _no_record(path, number, error) from None
     return Records(run, actions, outcomes, looks, unreturned)
 
 
 _SUMS = ("tokens", "copied_tokens", "freed_tokens", "lost_tokens")
+_FIX = "write it with `jinfercept simulate --decisions FILE`"
+_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)  # what reading a line raises that somebody has edited
 
 
-def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
+def _no_record(path: str | Path, number: int, error: Exception) -> ConfigError:
+    got = f"no {error}" if isinstance(error, KeyError) else error
+    return ConfigError(f"{path}, line {number}: not a record as it was written", got=got, fix=_FIX)
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """Every line with its number, from 1."""
+    number = 0
     try:
         with Path(path).open(encoding="utf-8") as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
-                    yield json.loads(line)
+                    yield number, json.loads(line)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("the decisions cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} has a line that is not JSON", got=error, fix="write it anew") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}, line {number}: not JSON", got=error, fix=_FIX) from None
 
 
-def _looks(line: Mapping[str, Any], ages_s: Sequence[float]) -> Iterator[tuple[float, Look]]:
+def _count(line: Mapping[str, Any], actions: dict[tuple[str, str], dict[str, int]]) -> None:
+    """Add a decision to the sums of its action and reason."""
+    sums = actions.setdefault((line["action"], line["why"]), dict.fromkeys(("decisions", *_SUMS), 0))
+    sums["decisions"] += 1
+    for name, value in zip(_SUMS, _numbers(line.get(name, 0) for name in _SUMS), strict=True):
+        sums[name] += value
+
+
+def _compare(
+    line: dict[str, Any],
+    run: Mapping[str, Any],
+    outcomes: dict[str, list[dict[str, Any]]],
+    looks: dict[str, dict[float, list[Look]]],
+) -> None:
+    """Add an interception that returned, and its forecasts, to those of its tools and of all."""
+    _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in Outcome._fields)))
+    found = list(_looks(line, run))
+    for name in (ALL, "+".join(line["tools"]) or "none"):
+        outcomes.setdefault(name, []).append(line)
+        by_age = looks.setdefault(name, {})
+        for age_s, look in found:
+            by_age.setdefault(age_s, []).append(look)
+
+
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    """The same values. Raises `TypeError` if one is no number, and `ValueError` if it is none to calculate with."""
+    found = list(values)
+    for value in found:
+        if not isinstance(value, int | float):
+            raise TypeError(f"{reprlib.repr(value)} where a number belongs")
+        if not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{reprlib.repr(value)} where a finite number belongs")
+    return found
+
+
+def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, Look]]:
     """The forecasts of an interception, by the last age that was due; those made after the calls' end are left out."""
     for one in line["forecasts"]:
         left_s = -1.0 if line["call_s"] is None else line["call_s"] - one["age_s"]
         if left_s >= 0:
-            yield (
-                max(age for age in ages_s if age <= one["age_s"]),
-                Look(one["remaining_s"], one["quantiles_s"], left_s),
-            )
+            quantiles_s = _numbers(one["quantiles_s"])
+            if len(quantiles_s) != len(run["quantiles"]):
+                raise ValueError(f"{len(quantiles_s)} quantiles, and {len(run['quantiles'])} in the first line")
+            [remaining_s] = _numbers([one["remaining_s"]])
+            yield max(age for age in run["ages_s"] if age <= one["age_s"]), Look(remaining_s, quantiles_s, left_s)
 
 
 # -- in numbers --------------------------------------------------------------------------------------------------------

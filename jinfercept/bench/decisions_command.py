@@ -1,6 +1,6 @@
 """`jinfercept bench decisions`: the tables of decision records. Imports no JAX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,16 +9,14 @@ from rich.table import Table
 from jinfercept.bench.calibration import calibration_plot
 from jinfercept.bench.decisions import load_records, summary
 from jinfercept.bench.plots import check_drawing
-from jinfercept.bench.reports import check_writable, write_json
+from jinfercept.bench.reports import check_outputs, write_all, write_json
 from jinfercept.bench.simulate_command import number_text, show
 
 
 def decisions(files: Sequence[str], *, json_path: str | None, plot_path: str | None) -> int:
     """Run the command; returns the exit status. Raises `ConfigError` for files that are not there or cannot be written."""
-    if json_path is not None:
-        check_writable(json_path, "--json")
+    check_outputs((("--json", json_path), ("--plot", plot_path)))
     if plot_path is not None:
-        check_writable(plot_path, "--plot")
         check_drawing(plot_path)
     records = [load_records(path) for path in files]
     found = [summary(one) for one in records]
@@ -28,10 +26,12 @@ def decisions(files: Sequence[str], *, json_path: str | None, plot_path: str | N
         Console().print(f"\n[bold]{path}[/bold]: {says}; {one['unreturned']} interceptions did not return")
         for table in tables(one):
             show(table)
+    writers: dict[str, Callable[[], object]] = {}
     if json_path is not None:
-        write_json(json_path, found)
+        writers[json_path] = lambda: write_json(json_path, found)
     if plot_path is not None:
-        calibration_plot(records, plot_path)
+        writers[plot_path] = lambda: calibration_plot(records, plot_path)
+    write_all(writers)
     return 0
 
 

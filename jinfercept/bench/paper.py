@@ -17,7 +17,7 @@ from jinfercept.bench.fits import FITS
 from jinfercept.bench.paper_report import Study, Summary, markdown, panels
 from jinfercept.bench.plots import check_drawing, draw
 from jinfercept.bench.published import load_figure
-from jinfercept.bench.reports import write_csv
+from jinfercept.bench.reports import check_outputs, write_all, write_csv
 from jinfercept.bench.simulate import BOUNDS, Simulation
 from jinfercept.bench.simulate_command import check_least, drawer, exit_status, listed, load, numbers, show, table
 from jinfercept.bench.sweep import Load, Run, sweep
@@ -29,6 +29,7 @@ from jinfercept.sched.profile import Profile, load_profile
 DEFAULT_RATES = ("1,2,3,4,5,6,8",)
 POLICIES = (*SETTINGS, *BOUNDS)
 KIND_POLICIES = ("discard", "min_waste", "copy_ahead")
+INTERRUPTED_NAME = "paper-interrupted.csv"
 SAMPLES = 500
 """Requests that are drawn to learn how long those of a kind are."""
 
@@ -94,24 +95,33 @@ def paper(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError("--out cannot be made", got=f"{out} ({error})", fix="name a folder") from None
+    names = ("paper.csv", "paper.md", "paper.png", INTERRUPTED_NAME)
+    check_outputs(("--out", folder / name) for name in names)
     reports = sweep(runs, jobs, Console(stderr=True))
     for name in machines:
         print(name)
         show(table([report for report in reports if (report["profile"], report["workload"]) == (name, "mixed")]))
     status = exit_status(reports)
-    if status == 130:
-        return status  # a report that was there stays
+    if status == 130:  # a report that was there stays
+        interrupted = folder / INTERRUPTED_NAME
+        write_all({str(interrupted): lambda: write_csv(interrupted, reports)})
+        num_done = sum("error" not in report for report in reports)
+        print(f"interrupted: {num_done} of {len(reports)} runs are done and in {interrupted}")
+        return status
     studies = [
         Study(name, [report for report in reports if report["profile"] == name], pools[name].tokens, pools[name].source)
         for name in machines
     ]
     summary = Summary(studies, figure, trace or "generated with the trace's statistics", duration, seed)
-    write_csv(folder / "paper.csv", reports)
-    (folder / "paper.md").write_text(markdown(summary), encoding="utf-8")
+    writers: dict[str, Callable[[], object]] = {
+        "paper.csv": lambda: write_csv(folder / "paper.csv", reports),
+        "paper.md": lambda: (folder / "paper.md").write_text(markdown(summary), encoding="utf-8"),
+    }
     drawn = panels(summary)
     if drawn:
-        draw(folder / "paper.png", drawn)
-    print(f"written: {', '.join(sorted(str(path) for path in folder.glob('paper.*')))}")
+        writers["paper.png"] = lambda: draw(folder / "paper.png", drawn)
+    write_all({str(folder / name): write for name, write in writers.items()})
+    print(f"written: {', '.join(str(folder / name) for name in writers)}")
     return status
 
 
@@ -120,10 +130,11 @@ def _pool(machine: Profile, kv_tokens: int | None) -> Pool:
         return Pool(kv_tokens, "as asked for")
     if machine.name in POOLS:
         return POOLS[machine.name]
-    derived = machine.tables.get("derived", {}).get("kv_tokens")
-    if derived is None:
+    derived = machine.tables.get("derived")
+    tokens = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
+    if type(tokens) is not int:
         raise ConfigError("how much KV does this machine hold?", got=machine.name, fix="say --kv-tokens N")
-    return Pool(derived, "what the data sheet leaves beside the weights")
+    return Pool(tokens, "what the data sheet leaves beside the weights")
 
 
 def _runs(

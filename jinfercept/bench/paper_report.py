@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jinfercept.bench.limits import TIMES, Limit, Points, limit, ratio, threshold
 from jinfercept.bench.plots import COLOURS, Bars, Curve, Curves, Panel
-from jinfercept.bench.published import ABLATION, WASTE, Figure
+from jinfercept.bench.published import ABLATION, SYSTEMS, WASTE, Figure
 from jinfercept.bench.reports import Range, group, latency_ms
 from jinfercept.bench.simulate import BOUNDS
 from jinfercept.bench.sweep import Report
@@ -18,7 +18,10 @@ PANELS: Mapping[str, str] = {
 }
 """Which panel of the paper's Figure 2 shows a profile's model and machine."""
 
-PARTS = ("preserve", "recompute", "stall")
+DRAWN = (*SYSTEMS.values(), "lru_host", "copy_ahead", "bound")
+"""Policies in the picture of Figure 2; the tables have all."""
+
+PARTS = ("preserve", "recompute", "stall", "fetch")
 """What waste is made of."""
 
 
@@ -47,7 +50,7 @@ class Study(NamedTuple):
 
     @property
     def has_results(self) -> bool:
-        """Whether any policy finished any request of the mixed workload."""
+        """Whether any policy was measured on the mixed workload."""
         return any(policy not in BOUNDS for policy in self.mixed)
 
     @property
@@ -107,13 +110,15 @@ def markdown(summary: Summary) -> str:
         "# The paper's experiments, simulated",
         f"Requests: {summary.workload}. Poisson arrivals for {summary.duration_s:g} s, seed {summary.seed}, then as long "
         "again to finish. Latency is the paper's: (finish − arrival − time in interceptions) / output tokens, returned "
-        "tokens included, averaged over finished requests; what is unfinished is counted beside it. Durations are "
-        "predicted by their age, as in the paper; `copy_ahead` predicts from history. `bound` has infinite memory, "
-        "`free_pause` moves paused contexts at no cost: nothing can do better.",
+        "tokens included, averaged over all that arrived: what is unfinished counts with the time that it has had so far over "
+        "the tokens that it was to get. Durations are predicted by their age, as in the paper; `copy_ahead` predicts from "
+        "history. `bound` has infinite memory, `free_pause` moves paused contexts at no cost. They are marks to measure by, "
+        "and no proofs: `free_pause` still waits for the step in which a page lands, so that a policy that keeps pages can "
+        "be a little faster.",
     ]
     for study in summary.studies:
         if not study.has_results:
-            parts += [f"## {study.profile}", "Nothing was finished."]
+            parts += [f"## {study.profile}", "Nothing was measured."]
             continue
         parts += [
             f"## {study.profile}",
@@ -173,8 +178,8 @@ def _waste(study: Study) -> Iterable[str]:
     yield f"### Waste at {rate:g} requests/s"
     yield (
         "In percent of the pool's token·seconds: kept for paused requests, held while somebody is recomputed, held while "
-        "a transfer stalls the step. What `copy_ahead`, `lru` and `lru_host` keep counts here, though whoever needs it "
-        "gets it."
+        "a transfer stalls the step, held by who is running and has no token in the step (`fetch`). What `copy_ahead`, "
+        "`lru` and `lru_host` keep counts here, though whoever needs it gets it."
     )
     rows = []
     for policy, runs in study.mixed.items():
@@ -241,19 +246,26 @@ def panels(summary: Summary) -> list[list[Panel]]:
     rate = first.common_rate
     at_rate = {policy: runs[rate] for policy, runs in first.mixed.items() if rate in runs}
     waste = {policy: waste_shares(report) for policy, report in at_rate.items() if policy not in BOUNDS}
-    steps = {
-        setting.policy: {"": latency}
-        for setting in ABLATION
-        if setting.policy in at_rate and (latency := latency_ms(at_rate[setting.policy])) is not None
-    }
     name = f"{first.profile}, {rate:g} requests/s"
     return [
         [_figure_2_panel(study, summary.reference(study)) for study in studies],
         [
             Bars(f"Waste: {name}", "share of the pool's token·seconds", waste),
-            Bars(f"Ablation: {name}", "normalized latency, ms per token", steps),
+            Bars(f"Ablation: {name}", "normalized latency, times that of discard", _steps(at_rate), beside=True),
         ],
     ]
+
+
+def _steps(at_rate: Mapping[str, Report]) -> dict[str, dict[str, float]]:
+    """The settings of the ablation: latency over that of the first one, ours and the paper's."""
+    latencies = {policy: latency_ms(report) for policy, report in at_rate.items()}
+    base, theirs = latencies.get(ABLATION[0].policy), 1.0
+    steps: dict[str, dict[str, float]] = {}
+    for policy, _, change in ABLATION:
+        theirs *= 1.0 + (change or 0.0)
+        ours = latencies.get(policy)
+        steps[policy] = ({"ours": ours / base} if ours is not None and base else {}) | {"the paper's": theirs}
+    return steps
 
 
 def _figure_2_panel(study: Study, reference: Mapping[str, Points]) -> Curves:
@@ -261,7 +273,7 @@ def _figure_2_panel(study: Study, reference: Mapping[str, Points]) -> Curves:
         ranges = [(rate, Range(latency, latency, latency)) for rate, latency in points]
         return Curve(None if is_reference else policy, ranges, COLOURS.get(policy), is_reference)
 
-    curves = [curve(policy, points, False) for policy, points in study.points.items()]
+    curves = [curve(policy, points, False) for policy, points in study.points.items() if policy in DRAWN]
     curves += [curve(policy, points, True) for policy, points in reference.items()]
-    dashed = " (dashed: the paper's)" if reference else ""
+    dashed = " (dotted: the paper's)" if reference else ""
     return Curves(study.profile + dashed, curves, study.threshold_ms)

@@ -31,6 +31,8 @@ COLOURS: Mapping[str, str] = {
 }
 """The same colour for a policy in every picture; those without one get what matplotlib gives."""
 
+REFERENCE: Mapping[str, Any] = {"linestyle": ":", "linewidth": 1.2, "alpha": 0.8}
+"""How somebody else's curves are drawn."""
 
 FORMATS = (".png", ".svg", ".pdf")
 """What names of pictures end with."""
@@ -43,7 +45,7 @@ class Curve(NamedTuple):
         name: in the legend; None: not there.
         points: requests per second and ms per token, with its range over seeds, by ascending rate.
         colour: None: the next one.
-        reference: thin and dashed: somebody else's numbers.
+        reference: thin and dotted: somebody else's numbers.
     """
 
     name: str | None
@@ -61,17 +63,19 @@ class Curves(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """A panel of stacked bars.
+    """A panel of bars.
 
     Attributes:
         title: over the panel.
         unit: on the axis.
         bars: for each bar its parts by name.
+        beside: the parts stand beside each other, not on each other.
     """
 
     title: str
     unit: str
     bars: Mapping[str, Mapping[str, float]]
+    beside: bool = False
 
 
 Panel = Curves | Bars
@@ -103,41 +107,68 @@ def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:
 
 
 def _draw_curves(axes: "Axes", panel: Curves) -> None:
-    for curve in panel.curves:
-        if not curve.points:
-            continue
+    drawn = [curve for curve in panel.curves if curve.points]
+    ours = [curve for curve in drawn if not curve.reference]
+    any_range = False
+    for curve in drawn:
         rates = [rate for rate, _ in curve.points]
-        style: dict[str, Any] = (
-            {"linestyle": "--", "linewidth": 0.9, "alpha": 0.7} if curve.reference else {"marker": "."}
-        )
-        [line] = axes.plot(
-            rates,
-            [latency.mean for _, latency in curve.points],
-            label=curve.name or "_",
-            color=curve.colour,
-            **style,
-        )
+        style = REFERENCE if curve.reference else _style(ours.index(curve), len(ours))
+        means = [latency.mean for _, latency in curve.points]
+        [line] = axes.plot(rates, means, label=curve.name or "_", color=curve.colour, **style)
         lows, highs = ([getattr(latency, end) for _, latency in curve.points] for end in ("low", "high"))
         if lows != highs:
+            any_range = True
             axes.fill_between(rates, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
     if panel.threshold is not None:
         axes.axhline(panel.threshold, color="black", linewidth=0.6, linestyle=":")
-    axes.set_yscale("log")
     axes.set_xlabel("requests per second")
-    axes.set_ylabel("normalized latency, ms per token")
-    if any(curve.name for curve in panel.curves):
-        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_ylabel("mean normalized latency, ms/token\n(InferCept's definition)")
+    if drawn:
+        _latency_axis(axes, [latency.mean for curve in drawn for _, latency in curve.points])
+    if any(curve.name for curve in drawn):
+        title = "shaded: range over seeds" if any_range else None
+        axes.legend(fontsize="small", title=title, title_fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _style(number: int, count: int) -> dict[str, Any]:
+    """Of one of several lines that may lie on each other: the first are thick and light, the last thin."""
+    share = number / max(count - 1, 1)
+    return {
+        "linewidth": 5.0 - 3.8 * share,
+        "alpha": 0.5 + 0.5 * share,
+        "linestyle": ("-", "-", "--", "-.")[number % 4],
+        "marker": "osD^vPX<>*hdp"[number % 13],
+        "markersize": 10 - 5 * share,
+        "markerfacecolor": "none",
+    }
+
+
+def _latency_axis(axes: "Axes", values: Sequence[float]) -> None:
+    """A logarithmic axis whose ticks are plain numbers, and several also where values are close to each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.set_yscale("log")
+    close = max(values) < 6 * min(values)
+    axes.yaxis.set_major_locator(MaxNLocator(6) if close else LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_bars(axes: "Axes", panel: Bars) -> None:
     names = list(panel.bars)
     parts = list(dict.fromkeys(part for bar in panel.bars.values() for part in bar))
-    bottoms = [0.0] * len(names)
-    for part in parts:
+    bottoms, highest = [0.0] * len(names), 0.0
+    width = 0.8 / len(parts) if panel.beside and parts else 0.8
+    for number, part in enumerate(parts):
         heights = [panel.bars[name].get(part, 0.0) for name in names]
-        axes.bar(range(len(names)), heights, bottom=bottoms, label=part)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize="small")
+        shift = (number - (len(parts) - 1) / 2) * width if panel.beside else 0.0
+        axes.bar([place + shift for place in range(len(names))], heights, width, bottom=bottoms, label=part)
+        highest = max(highest, *(bottom + height for bottom, height in zip(bottoms, heights, strict=True)))
+        if not panel.beside:
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize="small")
     axes.set_ylabel(panel.unit)
+    if highest > 0:
+        axes.set_ylim(0, 1.08 * highest)
     if len(parts) > 1:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -12,7 +12,7 @@ from jinfercept.bench.accounts import Report
 from jinfercept.bench.arrivals import Arrival
 from jinfercept.bench.recording import NO_RECORDS, Records
 from jinfercept.bench.replay import Replayed, at_speed_of, different, replay, resize_host, simulation
-from jinfercept.bench.reports import check_writable, latency_ms, write_json
+from jinfercept.bench.reports import check_outputs, latency_ms, write_json
 from jinfercept.bench.scripted import make_request, random_tokens, scaled
 from jinfercept.bench.simulate_command import check_least, drawer, listed, load, number_text, show
 from jinfercept.errors import ConfigError
@@ -83,9 +83,11 @@ def replay_command(
         check_name(name)
     if host_tokens is not None:
         check_least("--host-tokens", host_tokens, 0)
-    for flag, path in (("--json", json_path), *zip(("--decisions", "--chrome-trace"), records, strict=True)):
-        if path is not None:
-            check_writable(path, flag)
+    plays = {name: records.of(name) if len(names) > 1 else records for name in names}
+    flags_of = ("--decisions", "--chrome-trace")
+    check_outputs(
+        (("--json", json_path), *(one for play in plays.values() for one in zip(flags_of, play, strict=True)))
+    )
     drawn = load(trace or workload, drawer(trace, workload, "trace", sys.maxsize), rate, duration, seed)
     arrivals = scaled(drawn.arrivals, scale_tokens, scale_time)
     if not arrivals:
@@ -96,7 +98,6 @@ def replay_command(
         _check_lengths(arrivals, llm)
         if host_tokens is not None:
             resize_host(llm, host_tokens)
-        plays = {name: records.of(name) if len(names) > 1 else records for name in names}
         runs, simulated = _play(llm, plays, arrivals, duration * scale_time, seed, simulate, console)
     if json_path is not None:
         write_json(json_path, [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()])

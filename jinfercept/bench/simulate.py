@@ -23,8 +23,8 @@ from jinfercept.sched.scheduler import Preemption, Scheduler
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
-"""Not policies but what none can beat: infinite memory; intercepted contexts that leave and come back at no cost. And the
-policies that they run under."""
+"""Not policies but marks to compare with: infinite memory; intercepted contexts that leave and come back at no cost but the
+step in which their pages land, so that whoever keeps pages can be a little faster. And the policies that they run under."""
 
 _ENDLESS_TOKENS = 1 << 40
 

@@ -18,12 +18,13 @@ from jinfercept.bench.arrivals import arrivals
 from jinfercept.bench.fits import Like
 from jinfercept.bench.plots import COLOURS, Curve, Curves, check_drawing, draw
 from jinfercept.bench.recording import NO_RECORDS, Records
-from jinfercept.bench.reports import check_writable, group, latency_ms, over_seeds, write_csv, write_json
-from jinfercept.bench.simulate import Simulation
-from jinfercept.bench.sweep import INTERRUPTED, Load, Report, Run, sweep
+from jinfercept.bench.reports import check_outputs, group, latency_ms, over_seeds, write_all, write_csv, write_json
+from jinfercept.bench.simulate import BOUNDS, Simulation
+from jinfercept.bench.sweep import INTERRUPTED, Load, Report, Run, rate_text, sweep
 from jinfercept.bench.workload import Script, from_trace, load_trace
 from jinfercept.bench.workload import draw as draw_script
 from jinfercept.errors import ConfigError
+from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.scheduler import Preemption
 
@@ -31,6 +32,11 @@ TABLE_NOTE = (
     "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
     "The generator cuts each request where it reaches the window, so means come out below the table's."
 )
+
+MOST = 1_000_000
+"""Sequences, tokens of a page, processes."""
+
+_RECORD_FLAGS = ("--decisions", "--chrome-trace")
 
 
 def simulate(
@@ -73,12 +79,13 @@ def simulate(
     """
     for flag, count in (("--max-num-seqs", max_num_seqs), ("--page-size", page_size), ("--jobs", jobs)):
         check_least(flag, count, 1)
+        if count > MOST:
+            raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
     check_least("--host-tokens", host_tokens, 0)
-    written = {"--json": json_path, "--csv": csv_path, "--plot": plot_path}
-    written |= {"--decisions": records.decisions, "--chrome-trace": records.chrome_trace}
-    for flag, path in written.items():
-        if path is not None:
-            check_writable(path, flag)
+    check_policies(listed(policies))
+    check_outputs(
+        (("--json", json_path), ("--csv", csv_path), ("--plot", plot_path), *zip(_RECORD_FLAGS, records, strict=True))
+    )
     if plot_path is not None:
         check_drawing(plot_path)
     if like == "table":
@@ -112,15 +119,19 @@ def simulate(
         runs = [replace(runs[0], records=records)]
     else:
         runs = [replace(run, records=records.of(run.file_name)) for run in runs]
+        check_outputs(output for run in runs for output in zip(_RECORD_FLAGS, run.records, strict=True))
     console = Console(stderr=True)
-    reports = sweep(runs, jobs, console) if len(runs) > 1 else [_play(runs[0], console)]
+    reports = sweep(runs, jobs, console) if len(runs) > 1 else [play_here(runs[0], console)]
     show(table(reports))
+    writers: dict[str, Callable[[], object]] = {}
     if json_path is not None:
-        write_json(json_path, reports)
+        writers[json_path] = lambda: write_json(json_path, reports)
     if csv_path is not None:
-        write_csv(csv_path, reports)
+        writers[csv_path] = lambda: write_csv(csv_path, reports)
     if plot_path is not None:
-        draw(plot_path, [[curves(f"{name}, {simulations[0].profile.name}", reports)]])
+        title = f"{name}, {simulations[0].profile.name}"
+        writers[plot_path] = lambda: draw(plot_path, [[curves(title, reports)]])
+    write_all(writers)
     return exit_status(reports)
 
 
@@ -137,6 +148,13 @@ def check_least(flag: str, value: float, least: float) -> None:
     """Raise `ConfigError` if an option is too small."""
     if not value >= least:
         raise ConfigError(f"{flag} is too small", got=value, fix=f"at least {least}")
+
+
+def check_policies(names: Sequence[str]) -> None:
+    """Raise `ConfigError` unless all of these can be simulated: a policy, or a bound."""
+    for name in names:
+        if name not in SETTINGS and name not in BOUNDS:
+            raise ConfigError("no such policy", got=name, fix=f"one of {', '.join((*SETTINGS, *BOUNDS))}")
 
 
 def listed(texts: Sequence[str]) -> list[str]:
@@ -187,10 +205,14 @@ def load(
 # -- one run, in this process ------------------------------------------------------------------------------------------
 
 
-def _play(run: Run, console: Console) -> Report:
+def play_here(run: Run, console: Console) -> Report:
+    """The report of a run; what Ctrl-C ends is one that has failed, as in a sweep."""
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(run.simulation.policy, total=2 * run.simulation.duration_s)
-        return run.play(lambda now: progress.update(task, completed=now))
+        try:
+            return run.play(lambda now: progress.update(task, completed=now))
+        except KeyboardInterrupt:
+            return run.failed(INTERRUPTED)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
@@ -203,7 +225,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "recomp.": lambda report: report["recomputed_tokens"],
     "out": lambda report: report["copied_out_tokens"],
     "in": lambda report: report["copied_in_tokens"],
-    "waste": lambda report: report["waste_fraction"],
+    "waste": lambda report: None if report["policy"] == "bound" else report["waste_fraction"],  # its pool is another
     "wall s": lambda report: report["sim_wall_s"],
 }
 
@@ -220,7 +242,7 @@ def table(reports: Sequence[Report]) -> Table:
     for (rate, policy), same in group(reports, lambda report: (report["rate"], report["policy"])).items():
         cells = [latency_text(same), *(_cell(name, same, value) for name, value in _COLUMNS.items())]
         errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]
-        shown.add_row(f"{rate:g}", policy, *cells, *["; ".join(errors)][: len(errors)])
+        shown.add_row(rate_text(rate), policy, *cells, *["; ".join(errors)][: len(errors)])
     return shown
 
 

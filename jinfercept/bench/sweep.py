@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Self, final
 
@@ -66,12 +67,14 @@ class Run:
         }
 
     def __str__(self) -> str:
-        return f"{self.simulation.policy} {self.load.workload} {self.load.rate:g}/s seed {self.load.seed}"
+        simulation, load = self.simulation, self.load
+        rate = rate_text(load.rate)
+        return f"{simulation.policy} {simulation.estimator} {load.workload} {rate}/s seed {load.seed}"
 
     @property
     def file_name(self) -> str:
         """What tells its files from those of the others of a sweep."""
-        return f"{self.simulation.policy}-{self.load.rate:g}-{self.load.seed}"
+        return f"{self.simulation.policy}-{rate_text(self.load.rate)}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
         """Simulate; whatever goes wrong is in the report.
@@ -89,6 +92,11 @@ class Run:
     def failed(self, error: str) -> Report:
         """The report of a run that has none."""
         return self.labels | {"error": error}
+
+
+def rate_text(rate: float) -> str:
+    """All digits of a rate: no two rates have the same text."""
+    return repr(rate).removesuffix(".0")
 
 
 def sweep(runs: Sequence[Run], jobs: int, console: Console) -> list[Report]:
@@ -143,6 +151,7 @@ class _Worker:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # whose start would let Ctrl-C through to the process
         self.pipe, theirs = context.Pipe()
         self.number = -1
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
@@ -170,6 +179,7 @@ class _Worker:
 
 def _work(pipe: Connection) -> None:
     """What a worker does, until it is ended or nobody is at the other end any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         while True:
             run: Run = pipe.recv()

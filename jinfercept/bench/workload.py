@@ -6,6 +6,8 @@ seconds: no text, no token ids, no clock; when requests arrive is the business o
 
 import json
 import math
+import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -16,6 +18,9 @@ from jinfercept.errors import ConfigError
 
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
 """Requests of each kind in the authors' mixed trace."""
+
+MOST_TOKENS = 1_000_000_000
+"""Of one number in a trace."""
 
 
 class Segment(NamedTuple):
@@ -88,13 +93,13 @@ def load_trace(path: str | Path) -> list[Script]:
 def _script(line: str, where: str) -> Script:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
     kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
     if not isinstance(kind, str):
-        raise ConfigError(f"{where}: kind is no text", got=repr(kind), fix='for example "chat"')
+        raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{where}: no segments", got=repr(entries), fix="give a list with at least one")
+        raise ConfigError(f"{where}: no segments", got=reprlib.repr(entries), fix="give a list with at least one")
     segments = [_segment(entry, f"{where}, segment {number}") for number, entry in enumerate(entries, 1)]
     silent = [number for number, segment in enumerate(segments[:-1], 1) if segment.call_s is None]
     if silent:
@@ -110,21 +115,22 @@ def _segment(entry: Any, where: str) -> Segment:
     if entry.get("call_s") is None and not entry.get("returned"):
         return Segment(decode, None, 0)
     call_s = _field(entry, "call_s", where)
-    if not isinstance(call_s, int | float) or isinstance(call_s, bool) or not 0 <= call_s < math.inf:
-        raise ConfigError(f"{where}: call_s is not a time", got=repr(call_s), fix="seconds, at least 0")
+    if not isinstance(call_s, int | float) or isinstance(call_s, bool) or not 0 <= call_s <= sys.float_info.max:
+        raise ConfigError(f"{where}: call_s is not a time", got=reprlib.repr(call_s), fix="seconds, at least 0")
     return Segment(decode, float(call_s), _count(_field(entry, "returned", where), "returned", 0, where))
 
 
 def _field(entry: object, name: str, where: str) -> Any:
     if not isinstance(entry, dict) or name not in entry:
-        got = list(entry) if isinstance(entry, dict) else repr(entry)
+        got = list(entry) if isinstance(entry, dict) else reprlib.repr(entry)
         raise ConfigError(f"{where}: {name} is missing", got=got, fix=f'write an object with "{name}"')
     return entry[name]
 
 
 def _count(value: object, name: str, least: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{where}: {name} is no number of tokens", got=repr(value), fix=f"at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+        fix = f"from {least} to {MOST_TOKENS:,}"
+        raise ConfigError(f"{where}: {name} is no number of tokens", got=reprlib.repr(value), fix=fix)
     return value
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from jinfercept.models import converted
+from jinfercept.models.converted import write
 from jinfercept.models.load import DTypeName, Loaded, load
 from jinfercept.tokenizer import load_tokenizer
 
@@ -20,7 +20,7 @@ def convert(model: str, directory: str, *, dtype: DTypeName = "auto") -> int:
     """
     target = Path(directory).expanduser()
     loaded, original_s = _timed(model, dtype)
-    converted.write(target, loaded.model, loaded.params)
+    write(target, loaded.model, loaded.params)
     tokenizer = load_tokenizer(loaded.source)
     if tokenizer is not None:
         tokenizer.save(target)

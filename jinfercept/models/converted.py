@@ -1,22 +1,77 @@
-"""Checkpoints of our own: weights as they lie on the device, written and read by Orbax, with our config beside them.
+"""Checkpoints of our own: weights as they lie on the device, written by Orbax, with our config beside them.
 
-Nothing is renamed, turned or dequantised when they are read, which is why it is quick. The tokenizer's files are not known here.
+Nothing is renamed, turned or dequantised when they are read, which is why it is quick. Orbax's arrays are TensorStore's;
+reading goes to that library, since Orbax restores whole arrays, several at a time, and would hold a small model almost twice.
+The tokenizer's files are not known here.
 """
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.typing import DTypeLike
+import numpy as np
+from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
+from jinfercept.models.checkpoint import Names, Stored
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.models.model import Model, Params, abstract_params, tied, untied
+from jinfercept.models.model import Model, abstract_params, untied
+from jinfercept.models.protocol import Params
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
 _FORMAT = 1
+_CHUNK_BYTES = 4 << 20  # so that a part of an array can be read without the rest
+
+
+@dataclass(frozen=True)
+class ConvertedCheckpoint:
+    """An opened directory; every array is stored as it is used."""
+
+    config: ModelConfig
+    names: Names
+    _arrays: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, directory: Path) -> "ConvertedCheckpoint":
+        """Read the config and the arrays' shapes. Raises `ModelError` if they are damaged, missing or of another version."""
+        import tensorstore as ts
+
+        config = read_config(directory)
+        once = untied(config, abstract_params(config, np.float32))
+        names = Names(
+            embed={ours: Stored(f"embed.{ours}") for ours in once.embed},
+            layer={ours: Stored(f"layers.{{i}}.{ours}") for ours in once.layers[0]},
+            head={ours: Stored(f"head.{ours}") for ours in once.head},
+        )
+        stored = [*names.embed.values(), *names.head.values(), *names.layer.values()]
+        full = {array.name.format(i=i) for array in stored for i in range(config.num_layers)}
+        base = (directory / _WEIGHTS).resolve().as_uri() + "/"
+
+        one_thread = {"limit": 1}  # every further one would keep the memory of its buffers
+        context = ts.Context({"data_copy_concurrency": one_thread, "file_io_concurrency": one_thread})
+
+        def opened(name: str) -> Any:
+            kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+            return ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, context=context)
+
+        try:
+            arrays = {name: future.result() for name, future in {name: opened(name) for name in sorted(full)}.items()}
+        except ValueError as error:
+            raise _damaged(directory, error) from error
+        return cls(config, names, arrays)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self._arrays.items()}
+
+    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        try:
+            return self._arrays[name][rows].read().result()
+        except ValueError as error:
+            raise _damaged(name, error) from error
 
 
 def is_converted(directory: Path) -> bool:
@@ -34,10 +89,16 @@ def write(directory: Path, model: Model, params: Params) -> None:
 
     if (directory / _WEIGHTS).exists():
         raise ModelError("the directory holds a converted model already", got=directory, fix="name another directory")
+    once = untied(model.config, params)
+    tree = {"embed": once.embed, "layers": list(once.layers), "head": once.head}
+    chunked = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with ocp.Checkpointer(_handler()) as checkpointer:
-            checkpointer.save((directory / _WEIGHTS).resolve(), args=ocp.args.PyTreeSave(_tree(model.config, params)))
+        handler = ocp.PyTreeCheckpointHandler(
+            use_compression=False
+        )  # weights hardly shrink, and unpacking takes longer
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save((directory / _WEIGHTS).resolve(), args=ocp.args.PyTreeSave(tree, chunked))
         described = {"format": _FORMAT, "config": asdict(model.config)}
         (directory / _CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -59,38 +120,9 @@ def read_config(directory: Path) -> ModelConfig:
         ) from error
 
 
-def read_params(directory: Path, config: ModelConfig, dtype: DTypeLike) -> Params:
-    """The weights on the default device in `dtype`. Raises `ModelError` if they are damaged or do not fit the config."""
-    import orbax.checkpoint as ocp
-
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    wanted = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
-        _tree(config, abstract_params(config, dtype)),
+def _damaged(what: object, error: ValueError) -> ModelError:
+    return ModelError(
+        "the converted weights cannot be read",
+        got=f"{what}: {str(error).strip().splitlines()[0]}",
+        fix="convert the model again",
     )
-    largest = max(leaf.size * 4 for leaf in jax.tree.leaves(wanted))
-    how = ocp.checkpoint_utils.construct_restore_args(wanted)
-    try:
-        with ocp.Checkpointer(_handler(largest)) as checkpointer:
-            restore = ocp.args.PyTreeRestore(item=wanted, restore_args=how)
-            blocks = checkpointer.restore((directory / _WEIGHTS).resolve(), args=restore)
-    except Exception as error:  # whatever a damaged file makes of it
-        raise ModelError(
-            "the converted weights cannot be read",
-            got=f"{directory}: {str(error).strip().splitlines()[0]}",
-            fix="convert the model again",
-        ) from error
-    return tied(config, Params(blocks["embed"], tuple(blocks["layers"]), blocks["head"]))
-
-
-def _tree(config: ModelConfig, params: Params) -> dict[str, Any]:
-    """Every array once, in containers that Orbax gives back as they were."""
-    once = untied(config, params)
-    return {"embed": once.embed, "layers": list(once.layers), "head": once.head}
-
-
-def _handler(b=None) -> Any:
-    """Uncompressed: half-precision weights hardly shrink, and unpacking them takes longer than reading them."""
-    import orbax.checkpoint as ocp
-
-    return ocp.PyTreeCheckpointHandler(handler_impl=ocp.handlers.BasePyTreeCheckpointHandler(restore_concurrent_bytes=b and b + 1, use_compression=False) if hasattr(ocp.handlers,'BasePyTreeCheckpointHandler') else __import__('orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler',fromlist='x').BasePyTreeCheckpointHandler(restore_concurrent_bytes=b and b + 1,use_compression=False))

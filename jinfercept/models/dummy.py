@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.model import Params, Weights, abstract_params, tied, untied
+from jinfercept.models.model import abstract_params, tied, untied
+from jinfercept.models.protocol import Params, Weights
 
 
 def random_params(config: ModelConfig, dtype: DTypeLike, seed: int) -> Params:

@@ -80,14 +80,7 @@ class HFCheckpoint:
         Raises:
             ModelError: `config.json` is missing or not supported, or a file cannot be read.
         """
-        config_file, generation_file = directory / "config.json", directory / "generation_config.json"
-        if not config_file.is_file():
-            raise ModelError(
-                "the model's directory has no config.json", got=directory, fix="name a Hugging Face directory"
-            )
-        generation = _json(generation_file) if generation_file.is_file() else None
-        config = ModelConfig.from_hf(_json(config_file), generation)
-
+        config = read_config(directory)
         files = [SafetensorsFile.open(file) for file in _weight_files(directory, "model", "safetensors")]
         files = files or [TorchFile.open(file) for file in _weight_files(directory, "pytorch_model", "bin")]
         shapes, holders = {}, {}
@@ -102,6 +95,15 @@ class HFCheckpoint:
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
         return self._files[name].read(name, rows)
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The config in a directory, whatever weights are there. Raises `ModelError` if it is missing or not supported."""
+    config_file, generation_file = directory / "config.json", directory / "generation_config.json"
+    if not config_file.is_file():
+        raise ModelError("the model's directory has no config.json", got=directory, fix="name a Hugging Face directory")
+    generation = _json(generation_file) if generation_file.is_file() else None
+    return ModelConfig.from_hf(_json(config_file), generation)
 
 
 def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:

@@ -12,8 +12,8 @@ _SETTINGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form `owner/name`."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+    """Whether `name` has the form `owner/name` or `owner/name@revision`."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", name) is not None
 
 
 def fetch_repository(name: str, *, weights: bool) -> Path:
@@ -33,11 +33,15 @@ def fetch_repository(name: str, *, weights: bool) -> Path:
 def _download(name: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download  # half a second to import
 
+    repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+        found = snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+        )
     except Exception as error:  # of the connection, the hub, the file system
         raise ModelError(
             "there is no such directory, and the model cannot be downloaded from the Hugging Face hub",
             got=f"{name}: {str(error).strip().splitlines()[0]}",
             fix="check the name and the connection (gated models: `hf auth login`), or download it elsewhere and give its path",
         ) from error
+    return Path(found)

@@ -55,9 +55,7 @@ class LlamaLayer(nnx.Module):
         return x + project("tf,fe->te", y, self.down), kv
 
 
-def _normed(
-    x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float
-) -> Float[Array, "T H D"]:
+def _normed(x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float) -> Float[Array, "T H D"]:
     """Every head normed by itself, in models that have such a norm."""
     return x if scale is None else rms_norm(x, scale, eps)
 

@@ -16,14 +16,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models import converted, embedded
+from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, Stored
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.converted import ConvertedCheckpoint, is_converted
+from jinfercept.models.converted import read_config as read_converted
 from jinfercept.models.dummy import random_params
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import HFCheckpoint
+from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
-from jinfercept.models.model import Model, Params, Weights, abstract_params, param_bytes, tied, untied
+from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
+from jinfercept.models.protocol import Params, ServedModel, Weights
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -32,10 +36,10 @@ PIECE_BYTES = (4 << 20, 64 << 20)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Loaded[M: ServedModel]:
     """A model with its weights; `source` is the directory or file they came from, which also holds the tokenizer."""
 
-    model: Model
+    model: M
     params: Params
     source: Path | None
     kind: Literal["hf", "gguf", "converted", "dummy"]
@@ -43,12 +47,13 @@ class Loaded:
 
 def load(
     model: str | Path | ModelConfig, *, dtype: DTypeName = "auto", load_format: LoadFormat = "auto", seed: int = 0
-) -> Loaded:
+) -> Loaded[Model]:
     """Load a model onto the default device.
 
     Args:
-        model: a Hugging Face directory, or its id on the hub, a directory that `jinfercept convert` wrote, a `.gguf` file, or
-            `smollm2-135m`; for dummy weights also a directory with only a `config.json`, or a config.
+        model: a Hugging Face directory, or its id on the hub (`owner/name`, `owner/name@revision`), a directory that
+            `jinfercept convert` wrote, a `.gguf` file, or `smollm2-135m`; for dummy weights also a
+            directory with only a `config.json`, or a config.
         dtype: of weights and activations; `auto` is float32 on the CPU, where bfloat16 is slow, and bfloat16 elsewhere.
         load_format: `dummy` makes random weights instead of reading any.
         seed: of the dummy weights.
@@ -68,12 +73,8 @@ def load(
     if load_format == "dummy":
         config = _config(source)
         return Loaded(Model(config), random_params(config, target, seed), source, "dummy")
-    if converted.is_converted(source):
-        config = converted.read_config(source)
-        return Loaded(Model(config), converted.read_params(source, config, target), source, "converted")
     checkpoint = _open(source)
-    params = _read_params(checkpoint, target)
-    return Loaded(Model(checkpoint.config), params, source, "gguf" if source.is_file() else "hf")
+    return Loaded(Model(checkpoint.config), _read_params(checkpoint, target), source, _kind(source))
 
 
 def dtype_name(dtype: str) -> str:
@@ -87,11 +88,25 @@ def read_config(model: str | Path) -> ModelConfig:
 
 
 def _config(source: Path) -> ModelConfig:
-    return converted.read_config(source) if converted.is_converted(source) else _open(source).config
+    """The config alone: the weights may not be there."""
+    match _kind(source):
+        case "gguf":
+            return GGUFCheckpoint.open(source).config
+        case "converted":
+            return read_converted(source)
+        case "hf":
+            return read_hf(source)
 
 
 def _open(source: Path) -> Checkpoint:
-    return GGUFCheckpoint.open(source) if source.is_file() else HFCheckpoint.open(source)
+    formats = {"gguf": GGUFCheckpoint, "converted": ConvertedCheckpoint, "hf": HFCheckpoint}
+    return formats[_kind(source)].open(source)
+
+
+def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:
+    if source.is_file():
+        return "gguf"
+    return "converted" if is_converted(source) else "hf"
 
 
 def _find(model: str | Path, *, weights: bool) -> Path:

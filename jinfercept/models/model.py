@@ -1,4 +1,4 @@
-"""A model as three pure functions of its parameters: embed, one layer, head.
+"""A model of a family served as three pure functions of its parameters: embed, one layer, head (`protocol.ServedModel`).
 
 The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the static halves are split off once, when a
 `Model` is made. All layers share one of them, so one compiled layer serves all. Where keys and values are kept is the
@@ -6,7 +6,7 @@ caller's business: it passes `attend`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,9 @@ from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
-
-Weights = dict[str, Any]
-"""One block's parameters by name: arrays, or `jax.ShapeDtypeStruct`s."""
+from jinfercept.models.protocol import ModelNumbers, Params, Weights
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
-
-
-class Params(NamedTuple):
-    """A model's weights. All layers have the same structure and shapes; tied embeddings are one array, not two."""
-
-    embed: Weights
-    layers: tuple[Weights, ...]
-    head: Weights
 
 
 @dataclass(frozen=True)
@@ -94,6 +84,6 @@ def param_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: DTypeLike) -> int:
+def kv_bytes_per_token(config: ModelNumbers, dtype: DTypeLike) -> int:
     """Keys and values of one token over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

@@ -1,7 +1,7 @@
 """`pytorch_model.bin` files without torch: what GPT-J and Vicuna were published as.
 
-Such a file is an uncompressed zip archive: a pickle that describes the tensors, and their bytes. Unpickling runs what the file
-says, so only the names that describe tensors are let through. Files from before PyTorch 1.6, which are no archives, are refused.
+Such a file is an uncompressed zip archive: a pickle that describes the tensors, and their bytes. Unpickling runs what the
+file says, so only names that describe tensors are let through. Files from before PyTorch 1.6, no archives yet, are refused.
 """
 
 import pickle

@@ -58,3 +58,8 @@ def test_every_arrival_draws_once() -> None:
 def test_arguments_out_of_range_are_refused(rate: float, duration_s: float, burstiness: float, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} of arrivals is out of range"):
         arrivals(lambda: SCRIPT, rate, duration_s, Random(0), burstiness)
+
+
+def test_more_requests_than_memory_holds_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"too many requests would arrive; got 1e\+06 requests/s for 2 s"):
+        arrivals(lambda: SCRIPT, 1e6, 2.0, Random(0))

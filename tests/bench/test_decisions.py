@@ -91,7 +91,11 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "does not hold decisions"), ('{"type":"run","version":0}\n', "does not hold decisions"), ("{\n", "not JSON")],
+    [
+        ("", "does not hold decisions"),
+        ('{"type":"run","version":0}\n', "does not hold decisions"),
+        ("{\n", "line 1: not JSON"),
+    ],
 )
 def test_files_of_another_kind_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "log").write_text(text)
@@ -99,6 +103,34 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, text: str, message: s
         load_records(tmp_path / "log")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_records(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"predicted_token_s": "many"}, "line 3: not a record as it was written; got 'many' where a number belongs"),
+        ({"actual": {}}, "line 3: not a record as it was written; got no 'held'"),
+        ({"forecasts": [{"age_s": 0.0, "remaining_s": 1.0, "quantiles_s": [1.0]}]}, "1 quantiles, and 2"),
+        ({"tools": 3}, "line 3: not a record"),
+        ({"actual_token_s": float("inf")}, "where a finite number belongs"),
+    ],
+)
+def test_an_edited_line_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "log", RUN, outcome("a", 1, 1), outcome("a", 1, 1) | change)
+    with pytest.raises(ConfigError, match=message):
+        load_records(path)
+
+
+def test_a_line_that_lacks_something_or_has_no_end_of_brackets_is_named(tmp_path: Path) -> None:
+    lacking = outcome("a", 1, 1)
+    del lacking["returned"]
+    with pytest.raises(ConfigError, match=r"line 2: not a record as it was written; got no 'returned'"):
+        load_records(written(tmp_path / "lacking", RUN, lacking))
+    with pytest.raises(ConfigError, match="line 1: not a record"):
+        load_records(written(tmp_path / "head", RUN | {"quantiles": 3}))
+    (tmp_path / "deep").write_text("[" * 100_000 + "\n")
+    with pytest.raises(ConfigError, match="line 1: not JSON"):
+        load_records(tmp_path / "deep")
 
 
 def test_the_quantile_loss_is_least_at_the_quantile() -> None:

@@ -1,6 +1,11 @@
 """`jinfercept bench paper`: loads at equal latency, the published numbers, and the report from both."""
 
 import csv
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from jinfercept.bench.published import ABLATION, load_figure
 from jinfercept.cli import main
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS
+from jinfercept.sched.profile import PROFILES
 
 FIGURE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_fig2.csv"
 GPTJ = "paper-gptj-6b-a100"
@@ -119,6 +125,45 @@ def test_the_report_has_every_rate_and_every_kind() -> None:
 
 def test_shares_of_waste_are_of_the_pool_over_the_run() -> None:
     assert waste_shares(a_report("lru", 1.0, 10.0)) == {"preserve": 0.01, "recompute": 0.02, "stall": 0.0, "fetch": 0.0}
+
+
+def test_the_picture_has_the_papers_policies_and_its_ablation_beside_ours() -> None:
+    [[figure_2], [_, ablation]] = panels(a_summary())
+    assert [curve.name for curve in figure_2.curves] == ["discard", "min_waste", "bound"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(ablation, Bars)
+    assert ablation.bars["discard"] == {"ours": 1.0, "the paper's": 1.0}
+    assert ablation.bars["improved_discard"] == {"the paper's": pytest.approx(0.755)}
+    assert ablation.bars["min_waste"]["ours"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("derived", [[1, 2], {"kv_tokens": "many"}, {}])
+def test_a_profile_that_does_not_say_how_much_it_holds_is_asked_for_it(
+    derived: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "machine.json"
+    replace(PROFILES[GPTJ], name="mine", tables={"derived": derived}).save(path)
+    assert main(["bench", "paper", "--profile", str(path), "--out", str(tmp_path)]) == 2
+    assert "how much KV does this machine hold?; got mine" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_what_is_done_in_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+
+    def interrupt() -> None:
+        while "1 of 44" not in capsys.readouterr().err:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    flags = ["--profile", GPTJ, "--duration", "10", "--rate", "3,8", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(["bench", "paper", *flags]) == 130
+    thread.join()
+    assert "runs are done and in" in capsys.readouterr().out
+    with (tmp_path / "paper-interrupted.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2 * 13 + 6 * 3
+    assert not (tmp_path / "paper.csv").exists()
 
 
 def test_a_machine_on_which_nothing_was_measured_is_told_of() -> None:

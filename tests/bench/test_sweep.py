@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from jinfercept.bench.arrivals import Arrival
-from jinfercept.bench.reports import over_seeds, write_csv
+from jinfercept.bench.reports import check_outputs, over_seeds, write_csv, write_json
 from jinfercept.bench.simulate import Simulation
-from jinfercept.bench.simulate_command import drawer, exit_status, load, number_text, numbers, table
+from jinfercept.bench.simulate_command import drawer, exit_status, load, number_text, numbers, play_here, table
 from jinfercept.bench.sweep import INTERRUPTED, Load, Run, sweep
 from jinfercept.bench.workload import Script, Segment
 from jinfercept.cli import main
@@ -102,6 +104,7 @@ def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
     assert [line.split()[:2] for line in lines] == [["rate", "policy"], ["3.5", "lru"], ["3.5", "swap"]]
     assert "–" in lines[1]  # the range over two seeds
     reports = json.loads(files["json"].read_text())
+    assert "slowness" in reports[0]
     assert [(report["policy"], report["seed"]) for report in reports] == [
         ("lru", 0),
         ("swap", 0),
@@ -110,9 +113,64 @@ def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
     ]
     with files["csv"].open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert not [name for name in rows[0] if name.startswith("slowness")]
     mean = "normalized_latency_paper_ms_per_token.mean"
     assert float(rows[0][mean]) == reports[0]["normalized_latency_paper_ms_per_token"]["mean"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_file_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    table_file = tmp_path / "out.csv"
+    files = ["--json", "/dev/full", "--csv", str(table_file)]
+    assert main(["simulate", "--workload", "math", "--duration", "3", *files]) == 2
+    assert "not written; got /dev/full (No space left on device)" in capsys.readouterr().err
+    assert len(table_file.read_text().splitlines()) == 2
+
+
+def test_asking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("here")
+    check_outputs((("--json", old), ("--csv", new), ("--plot", None)))
+    assert old.read_text() == "here"
+    assert not new.exists()
+    check_outputs((("--json", "/dev/null"), ("--csv", "/dev/null")))
+
+
+def test_json_has_null_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", [{"a": float("nan"), "b": (float("-inf"), 1.5)}])
+    assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": [None, 1.5]}]
+
+
+def test_rates_that_print_alike_have_files_of_their_own() -> None:
+    names = [a_run(rate=rate).file_name for rate in (2.0, 2.0000001)]
+    assert names == ["copy_ahead-2-0", "copy_ahead-2.0000001-0"]
+
+
+def test_a_bound_has_no_waste_and_an_empty_run_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "x.png"
+    flags = ["--rate", "0.01", "--duration", "1", "--plot", str(picture)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["simulate", "--policy", "bound", *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2] == "-"
+    assert picture.stat().st_size > 1000
+
+
+class Interrupted(list[Arrival]):
+    """Arrivals during which somebody presses Ctrl-C."""
+
+    def __iter__(self) -> Iterator[Arrival]:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_makes_a_single_run_one_that_has_failed() -> None:
+    run = Run(Simulation(GPTJ, "lru", duration_s=4.0), Load("math", 1.0, 0, Interrupted()))
+    report = play_here(run, quiet())
+    assert report == run.failed(INTERRUPTED)
+    assert exit_status([report]) == 130
 
 
 def test_a_single_run_is_a_list_of_one_report(tmp_path: Path) -> None:
@@ -154,6 +212,13 @@ def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
         (["--jobs", "0"], "--jobs is too small; got 0"),
         (["--csv", "no/such/folder/x.csv"], "--csv cannot be written"),
         (["--plot", "picture.doc"], "not the name of a picture; got picture.doc"),
+        (["--policy", "nobody"], "copy_ahead, bound, free_pause"),
+        (["--json", "out", "--csv", "./out"], "--csv and --json name the same file"),
+        (["--json", "/proc/x.json"], "--json cannot be written; got /proc/x.json"),
+        (["--decisions", "no/such/x.jsonl", "--rate", "1,2"], "--decisions cannot be written"),
+        (["--rate", "1e9"], "too many requests would arrive; got 1e+09 requests/s for 1200 s"),
+        (["--duration", "1e300"], "too many requests would arrive"),
+        (["--max-num-seqs", "3000000000"], "--max-num-seqs is too large; got 3000000000"),
         (["--trace", "x.jsonl", "--like", "table"], "--like is for generated workloads"),
     ],
 )

@@ -215,6 +215,21 @@ def test_scripts_of_a_trace_are_drawn_with_replacement() -> None:
     assert {drawn() for _ in range(50)} == set(scripts)
 
 
+def test_a_trace_of_too_many_digits_or_brackets_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    many = "1" + "0" * 400
+    line = '{"kind": "qa", "prompt": %s, "segments": [{"decode": 1, "call_s": %s, "returned": 1}]}\n'
+    for text, message in (
+        (line % (5, many), "line 1, segment 1: call_s is not a time; got 1000"),
+        (line % (many, 1), "line 1: prompt is no number of tokens; got 1000"),
+        ("[" * 100_000, "line 1: not JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_trace(path)
+        assert len(str(caught.value)) < 300 + len(str(path))
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     rng = Random(0)
     with pytest.raises(ConfigError, match=r"no such kind.*got 'cooking'.*math"):

@@ -7,6 +7,7 @@ import pytest
 
 from jinfercept.errors import ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.model import kv_bytes_per_token
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -20,6 +21,58 @@ def test_a_llama_config_is_read():
     assert (config.family, config.num_heads, config.num_kv_heads, config.head_dim) == ("llama", 4, 2, 8)
     assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8)
     assert not config.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "bias", "norm"),
+    [("llama_mha", False, False), ("mistral", False, False), ("qwen2", True, False), ("qwen3", False, True)],
+)
+def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
+    config = ModelConfig.from_hf(_tiny(name))
+    assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "longest"),
+    [
+        ("mistral", {}, 128),
+        ("mistral", {"sliding_window": 4096}, 128),
+        ("mistral", {"sliding_window": 32}, 32),
+        ("qwen2", {"sliding_window": 32}, 128),
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True}, 32),
+        ("qwen3", {"sliding_window": 32, "use_sliding_window": True}, 32),
+    ],
+)
+def test_a_sequence_is_no_longer_than_a_sliding_window(name, change, longest):
+    assert ModelConfig.from_hf(_tiny(name) | change).max_position == longest
+
+
+GPTJ_6B = {  # EleutherAI/gpt-j-6b, as published in 2021
+    "activation_function": "gelu_new",
+    "architectures": ["GPTJForCausalLM"],
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gptj",
+    "n_embd": 4096,
+    "n_head": 16,
+    "n_inner": None,
+    "n_layer": 28,
+    "n_positions": 2048,
+    "rotary": True,
+    "rotary_dim": 64,
+    "scale_attn_weights": True,
+    "tie_word_embeddings": False,
+    "tokenizer_class": "GPT2Tokenizer",
+    "vocab_size": 50400,
+}
+
+
+def test_gptj_6b_is_read_as_published():
+    config = ModelConfig.from_hf(GPTJ_6B)
+    assert (config.max_position, config.head_dim, config.ffn_size, config.vocab_size) == (2048, 256, 16384, 50400)
+    assert (config.rope.rotary_dim, config.eos_token_ids) == (64, (50256,))
+    assert kv_bytes_per_token(config, "float16") == 448 * 1024
 
 
 def test_a_gptj_config_is_read():

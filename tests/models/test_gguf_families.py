@@ -67,13 +67,17 @@ def pairs_side_by_side(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
     """`generate_extra_tensors` of the converter's Llama."""
-    original, low, high = (rope[f"{key}"] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+    original, low, high = (
+        rope[f"{key}"] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
     factors = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
         smooth = (original / wavelength - low) / (high - low)
         between = 1 / ((1 - smooth) / rope["factor"] + smooth)
-        factors.append(1 if wavelength < original / high else rope["factor"] if wavelength > original / low else between)
+        factors.append(
+            1 if wavelength < original / high else rope["factor"] if wavelength > original / low else between
+        )
     return np.array(factors, np.float32)
 
 

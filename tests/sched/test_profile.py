@@ -96,6 +96,13 @@ def test_a_saved_profile_is_the_same_when_loaded(tmp_path: Path) -> None:
         ({"dispatch_s": True}, "dispatch_s is not a finite number; got True"),
         ({"saturation": 0}, "saturation is too small; got 0; fix: at least 1"),
         ({"saturation": 60.5}, "saturation is not a whole number; got 60.5"),
+        (
+            {"saturation": 10**9},
+            "profile.json: a profile's saturation is too large; got 1000000000; fix: at most 1,000,000",
+        ),
+        ({"flat_s": 10**400}, "flat_s is not a finite number; got 1000"),
+        ({"kv_bytes_per_token": 10**400}, "kv_bytes_per_token is not a whole number; got 1000"),
+        ({"bucket_s": [1.0, 10**400]}, "bucket_s do not ascend from above 0"),
         ({"source": "guessed"}, "source is unknown; got 'guessed'; fix: one of paper, roofline, measured"),
         ({"name": ""}, "needs a name"),
         ({"tables": [1, 2]}, "tables have no names; got list"),
@@ -127,6 +134,14 @@ def test_a_file_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"profile\.json is not"):
         load_profile(path)
+
+
+def test_a_file_of_too_many_brackets_or_digits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for text in ("[" * 100_000, f'{{"version": {"1" * 5000}}}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"profile\.json is not JSON"):
+            load_profile(path)
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""What the engine asks of a model, whoever wrote it: a few numbers, and three functions of arrays.
+
+`Model` of `model.py` is the one for checkpoints of the families served; a model of your own goes to `LLM(model, params=...)`
+(`examples/own_model.py`).
+"""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float, Float32, Int
+
+from jinfercept.models.blocks import Attend
+
+Weights = dict[str, Any]
+"""One block's parameters: a pytree of arrays, or of `jax.ShapeDtypeStruct`s."""
+
+
+class Params(NamedTuple):
+    """A model's weights. All layers have the same structure and shapes; tied embeddings are one array, not two."""
+
+    embed: Weights
+    layers: tuple[Weights, ...]
+    head: Weights
+
+
+class ModelNumbers(Protocol):
+    """What memory, pages and executables are planned with. Its `repr` names the model where profiles and pages are kept.
+
+    Attributes:
+        family: a name, for people.
+        vocab_size: columns of the logits.
+        hidden_size: width of what the layers pass on.
+        num_heads, num_kv_heads, head_dim: of what is given to `attend` in one layer.
+        max_position: tokens of the longest sequence.
+        eos_token_ids: tokens at which generation ends.
+    """
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class ServedModel(Protocol):
+    """A decoder-only model as pure functions, traced under `jax.jit`.
+
+    All layers are one function of different weights. A function must not look at other rows of its tokens than through
+    `attend`: a step's tokens belong to many sequences. Positions reach the layers only, so they are encoded there.
+    """
+
+    @property
+    def config(self) -> ModelNumbers: ...
+
+    def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
+        """Vectors of the tokens, in the weights' dtype; `params` is `Params.embed`."""
+        ...
+
+    def layer[KV](
+        self, params: Weights, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T E"], KV]:
+        """One layer, x's dtype in and out; calls `attend` once, and returns the `kv` that it returned."""
+        ...
+
+    def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
+        """Logits of the chosen rows; `params` is `Params.head`."""
+        ...

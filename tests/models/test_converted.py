@@ -1,0 +1,75 @@
+"""What `jinfercept convert` writes: the same model, tokenizer included, whatever it came from."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jinfercept.cli import main
+from jinfercept.errors import ModelError
+from jinfercept.models import embedded
+from jinfercept.models.load import load, read_config
+from jinfercept.tokenizer import Tokenizer, load_tokenizer
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def same(one: object, other: object) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "llama_yarn", "qwen2", "gptj_published"])
+def test_a_converted_model_is_the_original(tmp_path, name, capsys):
+    assert main(["convert", str(GOLDEN / name), str(tmp_path / "new"), "--dtype", "float32"]) == 0
+    assert "float32" in capsys.readouterr().out
+    original, converted = load(GOLDEN / name, dtype="float32"), load(tmp_path / "new", dtype="float32")
+    assert (converted.kind, converted.source) == ("converted", tmp_path / "new")
+    assert read_config(tmp_path / "new") == original.model.config
+    assert jax.tree.structure(converted.params) == jax.tree.structure(original.params)
+    assert same(converted.params, original.params)
+
+
+def test_a_converted_model_is_read_in_another_dtype_and_in_pieces(tmp_path, monkeypatch):
+    main(["convert", str(GOLDEN / "qwen3"), str(tmp_path / "new"), "--dtype", "bfloat16"])
+    monkeypatch.setattr("jinfercept.models.load.PIECE_BYTES", (1, 1))
+    wide = load(tmp_path / "new", dtype="float32").params  # the golden weights are bfloat16
+    assert same(wide, load(GOLDEN / "qwen3", dtype="float32").params)
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    source = embedded.fetch()
+    original = Tokenizer.from_gguf(source)
+    original.save(tmp_path)
+    saved = load_tokenizer(tmp_path)
+    assert saved is not None
+    text = "<|im_start|>user\n12 naïve 🙂 words<|im_end|>\n"
+    assert saved.encode(text) == original.encode(text)
+    assert saved.decode(saved.encode(text), skip_special_tokens=False) == text
+    assert (saved.bos_token_id, saved.eos_token_ids) == (original.bos_token_id, original.eos_token_ids)
+    assert saved.special_ids == original.special_ids
+    messages = [{"role": "user", "content": "hi"}]
+    assert saved.apply_chat_template(messages) == original.apply_chat_template(messages)
+
+
+def test_a_directory_is_not_written_twice(tmp_path, capsys):
+    assert main(["convert", str(GOLDEN / "llama_gqa"), str(tmp_path)]) == 0
+    assert main(["convert", str(GOLDEN / "llama_gqa"), str(tmp_path)]) == 2
+    assert "holds a converted model already" in capsys.readouterr().err
+
+
+def test_damage_is_named(tmp_path):
+    main(["convert", str(GOLDEN / "llama_gqa"), str(tmp_path)])
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "jinfercept_tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="tokenizer cannot be read"):
+        load_tokenizer(tmp_path)
+    shutil.rmtree(tmp_path / "weights" / "d")
+    shutil.rmtree(tmp_path / "weights" / "ocdbt.process_0", ignore_errors=True)
+    with pytest.raises(ModelError, match="converted weights cannot be read"):
+        load(tmp_path)
+    settings = (tmp_path / "jinfercept.json").read_text()
+    (tmp_path / "jinfercept.json").write_text(settings.replace('"format": 1', '"format": 7'))
+    with pytest.raises(ModelError, match=r"not of this version.*format 7"):
+        read_config(tmp_path)
