@@ -1,5 +1,6 @@
 """Shared set-up: deterministic property tests, the tests' own folder on the path, and one embedded model for all."""
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,3 +31,11 @@ def smollm2(_smollm2: "LLM") -> "LLM":
     """SmolLM2 in float32 with a pool of 1,920 tokens, empty, under the policy `preserve`."""
     _smollm2.restart(policy="preserve")
     return _smollm2
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, as at a terminal, even where the tests run in the background of a shell that ignores it there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -147,6 +147,7 @@ def test_a_profile_that_does_not_say_how_much_it_holds_is_asked_for_it(
     assert "how much KV does this machine hold?; got mine" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_what_is_done_in_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
 

@@ -72,6 +72,7 @@ def test_two_processes_report_what_one_would_and_a_run_that_fails_is_a_row() -> 
     assert failed["error"][:30] in shown.getvalue()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_a_sweep_ends_its_processes_and_keeps_what_is_done() -> None:
     long = a_run(rate=30.0, duration=100.0)
     console = quiet()
