@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from jinfercept.clock import Clock
@@ -17,26 +16,22 @@ from jinfercept.errors import RequestError
 from jinfercept.intercept.rendering import render
 from jinfercept.request import (
     Call,
-    CompletionOutput,
-    ContextUse,
     Event,
     Finished,
     FinishReason,
     Intercepted,
     Interception,
     Request,
-    RequestMetrics,
-    RequestOutput,
     Result,
     Resumed,
     Token,
     Tool,
-    Watch,
 )
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.session import Session, Text
 
 log = logging.getLogger(__name__)
 
@@ -70,41 +65,6 @@ class Endpoints(Protocol):
     def next_s(self) -> float | None: ...
 
     def cancel(self, request_id: str) -> None: ...
-
-
-class Text(Protocol):
-    """One request's text, fed token by token; see `stream.TextStream`."""
-
-    last_raw: str
-    stopped: str | None
-
-    @property
-    def text(self) -> str: ...
-
-    def add(self, token_id: int) -> str: ...
-
-    def inject(self, token_ids: list[int]) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-@dataclass(slots=True)
-class _Session:
-    """A request in the engine: what the scheduler does not know of it."""
-
-    request: Request
-    sequence: Sequence
-    stop_token_ids: frozenset[int]
-    text: Text | None = None
-    watch: Watch | None = None
-    stream: list[int] = field(default_factory=list)
-    interceptions: list[Interception] = field(default_factory=list)
-    first_token_s: float | None = None
-    resumed: bool = False  # has results and no token since
-
-    @property
-    def intercepted_s(self) -> float:
-        return sum(interception.duration_s for interception in self.interceptions)
 
 
 class Engine:
@@ -158,7 +118,7 @@ class Engine:
         self._check = check
         self._inbox: deque[Request | str] = deque()
         self._ids: dict[str, object] = {}
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._in_flight: deque[tuple[Planned, object]] = deque()
         self._num_requests = 0
 
@@ -259,7 +219,7 @@ class Engine:
             arrival_s=self._clock.now(),
         )
         stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
-        session = self._sessions[request.id] = _Session(request, sequence, stop)
+        session = self._sessions[request.id] = Session(request, sequence, stop)
         self.scheduler.add(sequence)
         try:
             session.text = self._open_text(request) if self._open_text else None
@@ -275,18 +235,16 @@ class Engine:
                 self.scheduler.accept(sequence, token)
                 self._accept(self._sessions[sequence.id], token, now, events)
 
-    def _accept(self, session: _Session, token: int, now: float, events: list[Event]) -> None:
+    def _accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
         sequence, text = session.sequence, session.text
         if session.first_token_s is None:
             session.first_token_s = now
-        if session.resumed:
-            session.resumed = False
-            session.interceptions[-1] = _with_context(session.interceptions[-1], sequence)
+        session.note_context()
         session.stream.append(token)
         shown = text.add(token) if text else ""
         events.append(Token(sequence.id, token, shown))
         try:
-            calls = _watched(session, token)
+            calls = session.watched(token)
         except Exception as error:  # see `_open`
             self._finish(session, "error", f"{type(error).__name__}: {error}", events)
             return
@@ -299,7 +257,7 @@ class Engine:
         elif calls:
             self._intercept(session, calls, now, events)
 
-    def _intercept(self, session: _Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
+    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
         session.interceptions.append(Interception(calls))
         number = len(session.interceptions)
         pending = tuple(
@@ -310,7 +268,7 @@ class Engine:
         self._endpoints.call(session.request.id, calls, session.request.tools)
         events.append(Intercepted(session.request.id, calls))
 
-    def _resume(self, session: _Session, results: tuple[Result, ...], events: list[Event]) -> None:
+    def _resume(self, session: Session, results: tuple[Result, ...], events: list[Event]) -> None:
         """Append what the calls returned, cut to what there is room for, and queue the request again."""
         sequence = session.sequence
         pause = session.interceptions[-1]
@@ -337,7 +295,7 @@ class Engine:
         self.scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
 
-    def _finish(self, session: _Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
+    def _finish(self, session: Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
         request, sequence, now = session.request, session.sequence, self._clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
@@ -345,27 +303,7 @@ class Engine:
         del self._sessions[request.id]
         self._ids.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
-        output = CompletionOutput(
-            index=0,
-            text=session.text.text if session.text else "",
-            token_ids=session.stream,
-            finish_reason=reason,
-            stop_reason=stop,
-            num_generated=sequence.generated,
-            interceptions=tuple(session.interceptions),
-        )
-        metrics = RequestMetrics(
-            arrival_s=sequence.arrival_s,
-            first_token_s=session.first_token_s,
-            finished_s=now,
-            intercepted_s=session.intercepted_s + paused_s,
-            recomputed_tokens=sequence.recomputed,
-            copied_out_tokens=sequence.copied_out,
-            copied_in_tokens=sequence.copied_in,
-            preemptions=sequence.preemptions,
-        )
-        prompt = list(request.prompt_token_ids)
-        done = RequestOutput(request.id, request.prompt, prompt, [output], sequence.num_cached, metrics)
+        done = session.output(reason, stop, now, paused_s)
         events.append(Finished(request.id, done, rest))
 
     def _fail(self, error: BaseException, events: list[Event]) -> None:
@@ -385,18 +323,3 @@ class Engine:
         deadline = self._endpoints.next_s()
         timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
         self._clock.wait(self._wake, timeout_s)
-
-
-def _watched(session: _Session, token: int) -> tuple[Call, ...]:
-    """The calls that a request's detector finds in its newest token."""
-    if session.watch is None:
-        return ()
-    calls = tuple(session.watch.feed(len(session.stream) - 1, token, session.text.last_raw if session.text else ""))
-    if not all(isinstance(call, Call) for call in calls):
-        raise TypeError(f"a detector returns calls, not {calls!r}")
-    return calls
-
-
-def _with_context(interception: Interception, sequence: Sequence) -> Interception:
-    use = ContextUse(*sequence.found)
-    return Interception(interception.calls, interception.results, interception.span, interception.duration_s, use)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Event
 
 from jinfercept.clock import Clock, RealClock
-from jinfercept.engine import Endpoints, Engine, Text
+from jinfercept.engine import Endpoints, Engine
 from jinfercept.errors import RequestError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
@@ -18,6 +18,7 @@ from jinfercept.sched.plan import FROM_DEVICE, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.session import Text
 
 __all__ = [
     "POLICIES",

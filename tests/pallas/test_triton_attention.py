@@ -127,11 +127,20 @@ def check_any_step(data: st.DataObject, attend: Attend, heads: tuple[int, int], 
     np.testing.assert_allclose(out, want, atol=bound, rtol=bound)
 
 
+def over_every_case[**P](test: Callable[P, None]) -> Callable[P, None]:
+    """Head dims, groups, page sizes and types, all with all."""
+    for name, values in (
+        ("dtype", ["float32", "bfloat16", "float16"]),
+        ("page_size", [16, 48, 128]),
+        ("heads", [(4, 4), (6, 2), (8, 1)]),
+        ("head_dim", [64, 96, 128, 256]),
+    ):
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("page_size", [16, 48, 128])
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@over_every_case
 @settings(max_examples=5)
 @given(data=st.data())
 def test_every_head_dim_group_page_size_and_type(head_dim, heads, page_size, dtype, data):
@@ -139,10 +148,7 @@ def test_every_head_dim_group_page_size_and_type(head_dim, heads, page_size, dty
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("page_size", [16, 48, 128])
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@over_every_case
 @settings(max_examples=20)
 @given(data=st.data())
 def test_every_head_dim_group_page_size_and_type_on_a_gpu(head_dim, heads, page_size, dtype, data):

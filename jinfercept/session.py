@@ -1,0 +1,98 @@
+"""One request in the engine: its text, its stream, its interceptions and what came of it. Knows no pages and no plans."""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from jinfercept.request import (
+    Call,
+    CompletionOutput,
+    ContextUse,
+    FinishReason,
+    Interception,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    Watch,
+)
+from jinfercept.sched.sequence import Sequence
+
+
+class Text(Protocol):
+    """One request's text, fed token by token; see `stream.TextStream`."""
+
+    last_raw: str
+    stopped: str | None
+
+    @property
+    def text(self) -> str: ...
+
+    def add(self, token_id: int) -> str: ...
+
+    def inject(self, token_ids: list[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Session:
+    """A request in the engine: what the scheduler does not know of it."""
+
+    request: Request
+    sequence: Sequence
+    stop_token_ids: frozenset[int]
+    text: Text | None = None
+    watch: Watch | None = None
+    stream: list[int] = field(default_factory=list)
+    interceptions: list[Interception] = field(default_factory=list)
+    first_token_s: float | None = None
+    resumed: bool = False  # has results and no token since
+
+    @property
+    def intercepted_s(self) -> float:
+        return sum(interception.duration_s for interception in self.interceptions)
+
+    def watched(self, token: int) -> tuple[Call, ...]:
+        """The calls that the request's detector finds in its newest token."""
+        if self.watch is None:
+            return ()
+        calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
+        if not all(isinstance(call, Call) for call in calls):
+            raise TypeError(f"a detector returns calls, not {calls!r}")
+        return calls
+
+    def note_context(self) -> None:
+        """The first token after a pause is there: note what had become of the context."""
+        if self.resumed:
+            self.resumed = False
+            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.found))
+
+    def output(self, reason: FinishReason, stop: str | int | None, now: float, paused_s: float) -> RequestOutput:
+        """What came of the request.
+
+        Args:
+            reason, stop: why it ended.
+            now: when.
+            paused_s: how long the calls lasted that it was waiting for then.
+        """
+        request, sequence = self.request, self.sequence
+        completion = CompletionOutput(
+            index=0,
+            text=self.text.text if self.text else "",
+            token_ids=self.stream,
+            finish_reason=reason,
+            stop_reason=stop,
+            num_generated=sequence.generated,
+            interceptions=tuple(self.interceptions),
+        )
+        metrics = RequestMetrics(
+            arrival_s=sequence.arrival_s,
+            first_token_s=self.first_token_s,
+            finished_s=now,
+            intercepted_s=self.intercepted_s + paused_s,
+            recomputed_tokens=sequence.recomputed,
+            copied_out_tokens=sequence.copied_out,
+            copied_in_tokens=sequence.copied_in,
+            preemptions=sequence.preemptions,
+        )
+        prompt = list(request.prompt_token_ids)
+        return RequestOutput(request.id, request.prompt, prompt, [completion], sequence.num_cached, metrics)
