@@ -187,6 +187,12 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     simulate.add_argument("--page-size", type=int, default=16, help="tokens per page (default: 16)")
     simulate.add_argument("--max-num-seqs", type=int, default=1024, help="sequences that run at once (default: 1024)")
     simulate.add_argument(
+        "--max-model-len",
+        type=int,
+        default=2560,
+        help="tokens of the longest request, and of a step where prompts are whole (default: 2560)",
+    )
+    simulate.add_argument(
         "--chunked-prefill",
         action=argparse.BooleanOptionalAction,
         help="prefill in chunks beside decodes, or whole prompts first (default: as the policy was published)",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from jinfercept.bench.fits import FITS
-from jinfercept.bench.paper_report import Study, Summary, markdown, panels
+from jinfercept.bench.paper_report import WIDE_STEPS, Study, Summary, markdown, panels
 from jinfercept.bench.plots import check_drawing, draw
 from jinfercept.bench.published import load_figure
 from jinfercept.bench.reports import check_outputs, write_all, write_csv
@@ -154,6 +154,8 @@ def _runs(
     mixed = drawer(trace, "mixed", "trace", first.max_model_len)
     loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
     runs = [Run(_under(base[name], policy), one) for name in base for one in loads for policy in POLICIES]
+    wide = {name: _wide(simulation) for name, simulation in base.items()}
+    runs += [Run(wide[name], one._replace(workload=WIDE_STEPS)) for name in base for one in loads]
     alone = _kinds(trace, mixed, rates[len(rates) // 2], duration, seed)
     return runs + [Run(_under(first, policy), one) for one in alone for policy in KIND_POLICIES]
 
@@ -161,6 +163,11 @@ def _runs(
 def _under(base: Simulation, policy: str) -> Simulation:
     """Ours with the estimator that it ships with, the others with the paper's."""
     return replace(base, policy=policy, estimator="history" if policy == "copy_ahead" else "elapsed")
+
+
+def _wide(base: Simulation) -> Simulation:
+    """Chunks in steps as large as whole prompts have: what of the ablation is the chunks and what the size of the steps."""
+    return replace(_under(base, "chunked_discard"), buckets=tuple(range(1, base.max_model_len + 1)))
 
 
 Source = Callable[[Random], Callable[[], Script]]

@@ -21,6 +21,9 @@ PANELS: Mapping[str, str] = {
 DRAWN = (*SYSTEMS.values(), "lru_host", "copy_ahead", "bound")
 """Policies in the picture of Figure 2; the tables have all."""
 
+WIDE_STEPS = "mixed, wide steps"
+"""The mixed workload again for `chunked_discard`, whose steps are as large as those of whole prompts."""
+
 PARTS = ("preserve", "recompute", "stall", "fetch")
 """What waste is made of."""
 
@@ -47,6 +50,12 @@ class Study(NamedTuple):
             if report["workload"] == "mixed" and latency_ms(report) is not None:
                 found.setdefault(report["policy"], {})[report["rate"]] = report
         return found
+
+    @property
+    def wide_steps(self) -> dict[float, Report]:
+        """The runs of `WIDE_STEPS` that went well, by rate."""
+        wide = (report for report in self.reports if report["workload"] == WIDE_STEPS)
+        return {report["rate"]: report for report in wide if latency_ms(report) is not None}
 
     @property
     def has_results(self) -> bool:
@@ -122,7 +131,7 @@ def markdown(summary: Summary) -> str:
             continue
         parts += [
             f"## {study.profile}",
-            f"Device pool: {study.kv_tokens:,} tokens, {study.pool_source}.",
+            f"Device pool: {study.kv_tokens:,} tokens, {study.pool_source}. {_steps_text(study)}",
             *_figure_2(study),
             *_loads(study, summary.reference(study)),
             *_waste(study),
@@ -130,6 +139,13 @@ def markdown(summary: Summary) -> str:
             *_kinds(study),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _steps_text(study: Study) -> str:
+    sizes = {report["step_tokens"] for runs in study.mixed.values() for report in runs.values()}
+    if len(sizes) == 1:
+        return f"Steps hold at most {sizes.pop():,} query tokens."
+    return f"Steps hold at most {min(sizes):,} query tokens, and where prompts are whole {max(sizes):,}."
 
 
 def _figure_2(study: Study) -> Iterable[str]:
@@ -206,13 +222,18 @@ def _ablation(study: Study) -> Iterable[str]:
         latency = latency_ms(report) if report is not None else None
         ours = f"{latency / before - 1:+.1%}" if latency is not None and before is not None else ""
         rows.append([policy, adds, _number(latency), ours, f"{change:+.1%}" if change is not None else ""])
+        wide = study.wide_steps.get(rate) if policy == "chunked_discard" else None
+        if wide is not None and before is not None and (latency_wide := latency_ms(wide)) is not None:
+            adds = f"or chunks in steps of {wide['step_tokens']:,}, as whole prompts have"
+            rows.append([policy, adds, _number(latency_wide), f"{latency_wide / before - 1:+.1%}", ""])
         before = latency
     yield f"### Ablation at {rate:g} requests/s"
     yield _table(["setting", "adds", "ms per token", "change", "paper: change"], rows)
 
 
 def _kinds(study: Study) -> Iterable[str]:
-    alone = group((report for report in study.reports if report["workload"] != "mixed"), lambda r: r["workload"])
+    kinds = (report for report in study.reports if report["workload"] not in ("mixed", WIDE_STEPS))
+    alone = group(kinds, lambda report: report["workload"])
     if not alone:
         return
     policies = list(dict.fromkeys(report["policy"] for reports in alone.values() for report in reports))

@@ -41,7 +41,8 @@ class Simulation:
         kv_tokens, host_tokens: the two pools.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
-        max_model_len: tokens per sequence.
+        max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
+            time had on a step is the default.
         chunked_prefill: None: as the policy was published, if the largest bucket allows it.
         buckets: query tokens of the executables, ascending; None: every number up to S, or up to the longest sequence
             where prefill is not chunked.
@@ -63,7 +64,7 @@ class Simulation:
     host_tokens: int = 300_000
     page_size: int = 16
     max_num_seqs: int = 1024
-    max_model_len: int = 4096
+    max_model_len: int = 2560
     chunked_prefill: bool | None = None
     buckets: tuple[int, ...] | None = None
     chunk_tokens: int | None = None
@@ -137,7 +138,12 @@ class Simulation:
         with recording or nullcontext():
             played = play(engine, endpoints, clock, requests, 2 * self.duration_s, progress, self.host_s)
         report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
-        return {"policy": self.policy, "profile": self.profile.name, "host_s": self.host_s} | report
+        return {
+            "policy": self.policy,
+            "profile": self.profile.name,
+            "host_s": self.host_s,
+            "step_tokens": world.buckets[-1],
+        } | report
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: Records) -> "_Scheduled":
         """The scheduler as an `LLM` would make it, observed if anything is recorded."""

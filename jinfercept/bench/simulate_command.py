@@ -55,6 +55,7 @@ def simulate(
     host_tokens: int,
     page_size: int,
     max_num_seqs: int,
+    max_model_len: int,
     chunked_prefill: bool | None,
     preemption: Preemption,
     jobs: int,
@@ -77,7 +78,13 @@ def simulate(
     Raises:
         ConfigError: the options make no sense.
     """
-    for flag, count in (("--max-num-seqs", max_num_seqs), ("--page-size", page_size), ("--jobs", jobs)):
+    counts = {
+        "--max-num-seqs": max_num_seqs,
+        "--max-model-len": max_model_len,
+        "--page-size": page_size,
+        "--jobs": jobs,
+    }
+    for flag, count in counts.items():
         check_least(flag, count, 1)
         if count > MOST:
             raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
@@ -102,6 +109,7 @@ def simulate(
             host_tokens=host_tokens,
             page_size=page_size,
             max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
             chunked_prefill=chunked_prefill,
             preemption=preemption,
         )

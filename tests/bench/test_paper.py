@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jinfercept.bench.limits import Limit, limit, ratio, threshold
-from jinfercept.bench.paper_report import Study, Summary, markdown, panels, waste_shares
+from jinfercept.bench.paper_report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
 from jinfercept.bench.plots import Bars, Curves
 from jinfercept.bench.published import ABLATION, load_figure
 from jinfercept.cli import main
@@ -32,6 +32,7 @@ def a_report(policy: str, rate: float, latency: float, workload: str = "mixed") 
         "rate": rate,
         "seed": 0,
         "kv_tokens": 1000,
+        "step_tokens": 2560 if "discard" in policy or "wide" in workload else 384,
         "requests": 50,
         "unfinished": 5,
         "normalized_latency_paper_ms_per_token": {"mean": latency},
@@ -127,6 +128,17 @@ def test_shares_of_waste_are_of_the_pool_over_the_run() -> None:
     assert waste_shares(a_report("lru", 1.0, 10.0)) == {"preserve": 0.01, "recompute": 0.02, "stall": 0.0, "fetch": 0.0}
 
 
+def test_the_ablation_tells_chunks_from_the_size_of_steps() -> None:
+    summary = a_summary()
+    wide = [a_report("chunked_discard", rate, 40.0, WIDE_STEPS) for rate in (1.0, 2.0)]
+    improved = a_report("improved_discard", 2.0, 50.0)
+    study = summary.studies[0]._replace(reports=[*summary.studies[0].reports, improved, *wide])
+    text = markdown(summary._replace(studies=[study]))
+    assert "Steps hold at most 384 query tokens, and where prompts are whole 2,560." in text
+    assert "| chunked_discard | or chunks in steps of 2,560, as whole prompts have | 40.0 | -20.0% |  |" in text
+    assert WIDE_STEPS not in text
+
+
 def test_the_picture_has_the_papers_policies_and_its_ablation_beside_ours() -> None:
     [[figure_2], [_, ablation]] = panels(a_summary())
     assert [curve.name for curve in figure_2.curves] == ["discard", "min_waste", "bound"]  # pyright: ignore[reportAttributeAccessIssue]
@@ -152,18 +164,18 @@ def test_ctrl_c_leaves_what_is_done_in_a_file_of_its_own(tmp_path: Path, capsys:
     pytest.importorskip("matplotlib")
 
     def interrupt() -> None:
-        while "1 of 44" not in capsys.readouterr().err:
+        while "1 of " not in capsys.readouterr().err:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     flags = ["--profile", GPTJ, "--duration", "10", "--rate", "3,8", "--jobs", "1", "--out", str(tmp_path)]
     assert main(["bench", "paper", *flags]) == 130
     thread.join()
     assert "runs are done and in" in capsys.readouterr().out
     with (tmp_path / "paper-interrupted.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 2 * 13 + 6 * 3
+        assert len(list(csv.DictReader(file))) == 2 * (13 + 1) + 6 * 3
     assert not (tmp_path / "paper.csv").exists()
 
 
@@ -242,5 +254,5 @@ def test_the_command_writes_tables_and_a_picture(tmp_path: Path) -> None:
     assert {"discard", "copy_ahead", "bound", "free_pause"} <= rows(text, "### Figure 2").keys()
     assert rows(text, "### Each kind alone").keys() == {"math", "chat"}
     with (out / "paper.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 13 + 2 * 3
+        assert len(list(csv.DictReader(file))) == 13 + 1 + 2 * 3
     assert (out / "paper.png").read_bytes().startswith(b"\x89PNG")
