@@ -35,6 +35,8 @@ COMPARED: Mapping[str, Callable[[Report], float | None]] = {
 """What is shown of a run, and beside its simulation; `busy s` are the seconds of all steps, `priced s` what the profile says
 of the same steps."""
 
+MOST_LEFT = 0.1
+"""Share of the requests that may be left before the command says that the load is too much."""
 
 SIMULATED = "simulated"
 AT_ITS_SPEED = "at its speed"
@@ -98,9 +100,17 @@ def replay_command(
         _check_lengths(arrivals, llm)
         if host_tokens is not None:
             resize_host(llm, host_tokens)
-        runs, simulated = _play(llm, plays, arrivals, duration * scale_time, seed, simulate, console)
-    if json_path is not None:
-        write_json(json_path, [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()])
+        runs: dict[str, Replayed] = {}
+        simulated: dict[str, dict[str, Report]] = {}
+        try:
+            _play(llm, plays, arrivals, duration * scale_time, seed, simulate, console, runs, simulated)
+        finally:  # what there is, also if interrupted
+            if runs:
+                _show(runs, simulated)
+                _warn(runs, console)
+                if json_path is not None:
+                    parts = [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()]
+                    write_json(json_path, parts)
     return int(_tell_differences(runs, console))
 
 
@@ -122,27 +132,22 @@ def _play(
     seed: int,
     simulate: bool,
     console: Console,
-) -> tuple[dict[str, Replayed], dict[str, dict[str, Report]]]:
-    """Replay policies one after another, and simulate each after its run; shows what there is, also if interrupted."""
+    runs: dict[str, Replayed],
+    simulated: dict[str, dict[str, Report]],
+) -> None:
+    """Replay policies one after another into `runs`, and simulate each after its run into `simulated`."""
     write = random_tokens(llm.model.config.vocab_size, seed)
     requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
-    runs: dict[str, Replayed] = {}
-    simulated: dict[str, dict[str, Report]] = {}
-    try:
-        with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
-            for name, records in plays.items():
-                run = replay(llm, name, requests, write, duration_s, _teller(progress, name), records)
-                runs[name] = run
-                if simulate:
-                    asked = simulation(llm, name, duration_s, run.report["host_s"])
-                    simulated[name] = {
-                        what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
-                        for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
-                    }
-    finally:
-        if runs:
-            _show(runs, simulated)
-    return runs, simulated
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
+        for name, records in plays.items():
+            run = replay(llm, name, requests, write, duration_s, _teller(progress, name), records)
+            runs[name] = run
+            if simulate:
+                asked = simulation(llm, name, duration_s, run.report["host_s"])
+                simulated[name] = {
+                    what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
+                    for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
+                }
 
 
 def _teller(progress: Progress, what: str) -> Callable[[float, float], None]:
@@ -171,6 +176,14 @@ def _show(runs: Mapping[str, Replayed], simulated: Mapping[str, Mapping[str, Rep
         )
         if len(ranked) > 1:
             print(f"by latency, {what}: {' < '.join(name for _, name in ranked)}")
+
+
+def _warn(runs: Mapping[str, Replayed], console: Console) -> None:
+    """Name the policies under which so many were left that latencies say little."""
+    for name, run in runs.items():
+        left, num_all = run.report["unfinished"], run.report["requests"]
+        if left > MOST_LEFT * num_all:
+            console.print(f"{name}: {left} of {num_all} requests were not served in time: lower --rate")
 
 
 def _cell(value: float | None) -> str:
