@@ -113,6 +113,7 @@ class Accounts:
             "fetch": self.fetch_waste,
         }
         return {
+            "step_tokens": self._buckets[-1],
             "requests": len(requests),
             "normalized_latency_paper_ms_per_token": _summary(paper),
             "normalized_latency_ms_per_token": _summary(strict),
