@@ -13,7 +13,7 @@ from jinfercept.errors import JinferceptError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A user's mistake is one line on standard error, and status 2."""
-    parser = _parser()
+    parser = build_parser()
     arguments = vars(parser.parse_args(argv))
     command = arguments.pop("command_function", None)
     if command is None:
@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their flags."""
     parser = argparse.ArgumentParser(
         prog="jinfercept", description="A JAX serving engine for language models that call out while they write."
     )

@@ -1,8 +1,11 @@
 """The KV unit: a run of `page_size` tokens over all layers, with up to two places. Knows nothing of requests or of pools.
 
-                    host copy up to date      no host copy
-    on the device   CLEAN                     DIRTY
-    not there       HOST                      MISSING
+    =============  ====================  ============
+    .              host copy up to date  no host copy
+    =============  ====================  ============
+    on the device  CLEAN                 DIRTY
+    not there      HOST                  MISSING
+    =============  ====================  ============
 
 A page with a digest holds a full run of accepted tokens, named by the chain of all tokens before it, and may be shared.
 A page without one is the private tail of one context.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Float32, Int
 from jinfercept.models.blocks import Attend
 
 Weights = dict[str, Any]
-"""One block's parameters: a pytree of arrays, or of `jax.ShapeDtypeStruct`s."""
+"""One block's parameters: a pytree of arrays, or of their shapes (`jax.ShapeDtypeStruct`)."""
 
 
 class Params(NamedTuple):
