@@ -86,7 +86,7 @@ class RunnerOptions:
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
-    attention: str = option("auto", "implementation of attention", ("auto", "triton", "cpu", "reference"))
+    attention: str = option("auto", "implementation of attention", ("auto", "triton", "mosaic", "cpu", "reference"))
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
 

@@ -1,8 +1,10 @@
-"""The one place where an implementation of paged attention is chosen: a new kernel is a file and an entry here.
+"""The one place where an implementation of paged attention is chosen: a new kernel is a file and its entries here.
 
 Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
 tested against `paged_attention_reference`.
 """
+
+from types import ModuleType
 
 import jax
 from jax.typing import DTypeLike
@@ -11,6 +13,7 @@ from jaxtyping import Array, Float
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tiles import HOPPER
 from jinfercept.pallas.triton_attention import (
     AMPERE,
     Heads,
@@ -20,11 +23,22 @@ from jinfercept.pallas.triton_attention import (
     paged_attention_triton,
 )
 
+
+def _mosaic() -> ModuleType:
+    """The module with the kernel for Hopper, which takes half a second to import and which few ask for."""
+    from jinfercept.pallas import mosaic_attention
+
+    return mosaic_attention
+
+
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
     "triton": paged_attention_triton,
+    "mosaic": lambda q, pages, batch: _mosaic().paged_attention_mosaic(q, pages, batch),
 }
+DEALERS = {"triton": deal_out, "mosaic": lambda batch, heads: _mosaic().deal_out_mosaic(batch, heads)}
+"""What deals out a step's work once for all layers, where an implementation has such a thing."""
 
 
 def paged_attention(
@@ -61,7 +75,16 @@ def prepare(batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str
     """
     if implementation == "auto":
         implementation = _best(dtype, dtype, heads.head_dim)
-    return batch._replace(work=deal_out(batch, heads)) if implementation == "triton" else batch
+    dealer = DEALERS.get(implementation)
+    return batch if dealer is None else batch._replace(work=dealer(batch, heads))
+
+
+def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
+    """The implementations, but the reference, that have something for these shapes on JAX's default backend."""
+    best = _best(q, pages, head_dim)
+    hopper = jax.default_backend() == "gpu" and compute_capability() == HOPPER
+    also = hopper and _mosaic().is_supported(q, pages, head_dim, page_size)
+    return [*([] if best == "reference" else [best]), *(["mosaic"] if also else [])]
 
 
 def _best(q: DTypeLike, pages: DTypeLike, head_dim: int) -> str:

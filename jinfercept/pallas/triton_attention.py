@@ -61,7 +61,7 @@ def paged_attention_triton(
     chunks, splits = batch.work or deal_out(batch, heads, tiles)
     out = jnp.zeros_like(q)
     out = _attend_chunks(q, pages, batch, chunks, out, tiles.chunk, interpret)
-    return _attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
+    return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
 
 
 class Heads(NamedTuple):
@@ -168,7 +168,7 @@ def _chunk_kernel(
         store_rows(out_ref, (token, head), head_dim, mine, weighted / total[:, None])
 
 
-def _attend_decode_rows(
+def attend_decode_rows(
     q: Float[Array, "T H D"],
     pages: KVPages,
     batch: Batch,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.pallas.attention import IMPLEMENTATIONS, paged_attention
+from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
 from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, paged_attention_cpu
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape, write_kv
 from jinfercept.pallas.reference import paged_attention_reference
@@ -197,6 +197,10 @@ def test_auto_picks_the_cpu_implementation_on_a_cpu():
     chosen = str(jax.make_jaxpr(paged_attention)(*step))
     assert chosen == str(jax.make_jaxpr(IMPLEMENTATIONS["cpu"])(*step))
     assert chosen != str(jax.make_jaxpr(IMPLEMENTATIONS["reference"])(*step))
+
+
+def test_what_is_available_on_a_cpu_is_its_own():
+    assert available("float32", "float32", 64, 16) == ["cpu"]
 
 
 def test_an_unknown_implementation_is_refused_by_name():

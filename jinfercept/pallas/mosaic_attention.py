@@ -1,0 +1,135 @@
+"""Paged attention for Hopper: chunks in Pallas' Mosaic GPU backend, decode rows by the Triton kernels.
+
+One block serves one KV head of one tile of queries, the heads of the group side by side, which are put together before it and
+taken apart after it: a tile is what TMA copies in one go. Sums are in float32. Its values are tested in interpret mode, and it
+compiles for H100 without spills; it was never timed, so that nobody gets it who does not ask for it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
+from jinfercept.pallas.ragged_work import Work
+from jinfercept.pallas.tiles import HOPPER, Tiles, choose_tiles
+from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, deal_out
+
+DTYPES = ("bfloat16", "float16")
+HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
+LEAST_PAGE = 8  # tokens, of which a page has a multiple: the rows of a swizzled tile
+
+
+def paged_attention_mosaic(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
+) -> Float[Array, "T H D"]:
+    """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
+
+    Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
+
+    Args:
+        q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
+        interpret: run without a GPU, slowly.
+
+    Raises:
+        ValueError: the type, the head dim, the page size or the GPU has no kernel.
+    """
+    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    page_size = pages.shape[1]
+    if not is_supported(q.dtype, pages.dtype, heads.head_dim, page_size):
+        got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
+        fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128 and pages of a multiple of {LEAST_PAGE} tokens"
+        raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or another kernel")
+    if not interpret and compute_capability() != HOPPER:
+        got = f"compute capability {compute_capability()}"
+        raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
+    chunks, splits = batch.work or _deal_out(batch, heads, interpret)
+    out = _attend_chunks(q, pages, batch, chunks, heads, interpret)
+    return attend_decode_rows(q, pages, batch, splits, out, _tiles(heads, interpret).decode, interpret)
+
+
+def deal_out_mosaic(batch: Batch, heads: Heads) -> tuple[Work, Work]:
+    """The units of the chunks and of the decode rows, once for all layers of a step."""
+    return _deal_out(batch, heads, interpret=False)
+
+
+def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
+    """Whether the kernel can be compiled for queries and pages of these types."""
+    dtype = jnp.dtype(q)
+    shapes = head_dim in HEAD_DIMS and page_size % LEAST_PAGE == 0
+    return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
+
+
+def _deal_out(batch: Batch, heads: Heads, interpret: bool) -> tuple[Work, Work]:
+    return deal_out(batch, heads, _tiles(heads, interpret))
+
+
+def _tiles(heads: Heads, interpret: bool) -> Tiles:
+    tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, HOPPER if interpret else compute_capability())
+    return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS))
+
+
+def _attend_chunks(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: Work, heads: Heads, interpret: bool
+) -> Float[Array, "T H D"]:
+    """The results of all chunks; zeros for all other tokens."""
+    num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
+    num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group
+    row, unit = work.unit_rows, jnp.arange(num_units)
+    skipped = (unit - work.row_units[row]) * tile_queries
+    lengths = jnp.diff(batch.query_starts)
+    starts = batch.context_lens[row] - lengths[row] + skipped
+    limits = jnp.minimum(starts + tile_queries, batch.context_lens[row])
+    limits = jnp.where(unit < work.row_units[-1], limits, 0)
+
+    def paged_chunk_attention(*refs):
+        chunk_kernel(*refs, heads=heads, page_size=page_size)
+
+    rows = plgpu.kernel(
+        paged_chunk_attention,
+        out_type=jax.ShapeDtypeStruct((num_units * ROWS, num_kv_heads * head_dim), q.dtype),
+        scratch_types=[share(head_dim, page_size, q.dtype)],
+        grid=(num_kv_heads, num_units),
+        grid_names=("kv_head", "unit"),
+        num_threads=COMPUTING + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=plgpu.InterpretGPUParams() if interpret else None,
+    )(
+        _to_tiles(q, batch.query_starts[row] + skipped, heads, tile_queries),
+        pages.reshape(num_pages * page_size, -1),
+        batch.page_tables,
+        row,
+        starts,
+        limits,
+    )
+    return _from_tiles(rows, batch, work, heads, tile_queries, q.shape[0])
+
+
+def _to_tiles(
+    q: Float[Array, "T H D"], first_tokens: Int[Array, "W"], heads: Heads, tile_queries: int
+) -> Float[Array, "tile_rows KD"]:
+    """Every unit's queries, `ROWS` rows each: the group's heads of one token side by side, KV head by KV head."""
+    num_tokens, _, head_dim = q.shape
+    tokens = jnp.minimum(first_tokens[:, None] + jnp.arange(tile_queries), num_tokens - 1)
+    tiles = q.reshape(num_tokens, -1, heads.group, head_dim)[tokens]  # [W, queries, K, group, D]
+    tiles = tiles.transpose(0, 1, 3, 2, 4).reshape(tokens.shape[0], tile_queries * heads.group, -1)
+    return jnp.pad(tiles, ((0, 0), (0, ROWS - tiles.shape[1]), (0, 0))).reshape(-1, tiles.shape[2])
+
+
+def _from_tiles(
+    rows: Float[Array, "tile_rows KD"], batch: Batch, work: Work, heads: Heads, tile_queries: int, num_tokens: int
+) -> Float[Array, "T H D"]:
+    """The tokens of the chunks back in their places."""
+    token = jnp.arange(num_tokens)
+    row = jnp.sum(batch.query_starts[1:-1] <= token[:, None], axis=1)
+    skipped = token - batch.query_starts[row]
+    first = (work.row_units[row] + skipped // tile_queries) * ROWS + skipped % tile_queries * heads.group
+    found = rows.reshape(rows.shape[0], -1, heads.head_dim)[
+        first[:, None] + jnp.arange(heads.group)
+    ]  # [T, group, K, D]
+    inside = (row >= batch.num_decode) & (token < batch.query_starts[-1])
+    found = jnp.where(inside[:, None, None, None], found, 0)
+    return found.transpose(0, 2, 1, 3).reshape(num_tokens, heads.num_heads, heads.head_dim)

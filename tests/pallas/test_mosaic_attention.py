@@ -1,0 +1,97 @@
+"""The Mosaic kernel against the reference, interpreted, with wgmma and TMA; `tests/aot` compiles it for Hopper."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from pallas.test_attention import Shapes, make_step
+
+from jinfercept.pallas.mosaic_attention import is_supported, paged_attention_mosaic
+
+HERE = Path(__file__).parent
+GROUPED = Shapes(60, 4, 6, 16, 3, 1, 64)  # a group that leaves rows of a tile empty
+Rows = list[tuple[int, int]]
+ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}  # of weights and result
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
+def differences(shapes: Shapes, dtype: str, steps: list[tuple[int, Rows]]) -> list[float]:
+    """The largest difference from the reference, over 1 + that, in each step.
+
+    Args:
+        steps: decode rows, and all rows' query and context tokens.
+    """
+    done = subprocess.run(
+        [sys.executable, HERE / "interpret_mosaic.py"],
+        input=json.dumps({"dtype": dtype, "shapes": shapes, "steps": steps}),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_mosaic_attention_agrees_with_the_reference() -> None:
+    steps: list[tuple[int, Rows]] = [
+        (1, [(1, 33), (0, 5), (44, 90)]),  # decoding, an empty row, two tiles behind pages of others
+        (0, [(2, 64), (3, 65), (20, 20)]),  # borders of steps
+        (0, []),
+    ]
+    assert max(differences(GROUPED, "bfloat16", steps)) < ROUNDING["bfloat16"]
+
+
+def random_step(shapes: Shapes, seed: int) -> tuple[int, Rows]:
+    rng = random.Random(seed)
+    num_decode, rows, left = rng.randint(0, 2), [], shapes.num_tokens
+    most = shapes.pages_per_row * shapes.page_size
+    for number in range(rng.randint(num_decode, shapes.num_rows)):
+        length = 1 if number < num_decode else rng.randint(0, min(left, most))
+        border = rng.choice([shapes.page_size, 64, most]) + rng.randint(-1, 1)
+        rows.append((length, min(most, max(length, 1, rng.choice([border, rng.randint(1, most)])))))
+        left -= length
+    return num_decode, rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("heads", "page_size", "head_dim", "dtype"),
+    [
+        ((2, 2), 16, 128, "bfloat16"),
+        ((6, 2), 48, 64, "float16"),
+        ((8, 1), 128, 64, "bfloat16"),
+        ((6, 2), 8, 128, "float16"),
+        ((8, 1), 16, 64, "bfloat16"),
+        ((2, 2), 128, 128, "float16"),
+    ],
+)
+def test_every_group_page_size_head_dim_and_type(heads, page_size, head_dim, dtype) -> None:
+    shapes = Shapes(140, 4, -(-200 // page_size), page_size, heads[0], heads[1], head_dim)
+    steps = [random_step(shapes, seed) for seed in range(5)]
+    assert max(differences(shapes, dtype, steps)) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "page_size"), [("float32", 64, 16), ("bfloat16", 256, 16), ("bfloat16", 64, 20)]
+)
+def test_what_the_mosaic_kernel_has_not_is_refused(dtype: str, head_dim: int, page_size: int) -> None:
+    q, pages, batch = make_step(Shapes(1, 1, 1, page_size, 1, 1, head_dim), 1, [(1, 1)], seed=7, dtype=jnp.dtype(dtype))
+    assert not is_supported(q.dtype, pages.dtype, head_dim, page_size)
+    with pytest.raises(ValueError, match=f"got queries in {dtype}, pages of {page_size} tokens .* {head_dim}; fix"):
+        paged_attention_mosaic(q, pages, batch, interpret=True)
+
+
+def test_nobody_imports_the_backend_who_does_not_ask_for_it() -> None:
+    code = "import sys, jinfercept.pallas.attention; sys.exit('jinfercept.pallas.mosaic_attention' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
