@@ -25,10 +25,11 @@ from jinfercept.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
-from jinfercept.packing import enter, pack, pack_samples
+from jinfercept.packing import enter, pack
+from jinfercept.packing_samples import pack_samples
 from jinfercept.request import Request, SamplingParams
 from jinfercept.runner import ModelRunner, RunnerShape
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
 
 MODEL = ModelConfig.from_hf(
@@ -65,7 +66,7 @@ class Step(NamedTuple):
 class Device(Protocol):
     """A runner whose results can be waited for before they are read."""
 
-    def submit(self, plan: StepPlan) -> Any: ...
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any: ...
 
     def wait(self, ticket: Any) -> None: ...
 
@@ -81,8 +82,8 @@ class Real:
         self.submit, self.collect, self.reset = runner.submit, runner.collect, runner.reset
 
     def wait(self, ticket: Any) -> None:
-        if ticket.tokens is not None:
-            ticket.tokens.block_until_ready()
+        if ticket.drawn.tokens is not None:
+            ticket.drawn.tokens.block_until_ready()
 
 
 class Sleeping:
@@ -94,7 +95,7 @@ class Sleeping:
         self._free_s = 0.0
         self.reset()
 
-    def submit(self, plan: StepPlan) -> tuple[float, StepPlan]:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> tuple[float, StepPlan]:
         pack_plan(plan, self._tables, self._shape)
         self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
         return self._free_s, plan
@@ -124,9 +125,9 @@ class Stopwatch:
         self._planning_s = self._submitting_s = self._submitted_s = self._read_s = time.thread_time()
         self._wait_s = self._reading_s = 0.0
 
-    def submit(self, plan: StepPlan) -> Any:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any:
         self._submitting_s = time.thread_time()
-        ticket = self._device.submit(plan)
+        ticket = self._device.submit(plan, masks)
         self._submitted_s = time.thread_time()
         self.plans.append(plan)
         return ticket

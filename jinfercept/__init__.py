@@ -7,17 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jinfercept.chat import ChatOptions as ChatOptions
     from jinfercept.errors import ConfigError as ConfigError
     from jinfercept.errors import JinferceptError as JinferceptError
     from jinfercept.errors import ModelError as ModelError
     from jinfercept.errors import RequestError as RequestError
     from jinfercept.intercept.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.intercept.detector import StopStringDetector as StopStringDetector
+    from jinfercept.intercept.format_detector import FormatDetector as FormatDetector
+    from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
+    from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
+    from jinfercept.intercept.pieces import Arguments as Arguments
+    from jinfercept.intercept.pieces import CallEnded as CallEnded
+    from jinfercept.intercept.pieces import CallStarted as CallStarted
+    from jinfercept.intercept.pieces import Content as Content
     from jinfercept.llm import LLM as LLM
     from jinfercept.request import Call as Call
+    from jinfercept.request import Finished as Finished
+    from jinfercept.request import Intercepted as Intercepted
     from jinfercept.request import RequestOutput as RequestOutput
+    from jinfercept.request import Resumed as Resumed
     from jinfercept.request import SamplingParams as SamplingParams
+    from jinfercept.request import Token as Token
     from jinfercept.request import Tool as Tool
+    from jinfercept.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -28,11 +41,24 @@ _HOMES = {
     "RequestError": "jinfercept.errors",
     "ScriptedDetector": "jinfercept.intercept.detector",
     "StopStringDetector": "jinfercept.intercept.detector",
+    "FormatDetector": "jinfercept.intercept.format_detector",
+    "RegexDetector": "jinfercept.intercept.pattern_detectors",
+    "TokenDetector": "jinfercept.intercept.pattern_detectors",
+    "Finished": "jinfercept.request",
+    "Intercepted": "jinfercept.request",
+    "Resumed": "jinfercept.request",
+    "Token": "jinfercept.request",
+    "Arguments": "jinfercept.intercept.pieces",
+    "CallEnded": "jinfercept.intercept.pieces",
+    "CallStarted": "jinfercept.intercept.pieces",
+    "Content": "jinfercept.intercept.pieces",
+    "ChatOptions": "jinfercept.chat",
     "LLM": "jinfercept.llm",
     "Call": "jinfercept.request",
     "RequestOutput": "jinfercept.request",
     "SamplingParams": "jinfercept.request",
     "Tool": "jinfercept.request",
+    "StructuredOutputsParams": "jinfercept.structured_outputs",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -3,9 +3,8 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from jinfercept import __version__
+from jinfercept import __version__, run_command
 from jinfercept.cli_flags import MODEL_HELP, add_flags
 from jinfercept.cli_studies import add_studies
 from jinfercept.errors import JinferceptError
@@ -43,13 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--show", type=int, default=2, help="answers to print (default: 2)")
     demo.set_defaults(command_function=_demo)
 
-    run = commands.add_parser("run", help="generate from a prompt, or chat")
-    run.add_argument("model", help=MODEL_HELP)
-    run.add_argument("--prompt", help="complete this text and end; without it: a chat")
-    run.add_argument("--max-tokens", type=int, default=256, help="tokens to generate (default: 256)")
-    run.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    run = commands.add_parser("run", help="generate from a prompt, or chat, with tools if you like")
+    run_command.add_arguments(run)
     add_flags(run)
-    run.set_defaults(command_function=_run)
+    run.set_defaults(command_function=run_command.run)
 
     info = commands.add_parser("info", help="what a model is and what it needs")
     info.add_argument("model", help=MODEL_HELP)
@@ -73,22 +69,6 @@ def _demo(requests: int, slow_s: float, show: int) -> int:
     from jinfercept.bench.demo import demo
 
     return demo(num_requests=requests, slow_s=slow_s, num_shown=show)
-
-
-def _run(model: str, prompt: str | None, max_tokens: int, temperature: float, **flags: Any) -> int:
-    from jinfercept.llm import LLM
-    from jinfercept.progress import StartDisplay
-    from jinfercept.request import SamplingParams
-    from jinfercept.terminal import chat, complete
-
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    with StartDisplay() as progress, LLM(model, progress=progress, **flags) as llm:
-        progress.close()
-        if prompt is not None:
-            complete(llm, prompt, params)
-        else:
-            chat(llm, params)
-    return 0
 
 
 def _info(model: str) -> int:

@@ -2,18 +2,20 @@
 
 At depth 0 the result of a plan is read before the next plan is made; at depth 1 it is read after the next plan was submitted,
 so that the device never waits for the host. A call or an end that is detected late costs one sample, which is thrown away;
-the token that was its input keeps its KV.
+the token that was its input keeps its KV. What a constrained request may draw depends on its last token: a plan that draws for
+one reads the plan before it while it computes.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+from jinfercept.admission import check_request
 from jinfercept.clock import Clock
 from jinfercept.errors import RequestError
-from jinfercept.intercept.rendering import render
+from jinfercept.intercept.rendering import render_each
 from jinfercept.request import (
     Call,
     Event,
@@ -28,7 +30,8 @@ from jinfercept.request import (
     Tool,
 )
 from jinfercept.sched.draft import Planned
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.options import draw_options
+from jinfercept.sched.plan import Masks, StepPlan, StepResult, TokenLogprobs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 from jinfercept.session import Session, Text
@@ -42,8 +45,8 @@ MAX_IDLE_S = 1.0
 class Runner[Ticket](Protocol):
     """Executes plans, in order, without knowing requests."""
 
-    def submit(self, plan: StepPlan) -> Ticket:
-        """Start the plan; does not wait for the device."""
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+        """Start the plan; does not wait for the device, unless `masks` does."""
         ...
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -119,6 +122,7 @@ class Engine:
         self._inbox: deque[Request | str] = deque()
         self._ids: dict[str, object] = {}
         self._sessions: dict[str, Session] = {}
+        self._constrained: dict[str, Session] = {}  # those of them that have a constraint
         self._in_flight: deque[tuple[Planned, object]] = deque()
         self._num_requests = 0
 
@@ -126,20 +130,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never be served."""
-        prompt, limit = request.prompt_token_ids, self.scheduler.max_model_len
-        if not prompt:
-            raise RequestError("a prompt needs at least one token", got="none", fix="give a text or token ids")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"the prompt leaves no room in the {limit} tokens of a sequence",
-                got=f"{len(prompt)} tokens",
-                fix="shorten it, or raise max_model_len and kv_tokens",
-            )
-        wrong = [token for token in prompt if not isinstance(token, int) or not 0 <= token < self._vocab_size]
-        if wrong:
-            raise RequestError(
-                f"token ids are whole numbers from 0 to {self._vocab_size - 1}", got=wrong[0], fix="check the tokenizer"
-            )
+        check_request(request, self._vocab_size, self.scheduler.max_model_len)
         mark = object()
         if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
@@ -165,13 +156,10 @@ class Engine:
             self._poll(events)
             planned = self.scheduler.plan(self._clock.now())
             if planned.plan:
-                self._in_flight.append((planned, self._runner.submit(planned.plan)))
+                ticket = self._runner.submit(planned.plan, self._masks(planned, events) if self._constrained else None)
+                self._in_flight.append((planned, ticket))
             if self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
-                planned, ticket = self._in_flight.popleft()
-                result = self._runner.collect(ticket)
-                if self._observe is not None:
-                    self._observe(planned, result)
-                self._apply(planned, result, events)
+                self._collect(events)
             elif not planned.plan and not events:
                 self._idle()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
@@ -209,6 +197,8 @@ class Engine:
         params, number = request.params, self._num_requests
         self._num_requests += 1
         seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
+        stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        leader = self._sessions.get(request.leader) if request.leader else None
         sequence = Sequence(
             request.id,
             list(request.prompt_token_ids),
@@ -217,41 +207,105 @@ class Engine:
             temperature=params.temperature,
             seed=seed & 0xFFFFFFFF,
             arrival_s=self._clock.now(),
+            options=draw_options(params, stop),
+            num_best=params.prompt_logprobs,
+            leader=leader.sequence if leader else None,
         )
-        stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         session = self._sessions[request.id] = Session(request, sequence, stop)
         self.scheduler.add(sequence)
         try:
             session.text = self._open_text(request) if self._open_text else None
             session.watch = request.detector.watch() if request.detector else None
+            if request.grammar is not None:
+                session.constraint = request.grammar.constrain(stop)
+                self._constrained[request.id] = session
         except Exception as error:  # a detector is the user's: what it raises ends its request and no other
             self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+
+    def _masks(self, planned: Planned, events: list[Event]) -> Masks | None:
+        """What the plan's constrained rows may draw; None if there are none.
+
+        Their constraints go on from their last tokens, so the plan before this one is read first: while this one computes.
+        """
+        rows = [
+            (row, session, incarnation)
+            for row, (sequence, incarnation) in enumerate(planned.sampled)
+            if (session := self._constrained.get(sequence.id))
+        ]
+
+        def masks() -> dict[int, Any]:
+            while self._in_flight:
+                self._collect(events)
+            return {
+                row: words
+                for row, session, incarnation in rows
+                if session.sequence.incarnation == incarnation and (words := self._allowed(session, events)) is not None
+            }
+
+        return masks if rows else None
+
+    def _allowed(self, session: Session, events: list[Event]) -> Any | None:
+        """What a constrained request may draw; None if it had to end."""
+        assert session.constraint is not None
+        try:
+            words = session.constraint.allowed()
+        except Exception as error:  # what cannot go on ends its request and no other
+            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            return None
+        if session.complete:
+            self._finish(session, "stop", None, events)
+            return None
+        return words
+
+    def _collect(self, events: list[Event]) -> None:
+        """Read the oldest plan in flight."""
+        planned, ticket = self._in_flight.popleft()
+        result = self._runner.collect(ticket)
+        if self._observe is not None:
+            self._observe(planned, result)
+        self._apply(planned, result, events)
 
     def _apply(self, planned: Planned, result: StepResult, events: list[Event]) -> None:
         """Hand every sampled token to its sequence, unless the sequence has paused or ended since."""
         now = self._clock.now()
-        for (sequence, incarnation), token in zip(planned.sampled, result.tokens, strict=True):
+        for (sequence, incarnation), scores in zip(planned.scored, result.scores, strict=False):
+            if sequence.incarnation == incarnation:
+                self._sessions[sequence.id].note_scores(scores)
+        reports = result.logprobs or (None,) * len(result.tokens)
+        for (sequence, incarnation), token, report in zip(planned.sampled, result.tokens, reports, strict=True):
             if sequence.incarnation == incarnation:
                 self.scheduler.accept(sequence, token)
-                self._accept(self._sessions[sequence.id], token, now, events)
+                self._accept(self._sessions[sequence.id], token, report, now, events)
 
-    def _accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
+    def _accept(
+        self, session: Session, token: int, report: TokenLogprobs | None, now: float, events: list[Event]
+    ) -> None:
         sequence, text = session.sequence, session.text
         if session.first_token_s is None:
             session.first_token_s = now
-        session.note_context()
+        if session.resumed:
+            session.note_context()
         session.stream.append(token)
-        shown = text.add(token) if text else ""
-        events.append(Token(sequence.id, token, shown))
-        try:
-            calls = session.watched(token)
-        except Exception as error:  # see `_open`
-            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
-            return
-        if token in session.stop_token_ids:
+        shown = text.add(token) if text is not None else ""
+        logprobs = None if report is None else session.note_logprobs(token, report)
+        events.append(Token(sequence.id, token, shown, logprobs))
+        calls: tuple[Call, ...] = ()
+        if session.watch is not None or session.constraint is not None:
+            try:
+                calls = session.watched(token)
+                if session.constraint is not None:
+                    session.constraint.accept(token)
+            except Exception as error:  # see `_open`
+                self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+                return
+        if token in session.stop_token_ids and (  # of itself, a turn that calls is not the last one
+            not calls or token in (session.request.params.stop_token_ids or ())
+        ):
             self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
-        elif text and text.stopped is not None:
+        elif text is not None and text.stopped is not None:
             self._finish(session, "stop", text.stopped, events)
+        elif session.constraint is not None and session.complete and not calls:
+            self._finish(session, "stop", None, events)
         elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self.scheduler.max_model_len:
             self._finish(session, "length", None, events)
         elif calls:
@@ -265,6 +319,8 @@ class Engine:
             for index, call in enumerate(calls)
         )
         self.scheduler.intercept(session.sequence, now, pending)
+        if session.request.grammar and session.constraint and session.constraint.ended:
+            session.constraint = session.request.grammar.constrain(session.stop_token_ids)
         self._endpoints.call(session.request.id, calls, session.request.tools)
         events.append(Intercepted(session.request.id, calls))
 
@@ -273,27 +329,30 @@ class Engine:
         sequence = session.sequence
         pause = session.interceptions[-1]
         room = self.scheduler.max_model_len - len(sequence.tokens) - 1
-        tokens: list[int] = []
-        kept: list[Result] = []
-        for call, result in zip(pause.calls, results, strict=True):
-            tool = session.request.tools.get(call.name)
-            result_tokens, result = render(result, tool, room - len(tokens), self._vocab_size, self._encode)
-            tokens += result_tokens
-            kept.append(result)
+        renderer, tools = session.request.render, session.request.tools
+        try:
+            if renderer is not None:
+                tokens, kept = renderer.render(pause.calls, results, room)
+            else:
+                tokens, kept = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
+        except Exception as error:  # see `_open`
+            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            return
         start = len(session.stream)
         session.stream += tokens
+        session.logprobs += [None] * len(tokens)
         waited_s = self._clock.now() - sequence.paused_s
         session.resumed = True
         session.interceptions[-1] = Interception(
             pause.calls,
-            tuple(kept),
+            kept,
             (start, start + len(tokens)),
             min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
         )
         shown = session.text.inject(tokens) if session.text else ""
         ended = tuple(Ended(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results)
         self.scheduler.resume(sequence, tokens, ended)
-        events.append(Resumed(session.request.id, tuple(kept), tuple(tokens), shown))
+        events.append(Resumed(session.request.id, kept, tuple(tokens), shown))
 
     def _finish(self, session: Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
         request, sequence, now = session.request, session.sequence, self._clock.now()
@@ -301,6 +360,7 @@ class Engine:
         self._endpoints.cancel(request.id)
         self.scheduler.finish(sequence, now)
         del self._sessions[request.id]
+        self._constrained.pop(request.id, None)
         self._ids.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)

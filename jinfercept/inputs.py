@@ -1,9 +1,11 @@
 """What a user passes to `LLM.generate`, checked and turned into requests before any of them starts."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jinfercept.errors import RequestError
+from jinfercept.grammar import Grammars
 from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Detector, Request, SamplingParams, Tool
 from jinfercept.tokenizer import Tokenizer
@@ -21,11 +23,13 @@ def make_requests(
     tools: Iterable[Tool],
     detector: Detector | Iterable[Detector | None] | None,
     tokenizer: Tokenizer | None,
+    grammars: Grammars | None = None,
 ) -> list[Request]:
     """One request per prompt. Raises `RequestError` for anything that is not what it should be.
 
     Args:
         ids: names for the requests, as many as are needed.
+        grammars: compiles structured outputs; None without a tokenizer.
     """
     listed = _prompts(prompts)
     all_params = _one_each(
@@ -44,7 +48,7 @@ def make_requests(
         if one is not None and not callable(getattr(one, "watch", None)):
             raise RequestError("a detector has a method watch()", got=repr(one)[:80], fix="see request.Detector")
     return [
-        _request(request_id, prompt, one_params, by_name, one_detector, tokenizer)
+        _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
         for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
     ]
 
@@ -72,9 +76,13 @@ def _request(
     tools: dict[str, Tool],
     detector: Detector | None,
     tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
 ) -> Request:
     if params.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
+    structured = params.structured_outputs
+    if structured is not None and grammars is None:
+        raise RequestError("structured outputs need a tokenizer", got="none", fix="leave them out, or pass a tokenizer")
     if not isinstance(prompt, str | Mapping):
         raise RequestError(
             "a prompt is a text or {'prompt_token_ids': […]}",
@@ -99,7 +107,21 @@ def _request(
     salt = parts.get("cache_salt", "")
     if not isinstance(salt, str):
         raise RequestError("cache_salt is a text", got=repr(salt)[:80], fix="give a string")
-    return Request(request_id, _whole_numbers(token_ids), params, tools, detector, salt, text)
+    grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
+    if params.bad_words:
+        params = _with_bad_words(params, tokenizer)
+    return Request(request_id, _whole_numbers(token_ids), params, tools, detector, salt, text, grammar)
+
+
+def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The parameters with their bad words as token ids, as they stand alone and after a space."""
+    if tokenizer is None:
+        raise RequestError("bad words need a tokenizer", got=params.bad_words, fix="use bad_words_token_ids")
+    words = [word.strip() for word in params.bad_words or ()]
+    encoded = [tuple(tokenizer.encode(text, plain=True)) for word in words for text in (word, f" {word}")]
+    return replace(
+        params, bad_words=(), bad_words_token_ids=tuple(dict.fromkeys([*(params.bad_words_token_ids or ()), *encoded]))
+    )
 
 
 def _whole_numbers(token_ids: Any) -> tuple[int, ...]:

@@ -1,41 +1,38 @@
 """The composition root and the offline API: a model, its pages, a scheduler, a runner and an engine, behind one class."""
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Self, Unpack, final
 
-from jinfercept.clock import RealClock
+from jinfercept.assembly import Machine, Recorder, assemble, chunks, end_token_ids
+from jinfercept.async_streaming import AsyncStream, aserve
+from jinfercept.chat import ChatOptions, Chats, is_conversation, make_chats
+from jinfercept.chat_template import Message
 from jinfercept.config import EngineConfig
-from jinfercept.engine import Engine
+from jinfercept.engine_thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
+from jinfercept.forks import forks
+from jinfercept.function_tools import ChatToolLike
+from jinfercept.grammar import Grammars
 from jinfercept.inputs import Prompt, make_requests
-from jinfercept.intercept.dispatcher import Dispatcher
-from jinfercept.kv.manager import KVManager
 from jinfercept.metrics import CompileCounter
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.embedded import cache_directory
-from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
-from jinfercept.request import Detector, Event, Finished, Request, RequestOutput, SamplingParams, Tool
+from jinfercept.models.update import replacement
+from jinfercept.profiler import EFFORTS
+from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.draft import Counters
-from jinfercept.sched.estimator import ESTIMATORS, Estimator
-from jinfercept.sched.observer import Observer
-from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
+from jinfercept.sched.policies import check_name
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.sched.scheduler import Scheduler
-from jinfercept.start import StartTimes, load_model, plan_pools, prepare_backend, profile_settings
-from jinfercept.stream import TextStream
+from jinfercept.start import StartTimes, load_model, plan_pools, prepare_backend, profile_of
+from jinfercept.streaming import Stream, StreamEvent, serve
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
 
 _RESTART_FLAGS = {
@@ -52,9 +49,6 @@ _RESTART_FLAGS = {
         "check_pages",
     )
 }
-
-Recorder = Callable[[KVManager, Knowledge], tuple[Observer, Estimator]]
-"""Makes what observes a scheduler, and the estimator that is told of calls instead of the policy's (which may be the same)."""
 
 
 @final
@@ -112,7 +106,7 @@ class LLM:
             self.memory_plan, shape = plan_pools(loaded.model, loaded.params, config)
             if not quiet:
                 print(self.memory_plan, file=sys.stderr)
-            _chunks(config, shape, policy)
+            chunks(config, shape, policy)
             self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
             self.runner.warm_up(progress)
         self._shape = shape
@@ -120,7 +114,7 @@ class LLM:
         if isinstance(profile, Profile):
             self.profile, how = profile, "given"
         else:
-            self.profile, how = self._measured(asked, progress)
+            self.profile, how = profile_of(loaded.model, self.runner, shape, config, asked, progress)
         self.start_times = StartTimes(
             load_s=loaded_s - began_s,
             compile_s=warm_s - loaded_s,
@@ -131,11 +125,11 @@ class LLM:
         )
         if not quiet:
             print(self.start_times, file=sys.stderr)
-        self._numbers = count()
-        self._lock = threading.Lock()
-        self._busy: int | None = None  # the thread that holds the lock
+        self._ids = (f"request-{number}" for number in count())
+        self._grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._closed = False
-        self.engine = self._engine(policy)
+        self._machine = Machine(loaded.model.config, self.tokenizer, self.runner, shape, self.profile)
+        self._begin(policy, None)
 
     def restart(self, policy: Policy | str | None = None, record: Recorder | None = None, **flags: Any) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
@@ -158,82 +152,47 @@ class LLM:
             )
         config = EngineConfig.from_flags(self._flags | flags)
         check_name(config.scheduler.policy)
-        _chunks(config, self._shape, policy)
-        with self._alone("restart()"):
-            self.memory_plan = self.memory_plan.with_host(config.cache)
-            self._flags, self.config = self._flags | flags, config
-            self._shut_down()
-            self.runner.reset()
-            self.engine = self._engine(policy, record)
+        chunks(config, self._shape, policy)
+        self._check_idle("start over")
+        self.memory_plan = self.memory_plan.with_host(config.cache)
+        self._flags, self.config = self._flags | flags, config
+        self._end()
+        self.runner.reset()
+        self._begin(policy, record)
 
-    def _measured(self, effort: str | None, progress: Callable[[str, int, int], None]) -> tuple[Profile, str]:
-        """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last."""
-        settings = profile_settings(self.model, self.runner.params, self._shape, self.config)
-        path = profile_path(cache_directory(), settings)
-        known = remembered(path) if effort is None else None
-        if known is not None:
-            return known, "remembered"
-        profile = measure(
-            self.runner,
-            self._shape,
-            name=f"{self.model.config.family} of {self.model.config.num_layers} layers on {settings['device']}",
-            kv_bytes_per_token=kv_bytes_per_token(self.model.config, str(settings["dtype"])),
-            effort=EFFORTS[effort or "quick"],
-            settings=settings,
-            progress=progress,
-        )
-        with suppress(OSError):  # a cache that cannot be written costs the next start a moment
-            remember(profile, path)
-        return profile, "measured"
+    def update_weights(self, params: Params) -> None:
+        """Serve other weights of the same model from now on; starts over as `restart` does, so that no page is left of the old.
 
-    def _engine(self, policy: Policy | str | None, record: Recorder | None = None) -> Engine:
-        """An engine under the policy given, or under the one that the options name."""
-        config, model_config, shape = self.config, self.model.config, self._shape
-        page_size = shape.page_size
-        options, profile = config.scheduler, self.profile
-        estimator, whole_prompts = ESTIMATORS[options.estimator](), not _chunks(config, shape, policy)
-        saturation = max((size for size in shape.buckets if size <= profile.saturation), default=shape.buckets[0])
-        known = Knowledge(profile, saturation, page_size, estimator)
-        if policy is None or isinstance(policy, str):
-            policy = known.make(config.scheduler.policy)
-        kv = KVManager(
-            shape.num_pages,
-            self.memory_plan.host_tokens // page_size,
-            page_size,
-            identity=f"{model_config} {config.model.dtype}",
-            prefix_caching=config.cache.enable_prefix_caching,
-        )
-        observer, told = (None, estimator) if record is None else record(kv, known)
-        scheduler = Scheduler(
-            kv,
-            policy,
-            profile,
-            told,
-            buckets=shape.buckets,
-            max_num_seqs=shape.max_num_seqs,
-            max_model_len=shape.max_model_len,
-            chunk_tokens=options.max_chunk_tokens or shape.buckets[-1],
-            whole_prompts=whole_prompts,
-            observer=observer,
-            preemption=options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        )
-        tokenizer = self.tokenizer
-        wake = threading.Event()
-        self._dispatcher = Dispatcher(wake.set)
-        return Engine(
-            scheduler,
-            self.runner,
-            self._dispatcher,
-            RealClock(),
-            wake,
-            depth=config.runner.pipeline_depth,
-            vocab_size=model_config.vocab_size,
-            eos_token_ids=tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}),
-            open_text=_text_opener(tokenizer) if tokenizer else None,
-            encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
-            seed=config.model.seed,
-            check=config.runner.check_pages,
-        )
+        The old weights are freed once the new ones are on the device: both have to fit for a moment.
+
+        Args:
+            params: of the same structure and shapes, in any dtype; tied embeddings need not be in the head.
+
+        Raises:
+            ModelError: a weight is missing, too much, or has another shape; the old ones are served on.
+            RequestError: requests are not finished.
+        """
+        self._check_idle("take new weights")
+        weights = replacement(self.model, params, self.runner.params)
+        self._end()
+        self.runner.update(weights)
+        self._begin(None, None)
+
+    def _check_idle(self, what: str) -> None:
+        if self._closed or self._thread.busy:
+            raise RequestError(
+                f"only an idle LLM can {what}",
+                got="one that is closed" if self._closed else "requests that are not finished",
+                fix="wait for them, or close their streams",
+            )
+
+    def _begin(self, policy: Policy | str | None, record: Recorder | None) -> None:
+        self.engine, self._dispatcher = assemble(self._machine, self.config, self.memory_plan, policy, record)
+        self._thread = EngineThread(self.engine)
+
+    def _end(self) -> None:
+        self._thread.close()
+        self._dispatcher.close()
 
     def generate(
         self,
@@ -249,8 +208,8 @@ class LLM:
         Args:
             prompts: one or several texts or `{"prompt_token_ids": [...]}`.
             sampling_params: one for all, or one for each.
-            tools: what the model may call; those with a `start` text are found in what it writes. A tool must not use this
-                LLM: it would wait for the very call that waits for it, until its time-out.
+            tools: what the model may call; those with a `start` text are found in what it writes. A tool may use this LLM:
+                its requests are batched with all others.
             detector: finds calls in another way; one for all, or one for each.
             on_event: told of tokens, calls, results and ends as they happen.
 
@@ -260,25 +219,115 @@ class LLM:
         Raises:
             RequestError: a request can never be served; none is started then.
         """
-        ids = (f"request-{number}" for number in self._numbers)
-        requests = make_requests(ids, prompts, sampling_params, tools, detector, self.tokenizer)
-        outputs: dict[str, RequestOutput] = {}
-        with self._alone("generate()"):
-            submitted: dict[str, None] = {}
-            try:
-                for request in requests:
-                    self.engine.submit(request)
-                    submitted[request.id] = None
-                while len(outputs) < len(requests):
-                    for event in self.engine.step():
-                        if isinstance(event, Finished) and event.request_id in submitted:
-                            outputs[event.request_id] = event.output
-                        if on_event is not None:
-                            on_event(event)
-            except BaseException:
-                self._abort_all()
-                raise
-        return [outputs[request.id] for request in requests]
+        return serve(self._thread, self._requests(prompts, sampling_params, tools, detector), on_event=on_event)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        tools: Iterable[Tool] = (),
+        detector: Detector | Iterable[Detector | None] | None = None,
+    ) -> list[RequestOutput]:
+        """As `generate`, without blocking the event loop; cancelled, it gives the requests up."""
+        return await aserve(self._thread, self._requests(prompts, sampling_params, tools, detector))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        tools: Iterable[ChatToolLike] = (),
+        on_event: Callable[[StreamEvent], None] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """Answer conversations, running the tools that the model calls until it has answered.
+
+        Calls of one turn run in parallel. While they do, the request is paused; it keeps the tokens it wrote, and reads the
+        results as its chat template writes them. Arguments that do not fit, and a tool that fails, are an error that it reads.
+
+        Args:
+            messages: one conversation, or several; OpenAI-style messages.
+            sampling_params: one for all, or one for each; by default 1,024 tokens at temperature 1.
+            tools: Python functions (declared by signature and docstring), any of them in a `Tool` (for a time-out or a
+                limit of their own), or OpenAI-style JSON declarations. A turn that calls one of the latter ends the output.
+            on_event: told of tokens, visible text, calls, results and ends as they happen.
+            options: see `ChatOptions`.
+
+        Returns:
+            One output per conversation, in order. `outputs[0].messages` are what was added to it: calls, results and the
+            answer, without markup. `finish_reason` is "tool_calls" if the last of them has calls that were not run: where
+            `stop_reason` is "max_rounds" the limit forbade it, else they are the caller's to run.
+
+        Raises:
+            RequestError: messages, tools or options cannot be used with this model; nothing is started then.
+            ModelError: the model has no chat template.
+        """
+        return serve(self._thread, *self._chats(messages, sampling_params, tools, options), on_event=on_event)
+
+    async def achat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        tools: Iterable[ChatToolLike] = (),
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """As `chat`, without blocking the event loop; cancelled, it gives the conversations up."""
+        return await aserve(self._thread, *self._chats(messages, sampling_params, tools, options))
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Iterable[Any] = (),
+        detector: Detector | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Stream:
+        """One prompt as in `generate`, or one conversation as in `chat`, event by event.
+
+        It starts now, whether or not somebody reads on; closing or dropping the iterator gives it up.
+
+        Returns:
+            `Token`, `Intercepted`, `Resumed` and last `Finished`; in a chat also `Content`, what a person sees, and
+            `CallStarted`, `Arguments` and `CallEnded` as a call is written (`Token.text` has the markup too). With `n` outputs,
+            a `Finished` for each, told apart by `request_id`.
+
+        Raises:
+            RequestError: as `generate` and `chat`.
+        """
+        return Stream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
+
+    def astream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Iterable[Any] = (),
+        detector: Detector | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncStream:
+        """As `stream`, for `async for`. A task that is cancelled while it reads gives its request up."""
+        return AsyncStream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
+
+    def _requests(self, prompts: Any, params: Any, tools: Iterable[Tool], detector: Any) -> list[Request]:
+        requests = make_requests(self._ids, prompts, params, tools, detector, self.tokenizer, self._grammars)
+        return [fork for request in requests for fork in forks(request)]
+
+    def _chats(self, messages: Any, params: Any, tools: Any, options: ChatOptions) -> Chats:
+        ends = end_token_ids(self.model.config, self.tokenizer)
+        return make_chats(self._ids, messages, params, tools, options, self.tokenizer, self._grammars, ends)
+
+    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
+        """A single prompt or a single conversation."""
+        if is_conversation(prompt):
+            if detector is not None:
+                raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+            return self._chats([prompt], params, tools, options)
+        if options:
+            raise RequestError("options of a chat need messages", got=", ".join(options), fix="leave them out")
+        return Chats(self._requests([prompt], params, tools, detector), {})
 
     @property
     def shape(self) -> RunnerShape:
@@ -294,10 +343,10 @@ class LLM:
         """Give up what is running and free the weights and the pages."""
         if self._closed:
             return
-        with self._alone("close()"):
-            self._closed = True
-            self._shut_down()
-            self.runner.close()
+        self._thread.check_caller("close()")
+        self._closed = True
+        self._end()
+        self.runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -306,48 +355,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _shut_down(self) -> None:
-        self.engine.close()
-        self._dispatcher.close()
-
-    def _abort_all(self) -> None:
-        """Give up whatever `generate` has begun; its pages are free then."""
-        self.engine.close()
-
-    @contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
-        """One thread at a time; others wait, but the one that is in already would wait for itself."""
-        if self._busy == threading.get_ident():
-            raise RequestError(
-                f"{what} from within generate()", got="a callback that calls its own LLM", fix="return first"
-            )
-        with self._lock:
-            if self._closed:
-                raise RequestError("this LLM is closed", got=what, fix="make a new one")
-            self._busy = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._busy = None
-
-
-def _chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
-    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
-    options = config.scheduler
-    return chunks_prefill(
-        options.chunked_prefill,
-        published=SETTINGS[options.policy].chunked_prefill if policy is None or isinstance(policy, str) else True,
-        largest_step=shape.buckets[-1],
-        longest=shape.max_model_len,
-        chunk_tokens=options.max_chunk_tokens,
-    )
-
-
-def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:
-    def open_text(request: Request) -> TextStream:
-        params = request.params
-        stop = tuple(params.stop or ())
-        return TextStream(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens)
-
-    return open_text

@@ -21,8 +21,10 @@ from jinfercept.models.protocol import ModelNumbers, Params
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
 """Most tokens of a pool in a CPU's memory that nobody sized."""
-TRANSFER_BYTES = 1 << 30
-"""Kept free for pages that leave or come while a step computes, both ways together: 20 ms of a 50 GB/s link."""
+MOVED_BYTES = 1 << 30
+"""Most that one step moves over the host link, both ways together: 20 ms at 50 GB/s."""
+STEPS_UNDER_WAY = 2
+"""Whose pages are on their way at once: a step's that computes, and the next one's, dispatched meanwhile."""
 
 
 class Device(Protocol):
@@ -55,6 +57,7 @@ class MemoryPlan:
 
     Attributes:
         reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
+        moved_tokens: most that one step moves over the host link.
     """
 
     weight_bytes: int
@@ -64,6 +67,7 @@ class MemoryPlan:
     kv_tokens: int
     host_tokens: int
     max_model_len: int
+    moved_tokens: int
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
@@ -103,7 +107,7 @@ def plan_memory(
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
     token_bytes = kv_bytes_per_token(model_config, next(iter(leaves.values())).dtype)
-    reserved = 0 if room.shared else step_bytes + (TRANSFER_BYTES if cache.swap_space else 0)
+    reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     asked = cache.kv_tokens
     if asked is None and room.shared:
@@ -140,6 +144,7 @@ def plan_memory(
         kv_tokens=kv_tokens,
         host_tokens=host_tokens,
         max_model_len=wanted or limit,
+        moved_tokens=MOVED_BYTES // token_bytes,
     )
 
 

@@ -43,7 +43,7 @@ def pack(
     write_index[:] = SCRATCH_PAGE * page_size
     if not chunks:
         return vector
-    slots, starts, lists, _, _ = zip(*chunks, strict=True)
+    slots, starts, lists, *_ = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -70,37 +70,6 @@ def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape
     )
     tokens = jnp.where(tokens == FROM_DEVICE, last_tokens[token_slots], tokens)
     return Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
-
-
-class SampleRows(NamedTuple):
-    """What is sampled: `R` rows, of which the unused ones write to the scratch slot, the last."""
-
-    token_index: Int[Array, "R"]
-    slot: Int[Array, "R"]
-    seed: Int[Array, "R"]
-    position: Int[Array, "R"]
-    temperature: Int[Array, "R"]  # the bits of a float32
-
-
-def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "5 R"]:
-    """The sampled rows of a plan, in its order."""
-    rows = np.zeros((5, num_rows), np.int32)
-    rows[1] = scratch_slot
-    drawn = [row for row, chunk in enumerate(chunks) if chunk.sample is not None]
-    if drawn:
-        count, lengths = len(drawn), [len(chunk.tokens) for chunk in chunks]
-        temperatures, seeds, positions = zip(*[chunks[row].sample for row in drawn], strict=True)
-        rows[0, :count] = np.cumsum(lengths)[drawn] - 1
-        rows[1, :count] = [chunks[row].slot for row in drawn]
-        rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)
-        rows[3, :count] = positions
-        rows[4, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
-    return rows
-
-
-def unpack_samples(packed: Int[Array, "5 R"]) -> SampleRows:
-    """The sampled rows on the device."""
-    return SampleRows(*packed)
 
 
 def _size(shape: Shape) -> int:

@@ -2,59 +2,13 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jinfercept.errors import RequestError
+from jinfercept.sampling_params import SamplingParams as SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
-MAX_TEMPERATURE = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request's tokens are drawn and when it ends. Names and defaults as in vLLM.
-
-    Attributes:
-        temperature: 0 is greedy.
-        max_tokens: tokens to generate; tokens returned by tools do not count.
-        seed: fixes the draw, whatever else is in the batch; None derives one from the engine's seed and the request's number.
-        stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
-        stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
-        ignore_eos: go on after an end-of-text token.
-        skip_special_tokens: leave special tokens out of the text.
-    """
-
-    temperature: float = 1.0
-    max_tokens: int = 16
-    seed: int | None = None
-    stop: tuple[str, ...] | list[str] | str | None = ()
-    stop_token_ids: tuple[int, ...] | list[int] | None = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        ids = () if self.stop_token_ids is None else self.stop_token_ids
-        if not isinstance(stop, list | tuple) or any(not isinstance(text, str) or not text for text in stop):
-            raise RequestError(
-                "stop is one or several texts that are not empty", got=repr(self.stop), fix="leave it out"
-            )
-        if not isinstance(ids, list | tuple) or any(type(token) is not int for token in ids):
-            raise RequestError("stop_token_ids is a list of token ids", got=repr(ids), fix="give whole numbers")
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
-        if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise RequestError(
-                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=repr(self.temperature), fix="0 is greedy"
-            )
-        if type(self.max_tokens) is not int or self.max_tokens < 1:
-            raise RequestError(
-                "max_tokens is a whole number, at least 1", got=repr(self.max_tokens), fix="ask for a token"
-            )
-        if self.seed is not None and type(self.seed) is not int:
-            raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
 
 
 def _is_number(value: object) -> bool:
@@ -70,12 +24,14 @@ class Call:
         arguments: what the model wrote for it.
         span: the call's first token and the one after its last, counted in the request's `token_ids`.
         expected_s: how long it will take, if somebody says so.
+        id: by which a chat template ties the result to the call; "" if nothing needs one.
     """
 
     name: str
     arguments: str
     span: tuple[int, int] = (0, 0)
     expected_s: float | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +49,8 @@ class Tool:
     """Something a model can call: a Python function, and how its call and its result look in the text.
 
     Attributes:
-        function: takes the text between `start` and `stop`, returns text (or token ids); sync or async.
+        function: takes the text between `start` and `stop`, returns text (or token ids); sync or async. In a chat: takes its
+            declared arguments by name, returns anything that is text or JSON.
         name: defaults to the function's name.
         start: text that opens a call, as the model writes it; None if calls are found in another way.
         stop: text that ends it and hands over.
@@ -102,7 +59,7 @@ class Tool:
         max_result_tokens: a longer result is cut, and says so.
     """
 
-    function: Callable[[str], object | Awaitable[object]]
+    function: Callable[..., object | Awaitable[object]]
     name: str = ""
     start: str | None = None
     stop: str | None = None
@@ -161,6 +118,51 @@ class Detector(Protocol):
         ...
 
 
+class Renderer(Protocol):
+    """Writes what a request reads after a pause."""
+
+    def render(
+        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
+    ) -> tuple[list[int], tuple[Result, ...]]:
+        """All results of one pause.
+
+        Args:
+            calls: what was asked for.
+            results: one for each.
+            room: tokens that the sequence can still take.
+
+        Returns:
+            At most `room` tokens, and the results as they are in them.
+        """
+        ...
+
+
+class Constraint(Protocol):
+    """What one request's generated text may be; what tools return is no part of it.
+
+    Attributes:
+        ended: nothing but the end can follow.
+    """
+
+    ended: bool
+
+    def allowed(self) -> Any:
+        """The tokens that may come next, end tokens among them: bit `v % 32` of word `v // 32` of an array of uint32."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The next generated token."""
+        ...
+
+
+class Grammar(Protocol):
+    """Says what a text may be."""
+
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint:
+        """A text that has not begun, and that these tokens end where it may end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request, as the engine takes it.
@@ -173,6 +175,10 @@ class Request:
         detector: how calls are found; None if the request never calls.
         cache_salt: requests with different salts share no pages.
         prompt: the prompt's text, given back in the output.
+        grammar: `params.structured_outputs`, compiled. It goes on after a call; if the call ended its text, it begins anew.
+            The request ends where nothing more can follow; one with a detector draws an end token there, which may end a call.
+        render: writes the results of calls; by default each stands where its tool says.
+        leader: id of a request with the same prompt that was submitted before; this one starts when that has computed it.
     """
 
     id: str
@@ -182,6 +188,9 @@ class Request:
     detector: Detector | None = None
     cache_salt: str = ""
     prompt: str | None = None
+    grammar: Grammar | None = None
+    render: Renderer | None = None
+    leader: str | None = None
 
 
 class ContextUse(NamedTuple):
@@ -217,6 +226,20 @@ class Interception:
     context: ContextUse | None = None
 
 
+class Logprob(NamedTuple):
+    """How likely the model found a token, by its own logits.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        rank: 1: none was likelier.
+        decoded_token: its text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """What one request produced.
@@ -225,10 +248,14 @@ class CompletionOutput:
         index: place among the request's outputs.
         text: the text after the prompt, results of tools included.
         token_ids: the stream after the prompt, tokens returned by tools included.
-        finish_reason: "stop" (end of text, stop token or stop string), "length", "abort" or "error".
+        finish_reason: "stop" (end of text, stop token or stop string), "length", "abort", "error", or "tool_calls": a chat's
+            turn ended in calls that the caller has to run, or (`stop_reason` "max_rounds") that nobody runs.
         stop_reason: the stop string or token id that matched, or the error.
         num_generated: tokens that the model generated.
         interceptions: every pause, in order.
+        logprobs: if asked for, of every one of `token_ids` the token's own and the likeliest ones'; None for tokens that tools
+            returned.
+        messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup.
     """
 
     index: int
@@ -238,6 +265,8 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     num_generated: int = 0
     interceptions: tuple[Interception, ...] = ()
+    logprobs: list[dict[int, Logprob] | None] | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +289,8 @@ class RequestOutput:
 
     Attributes:
         num_cached_tokens: prompt tokens whose KV was found and not computed.
+        prompt_logprobs: if asked for, of every token of the prompt its own and the likeliest ones' in its place; None for the
+            first, before which there is nothing.
     """
 
     request_id: str
@@ -269,6 +300,7 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def interceptions(self) -> tuple[Interception, ...]:
@@ -276,13 +308,13 @@ class RequestOutput:
         return self.outputs[0].interceptions
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token was generated; `text` is what may be shown now (it can lag behind the token)."""
+class Token(NamedTuple):
+    """A token was generated; `text` is what may be shown now (it can lag behind the token), `logprobs` what was asked for."""
 
     request_id: str
     token_id: int
     text: str
+    logprobs: Mapping[int, Logprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)

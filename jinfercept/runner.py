@@ -19,18 +19,17 @@ from jaxtyping import Array, Float, Int
 from jinfercept.executables import Executables, Progress, silent
 from jinfercept.kv.arrays import KVArrays
 from jinfercept.models.protocol import Params, ServedModel, Weights
-from jinfercept.models.sampling import sample
-from jinfercept.packing import Shape, enter, pack, pack_samples, unpack, unpack_samples
+from jinfercept.packing import Shape, enter, pack, unpack
 from jinfercept.pallas.attention import Heads, paged_attention, prepare
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sampler import Drawn, Sampler, add_sampler, slots_bytes
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
 class Ticket(NamedTuple):
-    """A submitted plan: the tokens to come, if any, and when it was submitted."""
+    """A submitted plan: what it draws, and when it was submitted."""
 
-    tokens: Array | None
-    num_sampled: int
+    drawn: Drawn
     submitted_s: float
 
 
@@ -107,58 +106,61 @@ class ModelRunner:
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self._last_tokens = self._no_tokens()
         self._run = Executables()
-        add_steps(self._run, model, shape, attention, self.params, self.kv.layers, self._last_tokens)
+        self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, self._home)
+        add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self._run)
 
-    def submit(self, plan: StepPlan) -> Ticket:
-        """Dispatch a plan; the order is the one that `StepPlan` promises."""
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+        """Dispatch a plan; the order is the one that `StepPlan` promises.
+
+        Args:
+            masks: what constrained rows may draw; called after the forward was dispatched, before sampling is.
+        """
         submitted_s = time.monotonic()
         assert plan.land == plan.fetch
         self.kv.begin(plan.fetch, plan.drop, plan.copy_out)
         if plan.chunks:
-            tokens, num_sampled = self._compute(plan)
-            return Ticket(tokens, num_sampled, submitted_s)
+            return Ticket(self._compute(plan, masks), submitted_s)
         for part in range(len(self._parts)):
             self.kv.start(part)
             self.kv.land(part)
         self.kv.wait()  # there is nothing to hide the transfers behind
-        return Ticket(None, 0, submitted_s)
+        return Ticket(Drawn(), submitted_s)
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a plan's tokens."""
-        tokens = () if ticket.tokens is None else tuple(np.asarray(ticket.tokens)[: ticket.num_sampled].tolist())
-        return StepResult(tokens, time.monotonic() - ticket.submitted_s)
+        tokens, logprobs, scores = self._sampler.read(ticket.drawn)
+        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores)
+
+    def update(self, params: Params) -> None:
+        """Take other weights, of the structure, shapes and dtypes that were compiled for, and forget all KV."""
+        self.params = jax.device_put(params, self._home)
+        self.reset()
 
     def reset(self) -> None:
         """Forget all KV."""
         self.kv.reset()
-        self._last_tokens = self._no_tokens()
+        self._sampler.reset()
 
     def close(self) -> None:
         """Free the weights and the pages."""
         self.params = Params({}, (), {})
         self.kv.close()
+        self._sampler.close()
 
     def warm_up(self, progress: Progress = silent) -> None:
         """Compile every executable."""
         self._run.compile(progress)
 
-    def _compute(self, plan: StepPlan) -> tuple[Array | None, int]:
+    def _compute(self, plan: StepPlan, masks: Masks | None) -> Drawn:
         enter(plan.chunks, self._tables)
         shape = self._shape
         x = self._forward(plan.bucket, pack(plan.chunks, self._tables, shape.page_size, shape.bucket(plan.bucket)))
-        num_sampled = sum(chunk.sample is not None for chunk in plan.chunks)
-        if not num_sampled:
-            return None, 0
-        num_rows = next(rows for rows in shape.sample_rows if rows >= num_sampled)
-        tokens = self._draw(x, pack_samples(plan.chunks, num_rows, shape.max_num_seqs))
-        tokens.copy_to_host_async()
-        return tokens, num_sampled
+        return self._sampler.draw(x, plan.chunks, self.params.head, masks)
 
     def _forward(self, size: int, packed: np.ndarray) -> Array:
-        x, batch = self._run["embed", size](self.params.embed, self._last_tokens, packed)
+        x, batch = self._run["embed", size](self.params.embed, self._sampler.last_tokens, packed)
         kv = self.kv
         for part, groups in enumerate(self._parts):
             kv.start(part)
@@ -170,16 +172,6 @@ class ModelRunner:
             kv.land(part)
         return x
 
-    def _draw(self, x: Array, rows: np.ndarray) -> Array:
-        num_rows = rows.shape[1]
-        logits = self._run["head", x.shape[0], num_rows](self.params.head, x, rows)
-        tokens, self._last_tokens = self._run["sample", num_rows](logits, self._last_tokens, rows)
-        return tokens
-
-    def _no_tokens(self) -> Array:
-        slots = np.zeros(self._shape.max_num_seqs + 1, np.int32)  # the last one is scratch
-        return jax.device_put(slots, self._home)
-
 
 def add_steps(
     run: Executables,
@@ -188,20 +180,20 @@ def add_steps(
     attention: str,
     params: Params,
     layers: tuple[KVPages, ...],
-    last_tokens: Int[Array, "slots"],
 ) -> None:
     """Note every executable that a plan's chunks can need, for arrays or for their shapes.
 
     Args:
         run: to which they are added.
         attention: see `pallas.attention`; `auto` only for the backend that is here.
-        params, layers, last_tokens: the weights, the KV and the slots' last tokens: arrays, or shapes with shardings.
+        params, layers: the weights and the KV: arrays, or shapes with shardings.
     """
     leaf = jax.tree.leaves(params.embed)[0]
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=leaf.sharding)
 
+    last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     for size in shape.buckets:
         bucket = shape.bucket(size)
         packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
@@ -209,20 +201,15 @@ def add_steps(
         run.add(("embed", size), embed, params.embed, last_tokens, packed)
         embedded = jax.eval_shape(embed, params.embed, last_tokens, packed)
         x, batch = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
+        embedded_by_size[size] = x
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             run.add(("layers", size, end - first), partial(_layers, model, attention), *arguments, donate=(1, 2))
-        for rows in (rows for rows in shape.sample_rows if rows <= size):
-            drawn = pack_samples((), rows, shape.max_num_seqs)
-            run.add(("head", size, rows), partial(_head, model), params.head, x, drawn)
-    for rows in shape.sample_rows:
-        logits = struct((rows, model.config.vocab_size), jnp.float32)
-        drawn = pack_samples((), rows, shape.max_num_seqs)
-        run.add(("sample", rows), _sample, logits, last_tokens, drawn, donate=(1,))
+    add_sampler(run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs)
 
 
 def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
-    """Device memory that a step of the largest bucket takes beside weights and pages.
+    """Device memory that a step of the largest bucket takes beside weights and pages, what is remembered by slot included.
 
     Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
     """
@@ -235,10 +222,9 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), params)
     pages = struct(kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim), leaf.dtype)
-    slots = struct((shape.max_num_seqs + 1,), jnp.int32)
-    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers, slots)  # pyright: ignore[reportArgumentType]
+    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
     run.compile()
-    return run.extra_bytes
+    return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
 
 
 def _embed(
@@ -283,20 +269,3 @@ def _layers(
             x, pages = model.layer(weights, x, batch.positions, pages, attend)
         written.append(pages)
     return x, tuple(written)
-
-
-def _head(
-    model: ServedModel, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "5 R"]
-) -> Float[Array, "R V"]:
-    with jax.named_scope("head"):
-        return model.head(params, x[unpack_samples(packed).token_index])
-
-
-def _sample(
-    logits: Float[Array, "R V"], last_tokens: Int[Array, "slots"], packed: Int[Array, "5 R"]
-) -> tuple[Int[Array, "R"], Int[Array, "slots"]]:
-    rows = unpack_samples(packed)
-    temperature = jax.lax.bitcast_convert_type(rows.temperature, jnp.float32)
-    with jax.named_scope("sample"):
-        tokens = sample(logits, temperature, rows.seed, rows.position)
-    return tokens, last_tokens.at[rows.slot].set(tokens)

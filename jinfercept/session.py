@@ -6,14 +6,17 @@ from typing import Protocol
 from jinfercept.request import (
     Call,
     CompletionOutput,
+    Constraint,
     ContextUse,
     FinishReason,
     Interception,
+    Logprob,
     Request,
     RequestMetrics,
     RequestOutput,
     Watch,
 )
+from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import Sequence
 
 
@@ -32,6 +35,8 @@ class Text(Protocol):
 
     def finish(self) -> str: ...
 
+    def token_text(self, token_id: int) -> str: ...
+
 
 @dataclass(slots=True)
 class Session:
@@ -42,7 +47,10 @@ class Session:
     stop_token_ids: frozenset[int]
     text: Text | None = None
     watch: Watch | None = None
+    constraint: Constraint | None = None
     stream: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)  # None for what tools returned
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
     first_token_s: float | None = None
     resumed: bool = False  # has results and no token since
@@ -50,6 +58,12 @@ class Session:
     @property
     def intercepted_s(self) -> float:
         return sum(interception.duration_s for interception in self.interceptions)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a constrained text is there and ends by itself; one that is watched ends with a token that says so."""
+        constraint = self.constraint
+        return constraint is not None and constraint.ended and not (self.watch and self.stop_token_ids)
 
     def watched(self, token: int) -> tuple[Call, ...]:
         """The calls that the request's detector finds in its newest token."""
@@ -65,6 +79,25 @@ class Session:
         if self.resumed:
             self.resumed = False
             self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.found))
+
+    def note_logprobs(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
+        """What is reported of the newest token."""
+        named = self._named(token, report)
+        self.logprobs.append(named)
+        return named
+
+    def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> None:
+        """What is reported of the prompt's next tokens."""
+        first = len(self.prompt_logprobs)
+        tokens = self.request.prompt_token_ids[first : first + len(scores)]
+        self.prompt_logprobs += map(self._named, tokens, scores)
+
+    def _named(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
+        name = self.text.token_text if self.text else lambda token_id: None
+        named = {token: Logprob(report.logprob, report.rank, name(token))}
+        for rank, (token_id, logprob) in enumerate(report.best, start=1):
+            named[token_id] = Logprob(logprob, rank, name(token_id))
+        return named
 
     def output(self, reason: FinishReason, stop: str | int | None, now: float, paused_s: float) -> RequestOutput:
         """What came of the request.
@@ -83,6 +116,7 @@ class Session:
             stop_reason=stop,
             num_generated=sequence.generated,
             interceptions=tuple(self.interceptions),
+            logprobs=None if request.params.logprobs is None else self.logprobs,
         )
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,
@@ -95,4 +129,7 @@ class Session:
             preemptions=sequence.preemptions,
         )
         prompt = list(request.prompt_token_ids)
-        return RequestOutput(request.id, request.prompt, prompt, [completion], sequence.num_cached, metrics)
+        scores = None if request.params.prompt_logprobs is None else self.prompt_logprobs
+        return RequestOutput(
+            request.id, request.prompt, prompt, [completion], sequence.num_cached, metrics, prompt_logprobs=scores
+        )

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from jinfercept.memory import MemoryPlan, Room, check_weights, plan_memory
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, dtype_name, load, read_config
-from jinfercept.models.model import param_bytes
+from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.models.protocol import ModelNumbers, Params, ServedModel
-from jinfercept.runner import RunnerShape, step_bytes
+from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
+from jinfercept.runner import ModelRunner, RunnerShape, step_bytes
+from jinfercept.sched.profile import Profile
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
@@ -113,6 +116,34 @@ def profile_settings(
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
     }
+
+
+def profile_of(
+    model: ServedModel,
+    runner: ModelRunner,
+    shape: RunnerShape,
+    config: EngineConfig,
+    effort: str | None,
+    progress: Callable[[str, int, int], None],
+) -> tuple[Profile, str]:
+    """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last."""
+    settings = profile_settings(model, runner.params, shape, config)
+    path = profile_path(cache_directory(), settings)
+    known = remembered(path) if effort is None else None
+    if known is not None:
+        return known, "remembered"
+    profile = measure(
+        runner,
+        shape,
+        name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
+        kv_bytes_per_token=kv_bytes_per_token(model.config, str(settings["dtype"])),
+        effort=EFFORTS[effort or "quick"],
+        settings=settings,
+        progress=progress,
+    )
+    with suppress(OSError):  # a cache that cannot be written costs the next start a moment
+        remember(profile, path)
+    return profile, "measured"
 
 
 def _runner_shape(

@@ -70,6 +70,10 @@ class TextStream:
         """The end: returns what was held back, half a character as U+FFFD; nothing after a stop string."""
         return self._show(self._release())
 
+    def token_text(self, token_id: int) -> str:
+        """A token alone, special tokens written out."""
+        return self._tokenizer.token_text(token_id)
+
     def _take(self, text: str) -> str:
         if not self._finders:
             return self._show(text)

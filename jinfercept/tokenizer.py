@@ -148,6 +148,21 @@ class Tokenizer:
         """Whether `apply_chat_template` can work."""
         return bool(self._chat_templates)
 
+    def chat_template(self, tools: bool = False) -> str:
+        """The Jinja source of the model's chat template. Raises `ModelError` if it has none.
+
+        Args:
+            tools: of the one for conversations with tools, where there are two.
+        """
+        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+        if name not in self._chat_templates:
+            raise ModelError(
+                "the model has no chat template",
+                got=f"templates {sorted(self._chat_templates)}",
+                fix="send a plain prompt, put a chat_template.jinja beside the tokenizer, or pass chat_template=…",
+            )
+        return self._chat_templates[name]
+
     def encode(self, text: str, add_special_tokens: bool = False, *, plain: bool = False) -> list[int]:
         """The ids of `text`.
 
@@ -195,6 +210,8 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        **variables: Any,
     ) -> str:
         """The conversation as the model was trained to see it; encode it with `add_special_tokens=False`.
 
@@ -202,28 +219,24 @@ class Tokenizer:
             messages: OpenAI-style messages: `role`, `content`, and what else the template reads.
             tools: OpenAI-style tool declarations; a template that knows nothing of tools leaves them out.
             add_generation_prompt: whether the text ends where the assistant's answer begins.
+            chat_template: a Jinja source instead of the model's.
+            variables: what else the template reads, `enable_thinking` for example.
 
         Raises:
             ModelError: the model has no chat template.
             RequestError: the template refuses the messages.
         """
-        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
-        if name not in self._chat_templates:
-            raise ModelError(
-                "the model has no chat template",
-                got=f"templates {sorted(self._chat_templates)}",
-                fix="send a plain prompt, or put a chat_template.jinja beside the tokenizer",
-            )
+        source = self.chat_template(bool(tools)) if chat_template is None else chat_template
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers.utils.chat_template_utils import render_jinja_template  # sandboxed; two seconds to import
 
         try:
             (text,), _ = render_jinja_template(  # pyright: ignore[reportAssignmentType]
                 conversations=[list(messages)],  # pyright: ignore[reportArgumentType]
-                tools=None if tools is None else list(tools),  # pyright: ignore[reportArgumentType]
-                chat_template=self._chat_templates[name],
+                tools=list(tools) if tools else None,  # pyright: ignore[reportArgumentType]
+                chat_template=source,
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,  # pyright: ignore[reportArgumentType]
+                **(self._special_tokens | variables),  # pyright: ignore[reportArgumentType]
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise RequestError(

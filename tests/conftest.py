@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from scripted_model import Make
+
     from jinfercept.llm import LLM
 
 settings.register_profile(
@@ -31,6 +33,15 @@ def smollm2(_smollm2: "LLM") -> "LLM":
     """SmolLM2 in float32 with a pool of 1,920 tokens, empty, under the policy `preserve`."""
     _smollm2.restart(policy="preserve")
     return _smollm2
+
+
+@pytest.fixture(scope="session")
+def make_scripted() -> "Iterator[Make]":
+    """An LLM that writes what a script says; see `scripted_model`."""
+    from scripted_model import scripted_llm
+
+    with scripted_llm() as make:
+        yield make
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 
@@ -14,7 +14,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.plan import FROM_DEVICE, StepPlan, StepResult
+from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
@@ -56,9 +56,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 """Every policy that can be selected, by name."""
 
 
-def next_token(context: list[int]) -> int:
-    """What the fake model writes after a context."""
-    return hashlib.sha256(array("q", context).tobytes()).digest()[0] % VOCAB
+def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
+    """What the fake model writes after a context; only tokens that the words of a mask allow, if there are any."""
+    allowed = [token for token in range(VOCAB) if words is None or words[token // 32] >> token % 32 & 1]
+    return allowed[hashlib.sha256(array("q", context).tobytes()).digest()[0] % len(allowed)]
 
 
 class FakeRunner:
@@ -75,7 +76,7 @@ class FakeRunner:
         self.tables: dict[int, dict[int, int]] = {}
         self.last: dict[int, int] = {}
 
-    def submit(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
         self.plans.append(plan)
         if self.fail_at == len(self.plans):
             raise RuntimeError("the device is gone")
@@ -85,7 +86,7 @@ class FakeRunner:
         for copy in plan.copy_out:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
             self.host[copy.host_slot] = dict(self.device[copy.device_slot])
-        tokens = self._compute(plan)
+        tokens = self._compute(plan, masks)
         for copy in plan.land:
             self.device[copy.device_slot] = landing.pop(copy.device_slot)
         assert not landing
@@ -94,7 +95,7 @@ class FakeRunner:
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
 
-    def _compute(self, plan: StepPlan) -> tuple[int, ...]:
+    def _compute(self, plan: StepPlan, masks: Masks | None) -> tuple[int, ...]:
         assert plan.num_tokens <= plan.bucket
         assert not plan.chunks or plan.bucket in self.buckets
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
@@ -112,6 +113,7 @@ class FakeRunner:
                 assert slot != 0
                 self.device[slot][offset] = (position, token)
         sampled = []
+        allowed = masks() if masks and any(chunk.sample for chunk in plan.chunks) else {}
         for chunk in plan.chunks:
             if chunk.sample is None:
                 continue
@@ -120,7 +122,7 @@ class FakeRunner:
             table = self.tables[chunk.slot]
             entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
             assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
-            self.last[chunk.slot] = next_token([entry[1] for entry in entries if entry])
+            self.last[chunk.slot] = next_token([entry[1] for entry in entries if entry], allowed.get(len(sampled)))
             sampled.append(self.last[chunk.slot])
         return tuple(sampled)
 

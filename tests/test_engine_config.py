@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.cli import _add_flags
+from jinfercept.cli_flags import add_flags
 from jinfercept.config import SECTIONS, EngineConfig, flag_fields
 from jinfercept.errors import ConfigError
 from jinfercept.pallas.attention import IMPLEMENTATIONS
@@ -18,7 +18,7 @@ NAMES = [field.name for field, _ in flag_fields()]
 def parsed(*arguments: str) -> dict[str, Any]:
     """What the command line makes of its arguments."""
     parser = argparse.ArgumentParser(exit_on_error=False)
-    _add_flags(parser)
+    add_flags(parser)
     return vars(parser.parse_args(arguments))
 
 
@@ -35,7 +35,7 @@ def test_every_field_is_a_flag_of_the_same_name_and_no_name_is_used_twice() -> N
     assert [field.name for section in SECTIONS for field in fields(section)] == NAMES
     assert len(set(NAMES)) == len(NAMES)
     parser = argparse.ArgumentParser()
-    _add_flags(parser)
+    add_flags(parser)
     actions = [action for action in parser._actions if action.dest != "help"]
     assert [action.dest for action in actions] == NAMES
     assert [action.option_strings[0] for action in actions] == ["--" + name.replace("_", "-") for name in NAMES]

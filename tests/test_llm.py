@@ -171,15 +171,6 @@ def test_a_detector_that_raises_ends_its_own_request_only(smollm2: LLM) -> None:
     assert outputs[1].outputs[0].stop_reason == "RuntimeError: no watch"
 
 
-def test_a_callback_that_calls_its_own_llm_is_told_so(smollm2: LLM) -> None:
-    def again(event: Event) -> None:
-        smollm2.generate("Again")
-
-    with pytest.raises(RequestError, match="within generate"):
-        smollm2.generate("Once", on_event=again)
-    assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
-
-
 def test_a_refused_restart_changes_nothing(smollm2: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4)
     [before] = smollm2.generate(SHOTS, params)

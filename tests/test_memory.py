@@ -8,7 +8,7 @@ from tiny import GOLDEN, tiny_llm
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
-from jinfercept.memory import GIB, TRANSFER_BYTES, MemoryPlan, Room, check_weights, plan_memory
+from jinfercept.memory import GIB, MOVED_BYTES, MemoryPlan, Room, check_weights, plan_memory
 from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner import RunnerShape, step_bytes
@@ -37,7 +37,8 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
     room = Room.on(Counted({"bytes_limit": 4 * GIB, "bytes_in_use": GIB}))
     assert room == Room(3 * GIB, shared=False)
     plan = planned(room, step_bytes=1000)
-    assert plan.reserved_bytes == TRANSFER_BYTES + 1000
+    assert plan.reserved_bytes == 2 * MOVED_BYTES + 1000
+    assert plan.moved_tokens == MOVED_BYTES // TOKEN_BYTES
     left = room.free_bytes - plan.reserved_bytes - plan.kv_bytes
     assert 0 <= left < 4 * TOKEN_BYTES
     assert plan.kv_tokens % 4 == 0

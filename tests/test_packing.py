@@ -1,11 +1,15 @@
 """A packed plan says token by token what the plan says."""
 
+import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.packing import Shape, enter, pack, pack_samples, unpack, unpack_samples
+from jinfercept.packing import Shape, enter, pack, unpack
+from jinfercept.packing_samples import pack_samples, unpack_samples
 from jinfercept.pallas.layout import SCRATCH_PAGE
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.options import draw_options
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
 
 PAGE_SIZE, PAGES, SLOTS = 4, 10, 8
@@ -68,3 +72,19 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
         assert rows.position[row] == chunk.sample.position
         assert np.asarray(rows.temperature)[row : row + 1].view(np.float32)[0] == np.float32(chunk.sample.temperature)
     assert np.all(np.asarray(rows.slot)[len(drawn) :] == SLOTS)
+
+
+def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
+    params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
+    options = draw_options(params, frozenset({2}))
+    asked, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
+    chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, asked)))
+    rows = unpack_samples(jnp.asarray(pack_samples(chunks, 3, SLOTS)))
+    assert rows.remembered.tolist() == rows.held.tolist() == [0, 1, 0]
+    assert rows.masked.tolist() == [0, 0, 0]
+    assert rows.top_k.tolist() == [0, 7, 0]
+    assert rows.top_p.tolist() == [1.0, 0.5, 1.0]
+    assert rows.min_p.tolist() == [0.0, 0.25, 0.0]
+    assert rows.repetition.tolist() == [1.0, 1.5, 1.0]
+    assert rows.presence.tolist() == [0.0, -1.0, 0.0]
+    assert rows.frequency.tolist() == [0.0, 0.0, 0.0]

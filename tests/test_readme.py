@@ -13,7 +13,7 @@ COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", R
 
 @pytest.mark.slow
 def test_the_example_runs_and_the_model_reads_the_price(capsys: pytest.CaptureFixture[str]) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", README, re.S)
+    example, *_ = re.findall(r"```python\n(.*?)```", README, re.S)
     exec(example, {})
     shown = capsys.readouterr().out
     assert "<<price lamp=23>>" in shown

@@ -33,7 +33,8 @@ def _model(name: str):
 
 
 @cache
-def _reference(name: str, tokens: tuple[int, ...]) -> np.ndarray:
+def reference_logits(name: str, tokens: tuple[int, ...]) -> np.ndarray:
+    """`[T, V]` logits of the uncached model after every token; cached by tokens."""
     loaded = _model(name)
     padded = jnp.zeros(LENGTH, jnp.int32).at[: len(tokens)].set(jnp.array(tokens))
     return np.asarray(logits(loaded.model, loaded.params, padded))[: len(tokens)]
@@ -44,7 +45,7 @@ def count_ties(name: str, output: RequestOutput) -> int:
     completion = output.outputs[0]
     stream, prompt = completion.token_ids, output.prompt_token_ids
     returned = {i for pause in completion.interceptions for i in range(*pause.span)}
-    reference = _reference(name, tuple(prompt + stream))
+    reference = reference_logits(name, tuple(prompt + stream))
     ties = 0
     for index, token in enumerate(stream):
         if index not in returned:

@@ -19,7 +19,7 @@ from jinfercept.request import Finished, RequestOutput
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
@@ -135,7 +135,7 @@ class CheckedRunner:
     def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
         self._fake, self._priced, self._planned = fake, priced, planned
 
-    def submit(self, plan: StepPlan) -> tuple[StepResult, Any]:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> tuple[StepResult, Any]:
         self._planned(plan)
         return self._fake.submit(plan), self._priced.submit(plan)
 

@@ -24,7 +24,7 @@ from jinfercept.request import Request
 from jinfercept.runner import ModelRunner, Ticket
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import Knowledge
 
 GIB = 1 << 30
@@ -45,9 +45,9 @@ class TimedRunner:
         self._runner = runner
         self.seconds = 0.0
 
-    def submit(self, plan: StepPlan) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
         started_s = time.thread_time()
-        ticket = self._runner.submit(plan)
+        ticket = self._runner.submit(plan, masks)
         self.seconds += time.thread_time() - started_s
         return ticket
 

@@ -6,7 +6,7 @@ No JAX, no tokens that mean anything: a simulated model writes zeros, and script
 from threading import Event
 from typing import NamedTuple, final
 
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import Profile
 
 
@@ -79,7 +79,7 @@ class PricedRunner:
         self._prices, self._clock = prices, clock
         self._free_s = 0.0  # when everything that was submitted is done
 
-    def submit(self, plan: StepPlan) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s

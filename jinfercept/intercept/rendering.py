@@ -1,12 +1,30 @@
 """What a model reads of a result: its tokens, put where the tool's template says, cut to what there is room for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jinfercept.request import Result, Tool
+from jinfercept.request import Call, Result, Tool
 
 CHARS_PER_TOKEN = 32
 """Text longer than this many characters per allowed token is cut before it is encoded."""
+
+
+def render_each(
+    calls: tuple[Call, ...],
+    results: tuple[Result, ...],
+    tools: Mapping[str, Tool],
+    room: int,
+    vocab_size: int,
+    encode: Callable[[str], list[int]] | None,
+) -> tuple[list[int], tuple[Result, ...]]:
+    """The results of one pause, each as its own tool says, one after another; arguments as in `render`."""
+    tokens: list[int] = []
+    kept: list[Result] = []
+    for call, result in zip(calls, results, strict=True):
+        result_tokens, result = render(result, tools.get(call.name), room - len(tokens), vocab_size, encode)
+        tokens += result_tokens
+        kept.append(result)
+    return tokens, tuple(kept)
 
 
 def render(

@@ -6,6 +6,7 @@ compute; with more, each part crosses beside the compute of its own layers. Tran
 the scratch page, so that nothing recompiles.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -87,6 +88,7 @@ class KVArrays:
         self._coming: list[tuple[int, list[HostPage]]] = []
         self._leaving: Sequence[PageCopy] = ()
         self._landing: list[HostPage] = []
+        self._under_way: deque[list[HostPage]] = deque(maxlen=2)  # the copies out of the last two steps
         self.reset()
 
     def add_executables(self, run: Executables) -> None:
@@ -100,6 +102,7 @@ class KVArrays:
         self.layers = ()
         self.host.clear()
         self._coming, self._leaving, self._landing = [], (), []
+        self._under_way.clear()
 
     def reset(self) -> None:
         """Forget everything; the pool starts empty."""
@@ -107,7 +110,14 @@ class KVArrays:
         self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
 
     def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], copy_out: Sequence[PageCopy]) -> None:
-        """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order."""
+        """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order.
+
+        Copies of the step before the last one have arrived long since if they hid behind its compute; if not, this waits for
+        them, so that what is on its way takes no more memory than two steps' pages.
+        """
+        if len(self._under_way) == 2 and self._under_way[0]:
+            jax.block_until_ready(self._under_way[0])
+        self._under_way.append([])
         self._coming = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
         for slot in drop:
             del self.host[slot]
@@ -126,6 +136,7 @@ class KVArrays:
             pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
             for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
                 self.host[copy.host_slot].append(piece)
+                self._under_way[-1].append(piece)
 
     def land(self, part: int) -> None:
         """Write what one part has fetched to its device slots, after everything that was dispatched before."""

@@ -22,6 +22,7 @@ class KVManager:
         page_size: tokens per page.
         identity: what the KV depends on besides the tokens (model, dtype): contexts of different identity share nothing.
         prefix_caching: keep full pages of finished requests until their slots are wanted.
+        most_moved_pages: that one plan may carry over the host link, both ways together; None: any number.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class KVManager:
         *,
         identity: str = "",
         prefix_caching: bool = True,
+        most_moved_pages: int | None = None,
     ) -> None:
         self.page_size = page_size
+        self.most_moved_pages = most_moved_pages
         self.store = PageStore(num_device_pages, num_host_pages, page_size, prefix_caching)
         self._identity = identity
 
@@ -98,10 +101,10 @@ class KVManager:
         Args:
             tokens: every accepted token of the sequence.
         """
-        first = len(context.chain)
-        num_full = min(len(tokens) // self.page_size, len(context.pages))
-        if num_full <= first:
+        first, num_full = len(context.chain), len(tokens) // self.page_size
+        if num_full <= first:  # almost always
             return
+        num_full = min(num_full, len(context.pages))
         self._extend_chain(context, tokens, num_full)
         for index in range(first, num_full):
             self._name(context, index)

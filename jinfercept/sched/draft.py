@@ -43,12 +43,14 @@ class Planned:
         sampled: the sequences of the sampled chunks, with the incarnation that the sample is for.
         recomputing: the sequences whose chunks were computed before, at least in part.
         recomputed_tokens: how many of the plan's query tokens that were.
+        scored: the sequences of the chunks with scores, likewise.
     """
 
     plan: StepPlan
     sampled: tuple[tuple[Sequence, int], ...]
     recomputing: tuple[Sequence, ...]
     recomputed_tokens: int
+    scored: tuple[tuple[Sequence, int], ...] = ()
 
 
 @dataclass(slots=True)

@@ -52,6 +52,7 @@ class Queues:
         insort(self.running, sequence, key=attrgetter("order"))
         sequence.slot = self._slots.pop()
         sequence.table.clear()
+        sequence.remembered = False
         self._enter(sequence, State.RUNNING)
 
     def intercept(self, sequence: Sequence) -> None:

@@ -14,7 +14,7 @@ from jinfercept.sched.cost import CostModel
 from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, StepPlan
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
@@ -114,6 +114,7 @@ class Scheduler:
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.calls, ended, strict=True):
             self._estimator.observe(call.name, end.duration_s, end.clean, call.key)
+        sequence.given.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
         sequence.tokens.extend(tokens)
         if self._policy.requeues_at_tail:
             self._queues.put_last(sequence)
@@ -198,7 +199,7 @@ class Scheduler:
         ):
             return False
         tokens = (sequence.tokens[start],) if start < known else _FROM_DEVICE
-        sample = Sample(sequence.temperature, sequence.seed, start + 1)
+        sample = sequence.draw(start + 1)
         assert sequence.slot is not None
         draft.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
         draft.room -= 1
@@ -209,9 +210,14 @@ class Scheduler:
         return True
 
     def _admit_all(self, draft: Draft, now: float) -> None:
-        """Start waiting sequences in order while there is room; the first that cannot start holds back the rest."""
+        """Start waiting sequences in order while there is room; the first that cannot start holds back the rest.
+
+        Those whose prompt another one is about to compute do not: they let others pass until it is there.
+        """
         while self.waiting and self._queues.has_slot and draft.room > 0 and not self._stalled:
-            sequence = self.waiting[0]
+            sequence = next((waiting for waiting in self.waiting if not waiting.follows), None)
+            if sequence is None:
+                return
             if self._whole_prompts and draft.chunks:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
                 if missing > draft.room:
@@ -223,7 +229,8 @@ class Scheduler:
     def _admit(self, draft: Draft, sequence: Sequence, now: float) -> bool:
         """Turn the head of the line's claims into references if its whole context can be placed."""
         kv, context = self.kv, sequence.context
-        kv.refresh(context, sequence.tokens)
+        if not sequence.wants_scores:
+            kv.refresh(context, sequence.tokens)
         kv.hold(context)
         needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
         to_be_had = (
@@ -276,10 +283,9 @@ class Scheduler:
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
         tokens = tuple(sequence.tokens[start:end]) if end <= known else _FROM_DEVICE
-        sample = None
-        if end == sequence.length:
-            sample = Sample(sequence.temperature, sequence.seed, end)
-        chunk = Chunk(sequence.slot, start, tokens, self._new_pages(sequence, end), sample)
+        sample = sequence.draw(end) if end == sequence.length else None
+        score = None if sequence.num_best is None else sequence.score(start, end)
+        chunk = Chunk(sequence.slot, start, tokens, self._new_pages(sequence, end), sample, score)
         self.kv.computed(sequence.context, start, end)
         recomputed = max(0, min(end, sequence.high_water) - start)
         sequence.high_water = max(sequence.high_water, end)
@@ -308,9 +314,9 @@ class Scheduler:
     def _fetch(self, draft: Draft, sequence: Sequence, now: float) -> None:
         """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
-            if draft.link_tokens < self.kv.page_size or not self._free_slot(draft, sequence, now):
+            if not self._transfers.may_move(draft) or not self._free_slot(draft, sequence, now):
                 return
-            if draft.link_tokens < self.kv.page_size:
+            if not self._transfers.may_move(draft):
                 return
             self._transfers.fetch(draft, sequence, page)
 
@@ -378,7 +384,8 @@ class Scheduler:
         )
         self.counters.plans += bool(plan)
         sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample])
-        return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed)
+        scored = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.score])
+        return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed, scored)
 
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0

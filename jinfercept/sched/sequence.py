@@ -5,6 +5,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from jinfercept.kv.context import Context, Found
+from jinfercept.sched.options import DrawOptions, History
+from jinfercept.sched.plan import Sample, Score
 
 
 class State(Enum):
@@ -35,7 +37,8 @@ class Sequence:
     """One request's tokens and place; mutable, owned by the `Scheduler`.
 
     `tokens` are the accepted ones: prompt, generated and returned. `pending` counts samples that were planned and are not
-    read yet. `incarnation` grows whenever pending samples become void (an interception, an end).
+    read yet. `incarnation` grows whenever pending samples become void (an interception, an end). `given` are the ranges of
+    tokens that the model did not generate: the prompt first, then results of tools.
     """
 
     __slots__ = (
@@ -46,17 +49,23 @@ class Sequence:
         "copied_out",
         "found",
         "generated",
+        "given",
         "high_water",
         "id",
         "incarnation",
+        "leader",
         "max_tokens",
+        "num_best",
         "num_cached",
+        "options",
         "order",
         "paused_s",
         "pending",
         "planned",
         "preemptions",
         "recomputed",
+        "remembered",
+        "scored",
         "seed",
         "slot",
         "state",
@@ -75,7 +84,17 @@ class Sequence:
         temperature: float = 0.0,
         seed: int = 0,
         arrival_s: float = 0.0,
+        options: DrawOptions | None = None,
+        num_best: int | None = None,
+        leader: "Sequence | None" = None,
     ) -> None:
+        """A sequence that waits.
+
+        Args:
+            options: what shapes its draws besides the temperature.
+            num_best: likeliest tokens to report beside each of the prompt's; None: nothing is reported.
+            leader: a sequence of the same prompt, which computes it for both; this one does not start before.
+        """
         self.id = sequence_id
         self.tokens = tokens
         self.context = context
@@ -83,6 +102,12 @@ class Sequence:
         self.temperature = temperature
         self.seed = seed
         self.arrival_s = arrival_s
+        self.options = options
+        self.num_best = num_best
+        self.leader = leader
+        self.given = [(0, len(tokens))]
+        self.remembered = False  # the device knows its history, under `slot`
+        self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.order = 0  # place in the queues; smaller is served first
         self.state = State.WAITING
         self.slot: int | None = None
@@ -110,6 +135,39 @@ class Sequence:
     def wants_token(self) -> bool:
         """Whether another sample is within `max_tokens`."""
         return self.generated + self.pending < self.max_tokens
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether tokens of its prompt are still to be scored: it has to compute them itself."""
+        return self.num_best is not None and self.scored < self.given[0][1] - 1
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits for its leader to compute their prompt."""
+        leader = self.leader
+        if leader is not None and (leader.state is State.FINISHED or leader.high_water >= leader.given[0][1]):
+            self.leader = leader = None
+        return leader is not None
+
+    def draw(self, position: int) -> Sample:
+        """How the token at `position` is drawn, with whatever the device does not know yet."""
+        options = self.options
+        if options is None:
+            return Sample(self.temperature, self.seed, position)
+        history = None
+        if options.remembered and not self.remembered:
+            assert not self.pending, "the host does not know what the device has to remember"
+            history, self.remembered = History(tuple(self.tokens), tuple(self.given)), True
+        held = self.generated + self.pending < options.params.min_tokens
+        return Sample(self.temperature, self.seed, position, options, held, history)
+
+    def score(self, start: int, end: int) -> Score | None:
+        """What a chunk of the tokens `start … end - 1` has to report."""
+        first, last = max(start, self.scored), min(end, self.given[0][1] - 1)
+        if self.num_best is None or first >= last:
+            return None
+        self.scored = last
+        return Score(first - start, tuple(self.tokens[first + 1 : last + 1]), self.num_best)
 
     def __repr__(self) -> str:
         return f"Sequence({self.id} {self.state.value} {len(self.tokens)}+{self.pending} tokens, ready {self.context.ready})"

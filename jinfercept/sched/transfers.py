@@ -27,16 +27,25 @@ class Transfers:
         self._counters = counters
         self._observer = observer
 
+    def may_move(self, draft: Draft) -> bool:
+        """Whether the plan can carry one more page: the link has time for it, and the device memory on the way."""
+        return draft.link_tokens >= self._kv.page_size and not self._is_full(draft)
+
     def fetch(self, draft: Draft, sequence: Sequence, page: Page) -> None:
-        """Bring a host page back to a free slot; there must be one, and room on the link."""
+        """Bring a host page back to a free slot; there must be one, and the plan must have room (`may_move`)."""
         draft.fetch.append(self._kv.store.fetch(page))
         draft.link_tokens -= self._kv.page_size
         sequence.copied_in += page.filled
         self._counters.copied_in += page.filled
 
     def move(self, draft: Draft, move: Move) -> bool:
-        """Execute a policy's move as far as the page allows; True if its device slot is free now."""
+        """Execute a policy's move as far as the page allows; True if its device slot is free now.
+
+        A plan that is full swaps nothing more: what was not saved stays where it is, for a later plan.
+        """
         kv, page, action = self._kv, move.page, move.action
+        if action is Action.SWAP and self._is_full(draft) and kv.store.may_copy(page):
+            return False
         copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
         copied = self._copy_out(draft, move) if copies else 0
         if page.claims > 1 and (action is Action.LOSE or page.host is None):
@@ -59,7 +68,7 @@ class Transfers:
     def _copy_out(self, draft: Draft, move: Move) -> int:
         """Tokens that the link takes to the host for this move."""
         page, store = move.page, self._kv.store
-        if draft.link_tokens < self._kv.page_size or not store.may_copy(page):
+        if not self.may_move(draft) or not store.may_copy(page):
             return 0
         if not store.num_host_free and not self._free_host(draft, move.sequence):
             return 0
@@ -70,6 +79,10 @@ class Transfers:
         move.sequence.copied_out += page.filled
         self._counters.copied_out += page.filled
         return page.filled
+
+    def _is_full(self, draft: Draft) -> bool:
+        most = self._kv.most_moved_pages
+        return most is not None and len(draft.fetch) + len(draft.copy_out) >= most
 
     def _free_host(self, draft: Draft, sequence: Sequence) -> bool:
         """See to it that a host slot is free for the sequence's copies, at the cost of others, if the policy lets it."""

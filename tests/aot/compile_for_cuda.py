@@ -1,16 +1,19 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
-Reads one JSON object from stdin, `{"gpu": "h100", "kernels": {name: sizes}, "steps": {"model": …, "shape": …}}`, and writes
-one to stdout: by name the error of a compilation, or what `memory_analysis` and the optimised HLO say of it.
+Reads one JSON object from stdin, `{"gpu": "h100", "kernels": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program":
+{name: options}}`, and writes one to stdout: by name the error of a compilation, or what `memory_analysis` and the optimised HLO
+say of it.
 """
 
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,16 @@ from jinfercept.executables import COMPILER_OPTIONS
 from jinfercept.kv.arrays import add_transfers
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import Model, abstract_params
+from jinfercept.pallas.attention import paged_attention
 from jinfercept.pallas.layout import Batch, batch_shapes, kv_shape
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner import RunnerShape, add_steps
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
+HLO_CALL = re.compile(
+    r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
+)
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
 
@@ -45,11 +52,20 @@ class Compiler:
     def shape(self, dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=self._home)
 
-    def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
+    def add(
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        *arguments: Any,
+        donate: tuple[int, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         name = key if isinstance(key, str) else " ".join(map(str, key))
-        options = COMPILER_OPTIONS | {
+        options = {
+            **COMPILER_OPTIONS,
             "xla_gpu_fail_ptx_compilation_on_register_spilling": "paged" in name,
             "xla_gpu_enable_triton_gemm": False,  # products by cuBLAS, which can fuse nothing: what is copied shows
+            **(options or {}),
         }
 
         def compile() -> dict[str, Any]:
@@ -84,6 +100,8 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
         "alias_bytes": memory.alias_size_in_bytes,
         "made": sorted(made, reverse=True)[:100],
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
+        "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
+        "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
     }
 
 
@@ -105,23 +123,53 @@ def kernel(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
         tiles = Tiles(Tile(*tiles[0]), Tile(*tiles[1]), *tiles[2:])
 
     def attend(q, pages, batch):
+        if tiles is None:
+            return paged_attention(q, pages, batch, implementation=case.get("attention", "triton"))
         return paged_attention_triton(q, pages, batch, tiles=tiles)
 
     compiler.add(name, attend, q, pages, batch)
 
 
 def steps(compiler: Compiler, case: dict[str, Any]) -> None:
-    """Every executable of a runner, with abstract weights in bfloat16."""
+    """Every executable of a runner, with abstract weights in bfloat16; transfers of whole pages beside those in parts."""
     config = ModelConfig.from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
     params = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16))
     pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)
     layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
-    page = compiler.shape((config.num_layers, *pool[1:]), jnp.bfloat16)
-    last_tokens = compiler.shape((shape.max_num_seqs + 1,), jnp.int32)
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, Model(config), shape, "triton", params, layers, last_tokens)  # pyright: ignore[reportArgumentType]
-    add_transfers(compiler, layers, page)  # pyright: ignore[reportArgumentType]
+        add_steps(compiler, Model(config), shape, case.get("attention", "triton"), params, layers)  # pyright: ignore[reportArgumentType]
+    ways = [replace(shape, transfer_parts=parts).parts(config.num_layers) for parts in (1, shape.transfer_parts)]
+    for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
+        page = compiler.shape((num_layers, *pool[1:]), jnp.bfloat16)
+        add_transfers(compiler, layers[:num_layers], page)  # pyright: ignore[reportArgumentType]
+
+
+def one_program(
+    compiler: Compiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
+) -> None:
+    """A step as one program with its copies in it, which the package does not do: each layer's pages leave and come beside
+    that layer's products, as far as XLA schedules them so."""
+    pool = compiler.shape(kv_shape(500, 16, 4, 128), jnp.bfloat16)
+    page = compiler.shape((16, *pool.shape[1:]), jnp.bfloat16)
+    weights = compiler.shape((width, width), jnp.bfloat16)
+
+    def step(weights, x, layers, slots, pages):
+        coming = jax.device_put(pages, jax.memory.Space.Host)  # an argument there has no place in a description
+        written, left = [], []
+        for weight, layer, there in zip(weights, layers, coming, strict=True):
+            x, layer, mine, there = jax.lax.optimization_barrier((x, layer, slots, there))
+            leaving = jax.device_put(layer[mine], jax.memory.Space.Host)
+            landing = jax.device_put(there, jax.memory.Space.Device)
+            x = jnp.tanh(x @ weight) @ weight.T
+            x, leaving, landing = jax.lax.optimization_barrier((x, leaving, landing))
+            written.append(layer.at[mine].set(landing))
+            left.append(leaving)
+        return x, written, left
+
+    x, slots = compiler.shape((64, width), jnp.bfloat16), compiler.shape((16,), jnp.int32)
+    arguments = [weights] * num_layers, x, [pool] * num_layers, slots, [page] * num_layers
+    compiler.add(name, step, *arguments, donate=(2,), options=options)
 
 
 def main() -> None:
@@ -129,12 +177,18 @@ def main() -> None:
     target = (Path(__file__).parent / f"{asked['gpu']}.txtpb").read_text()
     topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
     compiler = Compiler(topologies.make_mesh(topology, (1,), ("device",)))
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
+        if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
+            os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
         for name, case in asked.get("kernels", {}).items():
             kernel(compiler, name, case)
         if "steps" in asked:
             steps(compiler, asked["steps"])
+        for name, options in asked.get("one_program", {}).items():
+            one_program(compiler, name, options)
         results = compiler.results()
+        for facts in results.values():
+            facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]
     json.dump(results, sys.stdout)
 
 

@@ -18,6 +18,11 @@ from jinfercept.models.embedded import cache_directory
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
+ASSEMBLERS = {
+    "cuda13": ("nvidia-cuda-nvcc>=13.0.48,<14", "nvidia-nvvm>=13.0.48,<14"),
+    "cuda12": ("nvidia-cuda-nvcc-cu12>=12.6.85",),
+}
+"""What the plugin compiles with: `ptxas` and libdevice."""
 
 
 def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str, dict[str, Any]]:
@@ -45,7 +50,7 @@ def plugin(generation: str) -> tuple[str, ...]:
     """The folders to put on the path: none if the plugin is installed."""
     if importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(f"jax_plugins.xla_{generation}"):
         return ()
-    folder = cache_directory() / f"jax-{generation}-{jax.__version__}"
+    folder = cache_directory() / f"jax-{generation}-{jax.__version__}-aot"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="download-") as scratch:
@@ -56,8 +61,9 @@ def plugin(generation: str) -> tuple[str, ...]:
 
 
 def _install(generation: str, folder: Path) -> None:
-    """135 MB from the package index, without what only a real GPU needs."""
+    """250 MB from the package index, without what only a real GPU needs."""
     packages = [f"jax-{generation}-{part}=={jax.__version__}" for part in ("plugin", "pjrt")]
+    packages += ASSEMBLERS[generation]
     options = [
         "--quiet",
         "--disable-pip-version-check",

@@ -1,5 +1,7 @@
-"""The Triton kernels compile ahead of time for A100 and H100: shared memory within limits, no spilled registers."""
+"""The kernels compile ahead of time, Triton's for A100 and H100, Mosaic's for H100: shared memory within limits, no spilled
+registers."""
 
+import re
 from itertools import product
 from typing import Any
 
@@ -60,10 +62,42 @@ def test_aot_compiling_refuses_what_does_not_fit() -> None:
         f"{name} with too much shared memory": [decode, (128, 256, 8, 5), 1024, 256],
         f"{name} with too many registers": [decode, (128, 64, 4, 3), 1024, 256],
     }
-    compiled = compile_for("a100", kernels={name: sizes | {"tiles": tiles} for name, tiles in tiles.items()})
+    kernels = {name: sizes | {"tiles": tiles} for name, tiles in tiles.items()}
+    compiled = compile_for("a100", kernels=kernels | {f"{name} for Hopper": sizes | {"attention": "mosaic"}})
     errors = [facts["error"] or "" for facts in compiled.values()]
     assert "hared memory" in errors[0]
     assert "register spilling" in errors[1]
+    assert "the Mosaic kernel is for Hopper" in errors[2]
+
+
+HOPPER_SAMPLE = [case((32, 8), 128, 16, "bfloat16"), case((9, 3), 64, 128, "float16")]
+HOPPER_MATRIX = [
+    case(*choice)
+    for choice in product([(16, 16), (9, 3), (32, 8), (64, 8)], [64, 128], [16, 48, 128], ["bfloat16", "float16"])
+]
+
+
+def check_mosaic(cases: list[tuple[str, dict[str, Any]]]) -> None:
+    compiled = compile_for("h100", kernels={name: sizes | {"attention": "mosaic"} for name, sizes in cases})
+    for name, facts in compiled.items():
+        assert facts["error"] is None, f"{name}: {facts['error']}"
+        assert (facts["mosaic_kernels"], facts["kernels"]) == (1, 2), name
+        assert facts["temp_bytes"] < 128 * MiB, name  # tiles of queries and results, of a bucket's fullest batch
+    assembled = compiled[cases[0][0]]["assembled"]  # all together
+    assert len(assembled) == len(cases)
+    for said in assembled:
+        assert "for 'sm_90a'" in said
+        assert not re.search(r"[1-9]\d* bytes (stack|spill)", said), said
+
+
+def test_aot_a_sample_of_the_mosaic_kernel_compiles_for_hopper() -> None:
+    check_mosaic(HOPPER_SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_aot_every_mosaic_kernel_compiles_for_hopper() -> None:
+    check_mosaic(HOPPER_MATRIX)
 
 
 @pytest.mark.slow

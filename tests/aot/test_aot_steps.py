@@ -1,10 +1,16 @@
-"""A runner's executables for GPT-J-6B and Llama-3-8B compile ahead of time, in place: no copies of weights, none of KV."""
+"""A runner's executables for GPT-J-6B and Llama-3-8B compile ahead of time, in place: no copies of weights, none of KV.
 
+Transfers too, for both ways: whole pages, and in parts of the layers.
+"""
+
+from itertools import product
 from math import prod
 from typing import Any
 
 import pytest
 from aot.cuda import compile_for
+
+from jinfercept.kv.arrays import TRANSFER_PAGES
 
 MODELS = {
     "llama-3-8b": {
@@ -32,13 +38,14 @@ MODELS = {
 }
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
+TRANSFER_PARTS = 2
 LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16, without heads and head dim
 
 
-def compile_steps(model: str, gpu: str) -> dict[str, dict[str, Any]]:
+def compile_steps(model: str, gpu: str, attention: str = "triton") -> dict[str, dict[str, Any]]:
     shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
-    shape |= {"buckets": BUCKETS, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": 1}
-    compiled = compile_for(gpu, steps={"model": MODELS[model], "shape": shape})
+    shape |= {"buckets": BUCKETS, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": TRANSFER_PARTS}
+    compiled = compile_for(gpu, steps={"model": MODELS[model], "shape": shape, "attention": attention})
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
     return compiled
@@ -49,14 +56,21 @@ def check(model: str, gpu: str) -> None:
     layer_bytes = LAYER_BYTES * prod(KV_HEADS[model])
     weight_bytes = 2 * 4096 * prod(KV_HEADS[model])  # of the keys
     num_layers = MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"]
+    logits_bytes = 4 * 64 * MODELS[model]["vocab_size"]
     for name, facts in compiled.items():
-        # What is as large as the smallest weight matrix is the pages, written in place, or the logits.
+        kind, *sizes = name.split()
+        if kind not in ("embed", "layers", "gather", "scatter"):  # what samples knows neither layers nor pages
+            assert facts["temp_bytes"] < 6 * logits_bytes, name
+            continue
+        # What is as large as the smallest weight matrix is the pages, written in place.
         assert facts["temp_bytes"] < 2**25, name
-        in_place = {"layers": LAYERS_PER_STEP, "scatter": num_layers}.get(name.split()[0], 0)
+        in_place = int(sizes[-1]) if kind in ("layers", "scatter") else 0
         assert facts["alias_bytes"] >= in_place * layer_bytes, name
-        large = [made for size, made in facts["made"] if size >= weight_bytes and not name.startswith("head")]
+        large = [made for size, made in facts["made"] if size >= weight_bytes]
         assert len(large) <= in_place, (name, large)
         assert all("scatter" in made or "dynamic_update_slice" in made for made in large), (name, large)
+    for pages, layers in product(TRANSFER_PAGES, (num_layers, num_layers // TRANSFER_PARTS)):
+        assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
     for bucket in BUCKETS:
         assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 3 * LAYERS_PER_STEP
 
@@ -70,3 +84,13 @@ def test_aot_steps_compile_in_place(model: str, gpu: str) -> None:
 @pytest.mark.parametrize(("model", "gpu"), [("llama-3-8b", "a100"), ("gpt-j-6b", "h100")])
 def test_aot_steps_compile_in_place_on_the_other_gpu(model: str, gpu: str) -> None:
     check(model, gpu)
+
+
+@pytest.mark.slow
+def test_aot_steps_compile_with_the_kernel_for_hopper() -> None:
+    compiled = compile_steps("llama-3-8b", "h100", "mosaic")
+    for bucket in BUCKETS:
+        facts = compiled[f"layers {bucket} {LAYERS_PER_STEP}"]
+        assert (facts["mosaic_kernels"], facts["kernels"]) == (LAYERS_PER_STEP, 2 * LAYERS_PER_STEP)
+        assert facts["temp_bytes"] < 2**26
+        assert facts["alias_bytes"] >= LAYERS_PER_STEP * LAYER_BYTES * prod(KV_HEADS["llama-3-8b"])

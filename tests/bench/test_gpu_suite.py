@@ -176,6 +176,24 @@ def test_transfers_count_only_where_they_use_the_link() -> None:
     assert [figure.met for figure in figures(1, {"transfers": [idle, full, slow]})] == [True, False]
 
 
+def test_policies_are_held_against_the_best_of_the_others() -> None:
+    def row(policy: str, latency: float, unfinished: int = 0) -> Row:
+        return {
+            "policy": policy,
+            "model": "m",
+            "unfinished": unfinished,
+            "normalized_latency_paper_ms_per_token": {"mean": latency},
+        }
+
+    others = [row("swap", 30.0), row("min_waste", 12.0)]
+    [figure] = figures(6, {"policies": [row("copy_ahead", 11.0), *others]})
+    assert figure.met
+    assert "11.0 ms/token, 0 unfinished; min_waste 12.0, 2 others" in figure.reached
+    assert not figures(6, {"policies": [row("copy_ahead", 13.0), *others]})[0].met
+    assert not figures(6, {"policies": [row("copy_ahead", 11.0, unfinished=1), *others]})[0].met
+    assert figures(6, {"policies": others}) == []
+
+
 def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     idle = [{"model": "m", "depth": 1, "batch": 64, "context": 1, "method": "trace", "idle_share": 0.02, "step_s": 1.0}]
     assert main(["bench", "gpu-report", report_file(tmp_path, {"idle": idle})]) == 0

@@ -9,18 +9,10 @@ from jaxtyping import Array, Float, Int32
 
 from jinfercept.bench.gpu.sizes import AttentionCase, Heads
 from jinfercept.packing import Shape, pack, unpack
-from jinfercept.pallas.attention import IMPLEMENTATIONS
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape
 from jinfercept.sched.plan import Chunk
 
 BLOCK_PAGES = 1024
-
-
-def implementations() -> list[str]:
-    """What serves on this backend: the kernels of a GPU, or the CPU's attention."""
-    if jax.default_backend() == "cpu":
-        return ["cpu"]
-    return [name for name in IMPLEMENTATIONS if name not in ("cpu", "reference")]
 
 
 def random_pages(heads: Heads, num_pages: int, page_size: int, dtype: str) -> KVPages:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.bench.gpu.attention_cases import implementations, make_batch, random_queries
+from jinfercept.bench.gpu.attention_cases import make_batch, random_queries
 from jinfercept.bench.gpu.sizes import Heads, Row, Sizes
 from jinfercept.models.config import ModelConfig
-from jinfercept.pallas.attention import paged_attention
+from jinfercept.pallas.attention import available, paged_attention
 from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 
@@ -38,7 +38,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def _check_kernels(heads: Heads, page_size: int, dtype: str, limit: float) -> Iterator[Row]:
     reference, cpu = jax.jit(paged_attention_reference), jax.local_devices(backend="cpu")[0]
-    for name in implementations():
+    for name in available(dtype, dtype, heads.dim, page_size):
         run = jax.jit(partial(paged_attention, implementation=name))
         for seed in SEEDS:
             q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))

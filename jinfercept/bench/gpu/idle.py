@@ -72,6 +72,7 @@ def _start_decoding(llm: LLM, batch: int, context: int, most: int) -> None:
     begun: set[str] = set()
     while len(begun) < batch:
         begun |= {event.request_id for event in llm.engine.step() if isinstance(event, Token)}
+        assert llm.engine.has_work, "a step failed, and the requests with it"
     _steps(llm, WARM_STEPS)
 
 

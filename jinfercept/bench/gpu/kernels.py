@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jinfercept.bench.gpu.attention_cases import implementations, random_pages, random_queries, scattered_batches
+from jinfercept.bench.gpu.attention_cases import random_pages, random_queries, scattered_batches
 from jinfercept.bench.gpu.ceilings import copy_rate, matmul_rate
 from jinfercept.bench.gpu.sizes import MIB, AttentionCase, Row, Sizes
 from jinfercept.bench.gpu.timing import Timing, timed
-from jinfercept.pallas.attention import paged_attention
+from jinfercept.pallas.attention import available, paged_attention
 from jinfercept.pallas.layout import KVPages
 
 BEYOND_CACHE_BYTES = 512 * MIB
@@ -39,7 +39,9 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             pages, drawn = random_pages(case.heads, _num_pages(sizes, case), sizes.page_size, sizes.dtype), case.heads
         assert pages is not None
         candidates: dict[str, Callable[[Sizes, AttentionCase], Timing]] = {
-            name: partial(_time_ours, name, pages) for name in implementations()
+            name: partial(_time_ours, name, pages)
+            for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
+            if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
         if jax.default_backend() == "gpu":
             candidates["cudnn"] = _time_cudnn

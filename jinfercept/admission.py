@@ -1,0 +1,33 @@
+"""What an engine refuses before a request takes anything: it could never be served."""
+
+from jinfercept.errors import RequestError
+from jinfercept.request import Request
+from jinfercept.sampling_params import check_vocabulary
+
+
+def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
+    """Raises `RequestError` if the request can never be served.
+
+    Args:
+        vocab_size: token ids are below it.
+        max_model_len: tokens that a sequence may have.
+    """
+    prompt, limit = request.prompt_token_ids, max_model_len
+    if not prompt:
+        raise RequestError("a prompt needs at least one token", got="none", fix="give a text or token ids")
+    if len(prompt) >= limit:
+        raise RequestError(
+            f"the prompt leaves no room in the {limit} tokens of a sequence",
+            got=f"{len(prompt)} tokens",
+            fix="shorten it, or raise max_model_len and kv_tokens",
+        )
+    wrong = [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocab_size]
+    if wrong:
+        raise RequestError(
+            f"token ids are whole numbers from 0 to {vocab_size - 1}", got=wrong[0], fix="check the tokenizer"
+        )
+    check_vocabulary(request.params, vocab_size)
+    if request.params.n > 1:
+        raise RequestError("the engine makes one output", got=f"n={request.params.n}", fix="submit forks(request)")
+    if request.params.structured_outputs is not None and request.grammar is None:
+        raise RequestError("structured outputs need a compiled grammar", got="none", fix="set Request.grammar")

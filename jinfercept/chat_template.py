@@ -1,0 +1,240 @@
+"""A conversation as tokens: the prompt, and what a model reads after its calls, both written by its own chat template.
+
+A request that called keeps the tokens that it wrote; only what the template puts behind them is added: the rest of its turn,
+the tool messages, and what opens the next turn. That text comes from a small stand-in conversation, so a template that would
+write the model's turn in another way (its thinking left out, arguments spaced differently) changes nothing of what was
+computed. Knows no engine.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, final
+
+from jinfercept.errors import RequestError
+from jinfercept.request import Call, Result
+from jinfercept.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+"""OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`."""
+
+_STAND_IN = ({"role": "user", "content": "?"},)
+_MARK = "@@result-5f1c"
+_PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
+_CHARS_PER_TOKEN = 32
+
+
+@final
+class ChatTemplate:
+    """A model's template, with the tools that are declared to it.
+
+    Args:
+        tokenizer: has the template, unless `source` is one.
+        tools: OpenAI-style declarations.
+        source: a Jinja source instead of the model's.
+        variables: what else the template reads.
+        end_token_ids: the tokens that end a turn.
+
+    Raises:
+        ModelError: there is no template.
+        RequestError: it does not take a simple question.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]],
+        source: str | None,
+        variables: Mapping[str, Any],
+        end_token_ids: Sequence[int],
+    ) -> None:
+        self._tokenizer, self._tools, self._variables = tokenizer, tools, variables
+        self.source = tokenizer.chat_template(bool(tools)) if source is None else source
+        self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
+        self._begun = self.render(_STAND_IN, add_generation_prompt=False)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation. A template that takes one call a turn (Llama 3) gets several as turns of their own.
+
+        Raises:
+            RequestError: these are no messages, or none that the template takes.
+        """
+        checked = [_checked(message) for message in messages]
+        try:
+            return self._apply(checked, add_generation_prompt)
+        except RequestError:
+            if all(len(message.get("tool_calls", ())) < 2 for message in checked):
+                raise
+            return self._apply(_one_call_a_turn(checked), add_generation_prompt)
+
+    def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages, self._tools, add_generation_prompt, self.source, **self._variables
+        )
+
+    def between(self, calls: Sequence[Call]) -> tuple[str, str]:
+        """What stands between a turn that ended in calls and the turn after it.
+
+        Args:
+            calls: with ids.
+
+        Returns:
+            The text that ends a turn, and what follows it up to the next turn; a result's place is matched by `_PLACE`.
+
+        Raises:
+            RequestError: the template has no place for the results of tools.
+        """
+        results = [
+            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": f'{_MARK}-{index}"\n{_MARK}@@'}
+            for index, call in enumerate(calls)
+        ]
+        try:
+            whole = self._with_turn(calls, results)
+        except RequestError:
+            if len(calls) < 2:
+                raise
+            whole = self._with_turn(calls[:1], results)
+        begins = _common(whole, self._begun)
+        place = _PLACE.search(whole)
+        ends = [(whole.rfind(text, begins, place.start()), text) for text in self._ends] if place else []
+        at, end = max(ends, default=(-1, ""))
+        after = whole[at + len(end) :]
+        if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
+            raise RequestError(
+                "the chat template has no place for the results of tools",
+                got=whole[begins:][:200],
+                fix="use one that ends a turn that calls, and knows the role tool",
+            )
+        return end, after
+
+    def _with_turn(self, calls: Sequence[Call], results: list[dict[str, Any]]) -> str:
+        """The stand-in with a turn that calls, its results, and the beginning of the next turn."""
+        turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
+        return self._apply([*map(_checked, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text in which special tokens are written out."""
+        return self._tokenizer.encode(text)
+
+
+@final
+class ToolMessages:
+    """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
+
+    Args:
+        template: of the conversation.
+        tokenizer: its tokenizer.
+        max_tokens: of each tool's results; a longer one is cut within its message, and says so.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
+        self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
+
+    def render(
+        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
+    ) -> tuple[list[int], tuple[Result, ...]]:
+        """See `request.Renderer`. All results give way alike where there is no room for them."""
+        end, after = self._template.between(calls)
+        limits = [self._max_tokens.get(call.name, room) for call in calls]
+        share = max(limits)
+        while True:
+            kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))
+            tokens = self._encode(end, after, [one.text for one in kept])
+            if len(tokens) <= room or share <= 0:
+                return tokens[:room], kept
+            share = min(share, max(len(self._tokenizer.encode(one.text, plain=True)) for one in kept))
+            share = max(0, share - -(-(len(tokens) - room) // len(kept)))
+
+    def _cut(self, result: Result, limit: int) -> Result:
+        text = self._tokenizer.decode(result.token_ids) if result.token_ids is not None else result.text
+        if len(text) <= _CHARS_PER_TOKEN * limit and len(self._tokenizer.encode(text, plain=True)) <= limit:
+            return replace(result, text=text)
+        note = f" ... (cut: longer than {limit} tokens)" if limit else ""
+        body = self._tokenizer.encode(text[: _CHARS_PER_TOKEN * limit], plain=True)
+        left = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
+        status = "too_large" if result.status == "ok" else result.status
+        return replace(result, text=self._tokenizer.decode(body[:left]) + note, status=status)
+
+    def _encode(self, end: str, after: str, contents: list[str]) -> list[int]:
+        """Tokens of what follows the end of the turn. Special tokens that a result writes out stay text."""
+        pieces = _PLACE.split(after)
+        texts = [pieces[0]]
+        for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            texts += [_escaped(contents[int(index)], probe), text]
+        strangers = [
+            text for text in texts[1::2] if self._tokenizer.encode(text) != self._tokenizer.encode(text, plain=True)
+        ]
+        if strangers:
+            return [
+                token
+                for place, text in enumerate(texts)
+                for token in self._tokenizer.encode(text, plain=place % 2 == 1)
+            ]
+        tokens = self._tokenizer.encode(end + "".join(texts))
+        before = self._tokenizer.encode(end)
+        return tokens[len(before) :] if tokens[: len(before)] == before else self._tokenizer.encode("".join(texts))
+
+
+def call_message(call: Call) -> dict[str, Any]:
+    """A call as it stands in an assistant's message."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _escaped(text: str, probe: str) -> str:
+    """A result as it stands in its place: within a JSON string where the template made one of the probe."""
+    return text if probe.startswith('"') else json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _checked(message: object) -> dict[str, Any]:
+    """A message as templates take it: text parts joined, arguments as objects."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError("a message has a role", got=repr(message)[:80], fix='{"role": "user", "content": "…"}')
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
+    if not isinstance(content, str | None):
+        raise RequestError("a message's content is text", got=repr(message)[:80], fix="give a string, or text parts")
+    checked = {**message, "content": content or ""}
+    if calls := message.get("tool_calls"):
+        checked["tool_calls"] = [_call_with_object(call) for call in calls]
+    return checked
+
+
+def _one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every call in an assistant's message of its own, before its result."""
+    split: list[dict[str, Any]] = []
+    left = deque(messages)
+    while left:
+        message = left.popleft()
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while left and left[0]["role"] == "tool":
+            results.append(left.popleft())
+        for index, call in enumerate(calls):
+            split.append(message | {"tool_calls": [call], "content": "" if index else message["content"]})
+            split += [result for result in results if result.get("tool_call_id") == call.get("id")]
+    return split
+
+
+def _call_with_object(call: object) -> dict[str, Any]:
+    """Templates take arguments as an object; ones that are none stay what they are."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise RequestError("a message's tool_calls are calls", got=repr(call)[:80], fix="give them as OpenAI does")
+    function = dict(call["function"])
+    if isinstance(function.get("arguments"), str):
+        with suppress(ValueError):
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+    return {**call, "function": function}

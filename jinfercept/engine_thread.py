@@ -1,0 +1,160 @@
+"""One thread that steps an engine while there is work and hands every event to whoever asked for its request.
+
+Everybody who serves through it, from any thread or event loop, is batched together. It knows neither prompts nor texts:
+requests go in, events come out. The thread lives while there is work and a moment longer, so an engine that is dropped can
+be collected.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import final
+
+from jinfercept.engine import Engine
+from jinfercept.errors import RequestError
+from jinfercept.request import Event, Finished, Request
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 1.0
+"""Seconds that the thread waits for more work before it ends; the next request starts another."""
+
+Sink = Callable[[Event | BaseException], None]
+"""Told, on the engine's thread, of a request's events; of an error instead if the engine itself failed. Must not block."""
+
+
+@final
+class EngineThread:
+    """Serves requests on one engine. Its methods may be called from any thread but the engine's own.
+
+    Args:
+        engine: stepped here and nowhere else while a request is open.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sinks: dict[str, Sink] = {}  # of the requests that are not finished
+        self._lock = threading.RLock()  # entered itself, not through its condition: no interrupt leaves it locked
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for a request."""
+        with self._lock:
+            return any(sink is not _nobody for sink in self._sinks.values())
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Serve requests: an idle engine sees all of them in its first step.
+
+        Args:
+            requests: with ids of their own.
+            sink: told of their events; the last of each is `Finished`, unless an error comes instead, which is the last of all.
+
+        Raises:
+            RequestError: one of them can never be served (none is, then), the engine is closed, or this is its own thread.
+        """
+        self.check_caller("a request")
+        with self._lock:  # no step begins meanwhile
+            if self._closed:
+                raise RequestError("this LLM is closed", got="a request", fix="make a new one")
+            begun: list[str] = []
+            try:
+                for request in requests:
+                    self._engine.submit(request)
+                    self._sinks[request.id] = sink
+                    begun.append(request.id)
+            except RequestError:
+                self._give_up(begun, silent=True)
+                raise
+            finally:
+                if self._sinks and self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="jinfercept-engine", daemon=True)
+                    self._thread.start()
+                self._changed.notify()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; their sinks are told `Finished`. Those that are over are left alone."""
+        with self._lock:
+            self._give_up(list(request_ids), silent=False)
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """End requests that nobody listens to any more: their pages are free after the step."""
+        with self._lock:
+            self._give_up(list(request_ids), silent=True)
+
+    def close(self) -> None:
+        """Abort whatever runs, tell its sinks, and end the thread."""
+        self.check_caller("close()")
+        with self._lock:
+            self._closed = True
+            self._give_up(list(self._sinks), silent=False)
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._engine.close()
+
+    def check_caller(self, what: str) -> None:
+        """Raise `RequestError` on the engine's own thread, which would wait for itself."""
+        thread = self._thread
+        if thread is not None and thread.ident == threading.get_ident():
+            raise RequestError(
+                f"{what} on the engine's own thread", got="a detector that uses its own LLM", fix="do it in a tool"
+            )
+
+    def _give_up(self, request_ids: Iterable[str], silent: bool) -> None:
+        for request_id in request_ids:
+            if request_id in self._sinks:
+                if silent:
+                    self._sinks[request_id] = _nobody
+                self._engine.abort(request_id)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._sinks or self._closed, LINGER_S)
+                if not self._sinks:
+                    self._thread = None
+                    return
+            try:
+                events = self._engine.step()
+            except BaseException as error:  # the engine has lost its requests; whoever waits for them is told why
+                self._fail(error)
+            else:
+                self._deliver(events)
+
+    def _deliver(self, events: list[Event]) -> None:
+        with self._lock:
+            told = [
+                (self._sinks.pop(event.request_id, _nobody), event)
+                if isinstance(event, Finished)
+                else (self._sinks.get(event.request_id, _nobody), event)
+                for event in events
+            ]
+        for sink, event in told:
+            self._tell(sink, event)
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("the engine failed; its requests are lost", exc_info=error)
+        with suppress(Exception):
+            self._engine.close()
+        with self._lock:
+            lost, self._sinks = self._sinks, {}
+        for sink in {id(sink): sink for sink in lost.values()}.values():
+            self._tell(sink, error)
+
+    def _tell(self, sink: Sink, event: Event | BaseException) -> None:
+        """A sink that raises has gone, an event loop that was closed for example: its requests are given up."""
+        try:
+            sink(event)
+        except Exception as error:
+            log.warning("nobody takes the events of a request any more, it is given up: %s", error)
+            with self._lock:
+                self._give_up([name for name, other in self._sinks.items() if other is sink], silent=True)
+
+
+def _nobody(event: Event | BaseException) -> None:
+    """The sink of a request that nobody listens to."""

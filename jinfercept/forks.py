@@ -1,0 +1,59 @@
+"""Several outputs for one prompt: `SamplingParams(n=…)` as requests of their own, and their outputs as one again.
+
+The first computes the prompt; the others start when it has, adopt its full pages, and each pauses for its own calls.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from jinfercept.request import Request, RequestOutput
+
+
+def forks(request: Request) -> list[Request]:
+    """One request for each of its `n` outputs, the first under its own id."""
+    params = request.params
+    if params.n == 1:
+        return [request]
+    seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
+    first = replace(request, params=replace(params, n=1))
+    others = [
+        replace(
+            request,
+            id=f"{request.id}/{index}",
+            params=replace(params, n=1, seed=seed, prompt_logprobs=None),
+            leader=request.id,
+        )
+        for index, seed in enumerate(seeds[1:], start=1)
+    ]
+    return [first, *others]
+
+
+def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput]:
+    """One output for each prompt: what `forks` made of it, together again.
+
+    Args:
+        requests: forks after their first.
+        outputs: of all of them, by request id.
+
+    Returns:
+        Of each prompt, what its first fork has, with the completions of all, and metrics of all: from the first event to the
+        last, counts added up.
+    """
+    groups: dict[str, list[RequestOutput]] = {}
+    for request in requests:
+        groups.setdefault(request.leader or request.id, []).append(outputs[request.id])
+    return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
+
+
+def _together(group: list[RequestOutput]) -> RequestOutput:
+    all_metrics = [output.metrics for output in group]
+    firsts = [metrics.first_token_s for metrics in all_metrics if metrics.first_token_s is not None]
+    counts = ("intercepted_s", "recomputed_tokens", "copied_out_tokens", "copied_in_tokens", "preemptions")
+    metrics = replace(
+        all_metrics[0],
+        first_token_s=min(firsts, default=None),
+        finished_s=max(metrics.finished_s for metrics in all_metrics),
+        **{name: sum(getattr(metrics, name) for metrics in all_metrics) for name in counts},
+    )
+    completions = [replace(output.outputs[0], index=index) for index, output in enumerate(group)]
+    return replace(group[0], outputs=completions, metrics=metrics)

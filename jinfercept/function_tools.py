@@ -1,0 +1,182 @@
+"""Python functions as a chat's tools: what the model is told of them, its arguments checked, what they return as text.
+
+Declarations are OpenAI's. One without a function is a tool that the caller runs. Knows no model and no engine.
+"""
+
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jinfercept.errors import RequestError
+from jinfercept.request import Tool
+
+ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any]
+"""A Python function; a `Tool`, whose function is called with the declared arguments; or an OpenAI-style JSON declaration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTool:
+    """A tool of a chat.
+
+    Attributes:
+        declaration: `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`.
+        tool: runs it, from a JSON object as text; None if the caller does.
+    """
+
+    declaration: Mapping[str, Any]
+    tool: Tool | None
+
+    @property
+    def name(self) -> str:
+        """By which the model calls it."""
+        return self.declaration["function"]["name"]
+
+
+def chat_tools(tools: Iterable[ChatToolLike]) -> list[ChatTool]:
+    """Tools as a chat takes them. Raises `RequestError` for what is none, and for two of one name."""
+    if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
+        raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[function]")
+    listed = [_chat_tool(tool) for tool in tools]
+    names = [tool.name for tool in listed]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RequestError("two tools have one name", got=", ".join(twice), fix="give one of them another name")
+    return listed
+
+
+def load_tools(path: str | Path) -> list[Callable[..., object]]:
+    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
+
+    Raises:
+        RequestError: the file cannot be run, or has no such function.
+    """
+    path = Path(path)
+    name = f"jinfercept_tools_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise RequestError("tools come from a Python file", got=path, fix="give the path of a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where the annotations of its functions are looked up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the file is the user's
+        raise RequestError("the file of tools fails", got=f"{type(error).__name__}: {error}", fix=str(path)) from error
+    functions = [
+        value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == name and not key.startswith("_") and inspect.getdoc(value)
+    ]
+    if not functions:
+        raise RequestError("the file has no tools", got=path, fix="define functions with docstrings in it")
+    return functions
+
+
+def _chat_tool(tool: object) -> ChatTool:
+    if isinstance(tool, Mapping):
+        return ChatTool(_declaration(tool), None)
+    if isinstance(tool, Tool):
+        return _from_function(tool.function, tool)
+    if callable(tool):
+        return _from_function(tool, Tool(tool))
+    raise RequestError("this is no tool", got=repr(tool)[:80], fix="give Python functions or JSON declarations")
+
+
+def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With or without its `{"type": "function"}` around it."""
+    function = given.get("function", given)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise RequestError(
+            "a tool's declaration has a name",
+            got=repr(given)[:80],
+            fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
+        )
+    return {"type": "function", "function": dict(function)}
+
+
+def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
+    """A tool that is a function: its declaration from signature and docstring, its arguments checked before every call."""
+    from pydantic import validate_call
+
+    target: Callable[..., object] = function
+    if not (inspect.isroutine(function) or hasattr(function, "func")):  # an object that can be called
+        target = function.__call__
+    declaration = _declare(target, tool.name)
+    return ChatTool(declaration, replace(tool, function=_checked(validate_call(target), tool.name)))
+
+
+def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
+    from pydantic import TypeAdapter
+
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
+
+    try:
+        parameters = TypeAdapter[object](function).json_schema()  # pyright: ignore[reportArgumentType] # functions are types to it
+    except Exception as error:  # whatever an annotation may be
+        problem = str(error).splitlines()[0]
+        raise RequestError(
+            f"the arguments of tool {name!r} have no JSON schema",
+            got=problem,
+            fix="annotate them with str, int, float, bool, Literal, lists, dicts or dataclasses",
+        ) from error
+    if parameters.get("type") != "object" or "properties" not in parameters:
+        raise RequestError(
+            f"tool {name!r} cannot be called by the names of its arguments",
+            got=str(inspect.signature(function)),
+            fix="no positional-only arguments, no *args",
+        )
+    description, told, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
+    for key, schema in parameters["properties"].items():
+        schema.pop("title", None)
+        if told and key in told:
+            schema.setdefault("description", told[key])
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": parameters},
+    }
+
+
+def _checked(function: Callable[..., object], name: str) -> Callable[[str], object]:
+    """A function of what the model wrote as arguments. Raises `RequestError`, for the model to read, if they do not fit."""
+    from pydantic import ValidationError
+
+    def call(arguments: str) -> object:
+        try:
+            value = function(**_object(arguments, name))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
+        return _text_later(value) if inspect.isawaitable(value) else _text(value)
+
+    return call
+
+
+def _object(arguments: str, name: str) -> dict[str, Any]:
+    try:
+        values = json.loads(arguments)
+    except ValueError as error:
+        raise RequestError(
+            f"the arguments of {name} are not JSON", got=f"{arguments[:200]} ({error})", fix="write a JSON object"
+        ) from error
+    if not isinstance(values, dict):
+        raise RequestError(f"the arguments of {name} are no object", got=arguments[:200], fix="write a JSON object")
+    return values
+
+
+def _text(value: object) -> str:
+    """A result as text: a string as it is, everything else as JSON."""
+    from pydantic_core import to_json
+
+    if value is None or isinstance(value, str):
+        return value or ""
+    return to_json(value, fallback=str).decode()
+
+
+async def _text_later(value: Awaitable[object]) -> str:
+    return _text(await value)

@@ -1,0 +1,209 @@
+"""Which tokens may come next so that a text matches a grammar: llguidance over one vocabulary.
+
+A grammar is compiled once, in the thread that asks for it; every request walks a copy of its own, a token at a time. Knows no
+requests, no tools and no device: a mask is words of bits, and the end of a text is whatever tokens the request says end it.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import final
+
+import numpy as np
+from jaxtyping import UInt32
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+
+from jinfercept.errors import RequestError
+from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tokenizer import Tokenizer
+
+MAX_COMPILED = 256
+"""Grammars that are kept, the last used ones."""
+
+_SPACE = r" |\n[ \t]{0,20}"
+"""White space between the parts of a JSON value. Without a bound small models write blanks until they are cut off."""
+
+
+@final
+class Grammars:
+    """Compiles what requests ask for; from any thread.
+
+    Args:
+        tokenizer: the vocabulary.
+        vocab_size: tokens of the model's output layer, `V`; those that the tokenizer does not have are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], TokenGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, asked: StructuredOutputsParams) -> "TokenGrammar":
+        """The grammar that is asked for; compiled only if it is not among the last ones.
+
+        Raises:
+            RequestError: it is not valid, says something that cannot be enforced, or matches no text that the vocabulary can
+                write.
+        """
+        key = asked.source
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size)
+            vocabulary, known = self._vocabulary, self._compiled.get(key)
+        grammar = known or TokenGrammar(_matcher(vocabulary, self._vocab_size, *key), self._vocab_size)
+        with self._lock:
+            self._compiled[key] = grammar
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return grammar
+
+
+@final
+class TokenGrammar:
+    """A compiled grammar.
+
+    Args:
+        matcher: at the beginning of a text.
+        vocab_size: see `Grammars`.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
+        """A text that has not begun.
+
+        Args:
+            end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
+                can follow.
+        """
+        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids)
+
+
+@final
+class TokenConstraint:
+    """One text on its way through a grammar.
+
+    Attributes:
+        ended: nothing but the end can follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+        self._matcher, self._vocab_size, self._end_token_ids = matcher, vocab_size, end_token_ids
+        self._end = np.zeros(-(-vocab_size // 32), np.uint32)
+        for token_id in end_token_ids:
+            if 0 <= token_id < vocab_size:
+                self._end[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self.ended = False
+
+    def allowed(self) -> UInt32[np.ndarray, "words"]:
+        """The tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
+
+        Raises:
+            RequestError: no token can continue the text and it may not end here, or the grammar is too complex.
+        """
+        if self.ended:
+            return self._end
+        words = _words(self._matcher, self._vocab_size)
+        self.ended = not words.any()
+        return words | self._end if self._matcher.is_accepting() else words
+
+    def accept(self, token_id: int) -> None:
+        """The next token of the text.
+
+        Raises:
+            RequestError: it is not allowed.
+        """
+        if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
+            self.ended = True
+            return
+        if self.ended or not self._matcher.consume_token(token_id):
+            raise RequestError(
+                "the grammar does not allow the token that was drawn",
+                got=_problem(self._matcher) or f"token {token_id} after the end",
+                fix="see whether the weights are good: logits that are no numbers let any token be drawn",
+            )
+        self.ended = self._matcher.is_stopped()
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer. A token behind the last one stands for the end of the text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
+        self.tokens = [*map(tokenizer.token_bytes, range(vocab_size)), b"<end>"]
+        self.special_token_ids = [*sorted(special), vocab_size]
+        self.eos_token_id, self.bos_token_id = vocab_size, None
+        self._id_of = {token: i for i, token in enumerate(self.tokens[:-1]) if token and i not in special}
+        self._longest = max(map(len, self._id_of), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens that a grammar forces next; those of the text's very bytes, or masks would be wrong.
+
+        SentencePiece-like vocabularies put a space before a text, and others normalise it: then behind a character that merges
+        with nothing, or the longest tokens that fit.
+        """
+        for before in ("", "\x02"):
+            skipped = len(self._tokenizer.encode(before, plain=True))
+            token_ids = self._tokenizer.encode(before + text, plain=True)[skipped:]
+            if b"".join(map(self._tokenizer.token_bytes, token_ids)) == text.encode():
+                return token_ids
+        return self._longest_first(text.encode())
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        token_ids = []
+        while text:
+            found = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
+            length = next(found, None)
+            if length is None:  # the vocabulary cannot write it: what comes before
+                break
+            token_ids.append(self._id_of[text[:length]])
+            text = text[length:]
+        return token_ids
+
+
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
+
+
+def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
+    """Compiles a grammar and takes its first mask, which finds what is too complex or cannot be written."""
+    try:
+        if kind == "json":
+            source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
+        else:
+            source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
+        matcher = LLMatcher(vocabulary, source, log_level=0)
+        if matcher.is_error():
+            raise ValueError(_problem(matcher))
+        if not _words(matcher, vocab_size).any():
+            raise ValueError("it matches nothing but the empty text")
+    except ValueError as error:  # RequestError is one
+        problem = error.got if isinstance(error, RequestError) else error
+        raise RequestError(
+            f"structured_outputs.{kind} cannot be enforced",
+            got=f"{text[:80]}: {problem}",
+            fix="see StructuredOutputsParams for what each of them takes",
+        ) from error
+    return matcher
+
+
+def _words(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:
+    """The tokens that may come next, without the end of the text. Raises `RequestError` if nothing can."""
+    words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocab_size // 32)].copy()
+    if vocab_size % 32:
+        words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
+    if matcher.is_error():
+        raise RequestError(
+            "the grammar cannot go on here",
+            got=_problem(matcher),
+            fix="simplify it, and let it ask only for text that the model's vocabulary can write",
+        )
+    return words
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """What llguidance says is wrong, on one line, without its internal state; empty if nothing is."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())[:300]

@@ -1,0 +1,132 @@
+"""Calls found by a regular expression or by single tokens, for models that are asked to call in a way of their own."""
+
+import re
+from collections.abc import Mapping
+from typing import final
+
+from jinfercept.errors import RequestError
+from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS
+from jinfercept.request import Call, Watch
+
+
+@final
+class RegexDetector:
+    """A call is what a pattern matches, across token borders, complete at the first character at which it matches.
+
+    So let the pattern end with what closes a call: `\\d+` alone is complete with its first digit. The group `name` says what is
+    called, the group `arguments` what it gets: the whole match where there is no such group. After a call the search begins
+    anew: `^` is the beginning of the text, or where the text goes on after a call. A match longer than `MAX_ARGUMENT_CHARS` is
+    not found. The pattern is tried at every character: one that backtracks a lot slows the engine down.
+
+    Args:
+        pattern: as in Python's `re`, compiled or not.
+        tool: what is called, for a pattern without a group `name`.
+
+    Raises:
+        RequestError: the pattern is none, matches an empty text, or does not say what is called.
+    """
+
+    def __init__(self, pattern: str | re.Pattern[str], tool: str | None = None) -> None:
+        try:
+            self._pattern = re.compile(pattern)
+            matches_nothing = self._pattern.search("")
+        except (re.error, TypeError) as error:
+            raise RequestError("this is no regular expression", got=repr(pattern)[:80], fix=str(error)) from None
+        if matches_nothing:
+            raise RequestError(
+                "the pattern matches an empty text", got=repr(pattern)[:80], fix="let it need a character"
+            )
+        if tool is None and "name" not in self._pattern.groupindex:
+            raise RequestError(
+                "the pattern does not say what is called",
+                got=repr(pattern)[:80],
+                fix="name the tool, or a group (?P<name>…)",
+            )
+        self._tool = tool
+
+    def watch(self) -> Watch:
+        return _RegexWatch(self._pattern, self._tool)
+
+
+class _RegexWatch:
+    """Text since the last call that may still matter, and the token of every character.
+
+    One character more is kept than is searched, so that `^` and `\\b` see that something stands before.
+    """
+
+    def __init__(self, pattern: re.Pattern[str], tool: str | None) -> None:
+        self._pattern, self._tool = pattern, tool
+        self._text, self._origins = "", list[int]()
+        self._before = 0
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        searched = len(self._text)
+        self._text += text
+        self._origins += [index] * len(text)
+        for end in range(searched + 1, len(self._text) + 1):
+            first = max(self._before, end - MAX_ARGUMENT_CHARS)
+            if found := self._pattern.search(self._text, first, end):
+                groups = found.groupdict()
+                name = self._tool or groups["name"] or ""
+                arguments = groups.get("arguments", found[0]) or ""
+                call = Call(name, arguments, (self._origins[found.start()], index + 1))
+                self._text, self._origins, self._before = "", [], 0
+                return (call,)
+        excess = len(self._text) - MAX_ARGUMENT_CHARS - 1
+        if excess > MAX_ARGUMENT_CHARS:
+            self._text, self._origins, self._before = self._text[excess:], self._origins[excess:], 1
+        return ()
+
+
+@final
+class TokenDetector:
+    """A call is complete with a certain token; its arguments are the text since an opening token, without it.
+
+    Args:
+        calls: names of tools by the token that calls them.
+        opening: the token behind which arguments begin, the last one counts; where none came, or the text is longer than
+            `MAX_ARGUMENT_CHARS`, there are no arguments.
+
+    Raises:
+        RequestError: no token calls, or one is no token.
+    """
+
+    def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:
+        wrong = [token for token in (*calls, *(() if opening is None else (opening,))) if type(token) is not int]
+        if wrong or not calls:
+            raise RequestError(
+                "calls are found by token ids", got=repr(wrong or calls)[:80], fix="give names of tools by token id"
+            )
+        self._calls, self._opening = dict(calls), opening
+
+    def watch(self) -> Watch:
+        return _TokenWatch(self._calls, self._opening)
+
+
+class _TokenWatch:
+    """What came since the opening token, if there was one."""
+
+    def __init__(self, calls: Mapping[int, str], opening: int | None) -> None:
+        self._calls, self._opening = calls, opening
+        self._since: int | None = None
+        self._parts: list[str] = []
+        self._num_chars = 0
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        if (name := self._calls.get(token_id)) is not None:
+            first = index if self._since is None else self._since
+            call = Call(name, "".join(self._parts), (first, index + 1))
+            self._forget()
+            return (call,)
+        if token_id == self._opening:
+            self._forget()
+            self._since = index
+        elif self._since is not None:
+            self._parts.append(text)
+            self._num_chars += len(text)
+            if self._num_chars > MAX_ARGUMENT_CHARS:
+                self._forget()
+        return ()
+
+    def _forget(self) -> None:
+        self._since, self._parts, self._num_chars = None, [], 0

@@ -1,0 +1,63 @@
+"""What a parser makes of a model's text: what a person may see, and calls as they grow. Knows no format."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jinfercept.request import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for a person; never markup, never half a tag."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call has begun: it cannot turn out to be text any more.
+
+    Attributes:
+        index: counts the calls of one turn.
+        name: what is called.
+        id: of the call, in the form that the family's chat template takes.
+    """
+
+    index: int
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The next piece of a call's arguments; all of them, joined, are the `arguments` of the `Call`."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call is whole. Its `span` counts characters of what was fed; its arguments are JSON, unless the model erred."""
+
+    index: int
+    call: Call
+
+
+Piece = Content | CallStarted | Arguments | CallEnded
+
+
+class Parser(Protocol):
+    """Reads one turn of one request; how the text is divided makes no difference to the joined pieces."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now.
+
+        Args:
+            text: what comes next, special tokens written out.
+        """
+        ...
+
+    def finish(self) -> list[Piece]:
+        """The turn is over; what was held back. Nothing may be fed afterwards."""
+        ...

@@ -1,0 +1,128 @@
+"""What is done to logits before a draw: masks, biases, penalties; and what the device remembers for it by sequence slot.
+
+A row that asks for none of it passes unchanged, bit by bit, whatever the rows beside it ask for.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, UInt32
+
+NOTHING = -1
+"""A place in a bad sequence that anything fits, or a token in a slot's recent ones that fits nothing."""
+IN_PROMPT = 1 << 30
+"""Added to the count of a token that the slot's prompt, or a result of its tools, holds."""
+
+
+class SampleRows(NamedTuple):
+    """How `R` rows are drawn; see `SamplingParams`. The rows that a plan does not need write to the scratch slot, the last."""
+
+    token_index: Int[Array, "R"]  # of the step's tokens, whose logits they are
+    slot: Int[Array, "R"]
+    seed: Int[Array, "R"]
+    position: Int[Array, "R"]  # of the token to be drawn, in its sequence
+    masked: Int[Array, "R"]  # whether the row's mask counts
+    remembered: Int[Array, "R"]  # whether what its slot holds counts
+    held: Int[Array, "R"]  # whether the ends are still forbidden
+    top_k: Int[Array, "R"]  # 0: all
+    temperature: Float[Array, "R"]
+    top_p: Float[Array, "R"]
+    min_p: Float[Array, "R"]
+    repetition: Float[Array, "R"]
+    presence: Float[Array, "R"]
+    frequency: Float[Array, "R"]
+
+
+class Slots(NamedTuple):
+    """What the device remembers of the sequences, by slot; of those without options, only the last token counts.
+
+    The numbers of a vocabulary's size `V` in `biased` and at the end of a bad sequence are no token: places not used.
+    """
+
+    last_tokens: Int32[Array, "slots"]
+    recent: Int32[Array, "slots recent"]  # generated last, the newest at the end
+    counts: Int32[Array, "slots V"]  # how often generated, and `IN_PROMPT`
+    allowed: UInt32[Array, "slots words"]
+    ends: UInt32[Array, "slots words"]
+    biased: Int32[Array, "slots biased"]
+    bias: Float32[Array, "slots biased"]
+    bad: Int32[Array, "slots bad recent_and_one"]  # the last token may not follow the ones before it
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask over the vocabulary: bit `v % 32` of word `v // 32` is for token `v`."""
+    return -(-vocab_size // 32)
+
+
+def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array, "R V"]:
+    """The bits of a mask, as columns."""
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(len(words), -1)[:, :vocab_size] != 0
+
+
+def shape_logits(
+    logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows
+) -> Float[Array, "R V"]:
+    """Biases, penalties, and -inf for what may not come.
+
+    If nothing may, bad words and the ban of ends give way, and if that is not enough, what the slot allows: a mask never does.
+    """
+    remembered = rows.remembered != 0
+    biased = _penalize(_bias(logits, slots, rows, remembered), slots, rows, remembered)
+    return jnp.where(_allowed(mask, slots, rows, remembered, logits.shape[-1]), biased, -jnp.inf)
+
+
+def remember(slots: Slots, slot: Int[Array, "R"], tokens: Int[Array, "R"]) -> Slots:
+    """The slots after these tokens were drawn in them."""
+    recent = jnp.concatenate([slots.recent[slot, 1:], tokens[:, None]], axis=1)
+    return slots._replace(
+        last_tokens=slots.last_tokens.at[slot].set(tokens),
+        recent=slots.recent.at[slot].set(recent),
+        counts=slots.counts.at[slot, tokens].add(1),
+    )
+
+
+def _bias(
+    logits: Float[Array, "R V"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"]
+) -> Float[Array, "R V"]:
+    places = jnp.where(remembered[:, None], slots.biased[rows.slot], logits.shape[-1])
+    none = jnp.zeros_like(logits)
+    biases = none.at[jnp.arange(len(logits))[:, None], places].add(slots.bias[rows.slot], mode="drop")
+    return logits + jax.lax.optimization_barrier(
+        biases
+    )  # or XLA copies the logits of every step, to change them in place
+
+
+def _penalize(
+    logits: Float[Array, "R V"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"]
+) -> Float[Array, "R V"]:
+    counts = jnp.where(remembered[:, None], slots.counts[rows.slot], 0)
+    generated = counts & (IN_PROMPT - 1)
+    repetition = jnp.where(counts != 0, rows.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = logits - rows.frequency[:, None] * generated
+    return logits - jnp.where(generated != 0, rows.presence[:, None], 0.0)
+
+
+def _allowed(
+    mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int
+) -> Bool[Array, "R V"]:
+    everything = jnp.uint32(0xFFFFFFFF)
+    masked = jnp.where((rows.masked != 0)[:, None], mask, everything)
+    both = masked & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
+    words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, masked)
+    hard = unpack_mask(words, vocab_size)
+    ends = jnp.where((remembered & (rows.held != 0))[:, None], slots.ends[rows.slot], 0)
+    soft = unpack_mask(words & ~ends, vocab_size) & ~_bad(slots, rows, remembered, vocab_size)
+    return jnp.where(jnp.any(soft, axis=1, keepdims=True), soft, hard)
+
+
+def _bad(slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int) -> Bool[Array, "R V"]:
+    """Tokens that would complete a bad sequence."""
+    sequences, recent = slots.bad[rows.slot], slots.recent[rows.slot]
+    before = sequences[..., :-1]
+    fits = jnp.all((before == NOTHING) | (before == recent[:, None, :]), axis=-1) & remembered[:, None]
+    last = jnp.where(fits, sequences[..., -1], vocab_size)
+    none = jnp.zeros((len(last), vocab_size), bool)
+    return none.at[jnp.arange(len(last))[:, None], last].set(True, mode="drop")

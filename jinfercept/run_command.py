@@ -1,0 +1,82 @@
+"""`jinfercept run`: its flags, and what it does. Imports what it needs when it runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from jinfercept.cli_flags import MODEL_HELP
+
+_SAMPLING = {
+    "top_p": (float, "share of the probability that is drawn from"),
+    "top_k": (int, "tokens that are drawn from"),
+    "min_p": (float, "least probability, as a share of the greatest"),
+    "repetition_penalty": (float, "above 1: less of what was said"),
+    "presence_penalty": (float, "above 0: less of what was written"),
+    "frequency_penalty": (float, "above 0: less of what was written often"),
+}
+_CHAT = ("system", "tools", "chat_template", "tool_call_parser", "max_rounds")
+
+
+def add_arguments(run: argparse.ArgumentParser) -> None:
+    """The flags that are not the engine's."""
+    run.add_argument("model", help=MODEL_HELP)
+    run.add_argument("--prompt", help="complete this text and end; without it: a chat")
+    run.add_argument("--max-tokens", type=int, help="tokens to generate (default: 256; 1024 for a chat's answer)")
+    chat = run.add_argument_group("chat")
+    chat.add_argument("--system", help="what the model is told first")
+    chat.add_argument("--tools", metavar="FILE", help="a Python file; the model may call its documented functions")
+    chat.add_argument("--chat-template", metavar="FILE", help="a Jinja file instead of the model's template")
+    chat.add_argument("--tool-call-parser", help="how the model writes calls (default: as its template shows)")
+    chat.add_argument("--max-rounds", type=int, help="turns whose calls are run, for one answer (default: 8)")
+    sampling = run.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    for name, (kind, text) in _SAMPLING.items():
+        sampling.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
+    sampling.add_argument("--stop", action="append", help="text that ends the answer; may be repeated")
+
+
+def run(model: str, prompt: str | None, max_tokens: int | None, temperature: float, **rest: Any) -> int:
+    """Complete a prompt, or chat. `rest` are the other flags, the engine's among them."""
+    from jinfercept.errors import RequestError
+    from jinfercept.function_tools import load_tools
+    from jinfercept.llm import LLM
+    from jinfercept.progress import StartDisplay
+    from jinfercept.request import SamplingParams
+    from jinfercept.terminal import complete
+    from jinfercept.terminal_chat import TerminalChat, lines
+
+    sampling = _given(rest, (*_SAMPLING, "stop"))
+    chat = _given(rest, _CHAT)
+    if prompt is not None and chat:
+        flags = ", ".join("--" + name.replace("_", "-") for name in chat)
+        raise RequestError("these belong to a chat", got=f"--prompt and {flags}", fix="pipe the question in instead")
+    most = max_tokens or (256 if prompt is not None else 1024)
+    params = SamplingParams(temperature=temperature, max_tokens=most, **sampling)
+    if "tools" in chat:
+        chat["tools"] = load_tools(chat["tools"])
+    if "chat_template" in chat:
+        chat["chat_template"] = _read(chat["chat_template"])
+    with StartDisplay() as progress, LLM(model, progress=progress, **rest) as llm:
+        progress.close()
+        if prompt is not None:
+            complete(llm, prompt, params)
+            return 0
+        talk = TerminalChat(llm, params, **chat)
+        with lines() as ask:
+            talk.run(ask)
+    return 0
+
+
+def _given(flags: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Take these flags out; those that were given are returned."""
+    taken = {name: flags.pop(name) for name in names}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def _read(path: str) -> str:
+    from jinfercept.errors import RequestError
+
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("the chat template cannot be read", got=error, fix="give a file of Jinja source") from error

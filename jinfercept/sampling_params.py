@@ -1,0 +1,214 @@
+"""How one request's tokens are drawn and when it ends: what a user asks for, checked. Knows no vocabulary and no device."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from jinfercept.errors import RequestError
+from jinfercept.structured_outputs import StructuredOutputsParams
+
+MAX_TEMPERATURE = 1e6
+MAX_LOGPROBS = 20
+"""Likeliest tokens that are reported beside the chosen one."""
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_SEQUENCES = 256
+MAX_BAD_TOKENS = 8
+"""Tokens of a bad sequence: as many as the device remembers of what it drew, and one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are drawn and when it ends. Names, defaults and ranges as in vLLM.
+
+    What is done to a row of logits, in this order: tokens that may not come get -inf (`structured_outputs`,
+    `allowed_token_ids`, `bad_words`, and until `min_tokens` the ends); `logit_bias`; penalties; at `temperature` 0 the largest
+    is taken, else all are divided by it; `min_p`, `top_k` and `top_p`, each among what the one before it left; a draw.
+    If nothing is left of what is allowed, bad words and `min_tokens` give way.
+
+    "Output" is what the model generated. Tokens that tools returned count as prompt: the repetition penalty looks at prompt
+    and output, the others at the output only.
+
+    Attributes:
+        temperature: 0 is greedy.
+        max_tokens: tokens to generate; tokens returned by tools do not count.
+        seed: fixes the draw, whatever else is in the batch; None derives one from the engine's seed and the request's number.
+        stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
+        stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
+        ignore_eos: go on after an end-of-text token.
+        skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: what the generated text has to be. An end-of-text or stop token comes only where it may end (or
+            where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
+            cut it.
+        n: outputs for one prompt, drawn apart: the first with the seed, the next with the seed plus 1, and so on. They share
+            the full pages of the prompt. Not for greedy requests.
+        top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
+        top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all.
+        min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
+        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied where negative.
+        presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
+        frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
+        logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
+        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them.
+        bad_words: texts that are not generated: their last token is forbidden where the ones before it were just generated.
+            They are looked for as tokens, with and without a space before them, as in vLLM.
+        bad_words_token_ids: the same as token ids; at most 256 together (single tokens aside), of at most 8 tokens.
+        min_tokens: tokens to generate before an end-of-text or stop token may come.
+        logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
+            model's own logits, before anything above.
+        prompt_logprobs: the same for the tokens of the prompt, which is then computed whole: no cached pages are used.
+    """
+
+    temperature: float = 1.0
+    max_tokens: int = 16
+    seed: int | None = None
+    stop: tuple[str, ...] | list[str] | str | None = ()
+    stop_token_ids: tuple[int, ...] | list[int] | None = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
+    n: int = 1
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] | list[list[int]] | None = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_ends()
+        self._check_numbers()
+        self._check_tokens()
+
+    def _check_ends(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if not isinstance(stop, list | tuple) or any(not isinstance(text, str) or not text for text in stop):
+            raise RequestError(
+                "stop is one or several texts that are not empty", got=repr(self.stop), fix="leave it out"
+            )
+        if not _is_ids(ids):
+            raise RequestError("stop_token_ids is a list of token ids", got=repr(ids), fix="give whole numbers")
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        _whole("max_tokens", self.max_tokens, 1, None, "ask for a token")
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
+        if self.seed is not None and type(self.seed) is not int:
+            raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
+
+    def _check_numbers(self) -> None:
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise RequestError(
+                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=repr(self.temperature), fix="0 is greedy"
+            )
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise RequestError("top_p is a share, above 0 and at most 1", got=repr(self.top_p), fix="1 turns it off")
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise RequestError("min_p is a share, from 0 to 1", got=repr(self.min_p), fix="0 turns it off")
+        if not _is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
+            raise RequestError(
+                "repetition_penalty is a number above 0", got=repr(self.repetition_penalty), fix="1 turns it off"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if not _is_number(value) or not -2 <= value <= 2:
+                raise RequestError(f"{name} is a number from -2 to 2", got=repr(value), fix="0 turns it off")
+        _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
+        _whole("n", self.n, 1, None, "ask for an output")
+        if self.n > 1 and self.temperature == 0:
+            raise RequestError("greedy outputs are all alike", got=f"n={self.n}", fix="n=1, or a temperature above 0")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS, "0 reports the token alone")
+
+    def _check_tokens(self) -> None:
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise RequestError(
+                "structured_outputs are StructuredOutputsParams",
+                got=repr(self.structured_outputs)[:80],
+                fix="StructuredOutputsParams(json=…)",
+            )
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not _is_ids(allowed) or not allowed:
+                raise RequestError(
+                    "allowed_token_ids is a list of token ids", got=repr(allowed)[:80], fix="give at least one"
+                )
+            object.__setattr__(self, "allowed_token_ids", tuple(allowed))
+        words = self.bad_words or ()
+        if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
+            raise RequestError("bad_words is a list of texts", got=repr(words)[:80], fix="none of them empty")
+        object.__setattr__(self, "bad_words", tuple(words))
+        bad = self.bad_words_token_ids or ()
+        if not isinstance(bad, list | tuple) or any(not _is_ids(ids) or not ids for ids in bad):
+            raise RequestError(
+                "bad_words_token_ids is a list of lists of token ids", got=repr(bad)[:80], fix="none of them empty"
+            )
+        several = [ids for ids in bad if len(ids) > 1]
+        if len(several) > MAX_BAD_SEQUENCES or max(map(len, several), default=0) > MAX_BAD_TOKENS:
+            raise RequestError(
+                f"at most {MAX_BAD_SEQUENCES} bad words have several tokens, at most {MAX_BAD_TOKENS} each",
+                got=f"{len(several)}, up to {max(map(len, several))} tokens long",
+                fix="forbid fewer, or the beginnings of the long ones",
+            )
+        object.__setattr__(self, "bad_words_token_ids", tuple(map(tuple, bad)))
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises `RequestError` if the parameters name tokens that the model does not have, or leave none to draw."""
+    allowed, bad = params.allowed_token_ids or (), params.bad_words_token_ids or ()
+    named = chain(params.logit_bias or (), allowed, *bad)
+    wrong = next((token for token in named if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"sampling parameters name tokens from 0 to {vocab_size - 1}", got=wrong, fix="check the tokenizer"
+        )
+    single = {ids[0] for ids in bad if len(ids) == 1}
+    if len(single) == vocab_size or (allowed and single.issuperset(allowed)):
+        raise RequestError(
+            "no token is left to draw", got="bad words that are all that is allowed", fix="forbid fewer tokens"
+        )
+
+
+def _biases(given: Any) -> dict[int, float]:
+    """Biases by token id; keys may be texts, as JSON has them."""
+    try:
+        biases = {int(token): float(bias) for token, bias in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        biases = {0: math.nan}
+    if not all(-100 <= bias <= 100 for bias in biases.values()):
+        raise RequestError(
+            "logit_bias gives token ids a number from -100 to 100", got=repr(given)[:80], fix="{token id: bias}"
+        )
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise RequestError(
+            f"logit_bias is for at most {MAX_BIASED_TOKENS} tokens",
+            got=len(biases),
+            fix="use allowed_token_ids or bad_words",
+        )
+    return biases
+
+
+def _whole(name: str, value: Any, least: int, most: int | None, fix: str) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise RequestError(f"{name} is a whole number, {bounds}", got=repr(value), fix=fix)
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(type(token) is int for token in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,97 @@
+"""What a request's text has to be: of a JSON schema, any JSON object, of a regular expression, one of a list, of a grammar.
+
+Says it and checks its form; compiles nothing and imports nothing heavy.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinfercept.errors import RequestError
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
+
+    Tokens that tools return are no part of that text: a call may pause it anywhere, and it goes on afterwards. So where the
+    model is to call while it is constrained, what is given here has to allow the call's own text in the places meant for it, as
+    in `start: ("<now>" "</now>")? answer`. Where a call is the end of the matched text, or is found at an end-of-text token (as
+    in the models' own formats), the text begins anew after it: a grammar says what one turn is, `start: calls | answer`.
+
+    Attributes:
+        json: a JSON schema, as text or as what `json.loads` makes of it. White space between the parts of a value is at most
+            a blank, or a new line and twenty blanks or tabs, so that no model writes it for ever.
+        json_object: any JSON object.
+        regex: a regular expression for the whole text, in the Rust crate's syntax: no look-around, no back-references.
+        choice: texts, of which the output is one.
+        grammar: a grammar in llguidance's variant of Lark (`start: …`), or GBNF (`root ::= …`).
+
+    Raises:
+        RequestError: none is given, several are, or one is of the wrong kind. What they say is checked when they are compiled.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            raise RequestError(
+                "structured outputs are one thing",
+                got=", ".join(given) or "none",
+                fix=f"give one of {', '.join(KINDS)}",
+            )
+        self._check(given[0], getattr(self, given[0]))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+
+    def _check(self, kind: str, value: object) -> None:
+        match kind:
+            case "json":
+                good, fix = isinstance(value, str | Mapping), "give a JSON schema as text or as a dict"
+            case "json_object":
+                good, fix = value is True, "True, or leave it out"
+            case "choice":
+                good = isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value)
+                good, fix = good and bool(value), "give a list of texts that are not empty"
+            case _:
+                good, fix = isinstance(value, str) and bool(value), "give a text that is not empty"
+        if not good:
+            raise RequestError(f"structured_outputs.{kind} is something else", got=repr(value)[:80], fix=fix)
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Which one is given, and what it says as text: equal for equal constraints.
+
+        Raises:
+            RequestError: the schema is not JSON.
+        """
+        if self.json is not None:
+            return "json", _schema_text(self.json)
+        if self.json_object:
+            return "json", '{"type": "object"}'
+        if self.choice is not None:
+            return "choice", json.dumps(self.choice, ensure_ascii=False)
+        return ("regex", self.regex) if self.regex is not None else ("grammar", self.grammar or "")
+
+
+def _schema_text(schema: str | Mapping[str, Any]) -> str:
+    """The order of properties is the order in which they are written: it stays."""
+    try:
+        parsed = json.loads(schema, parse_constant=_refuse) if isinstance(schema, str) else schema
+        return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(
+            "structured_outputs.json is not JSON", got=f"{type(error).__name__}: {error}", fix="give a JSON schema"
+        ) from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,44 @@
+"""However much a policy wants to move, a plan carries no more pages than there is device memory for on their way."""
+
+import pytest
+from fakes import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
+
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.request import Call, Request, Result, SamplingParams
+
+MOST = 2
+PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)
+
+
+def requests() -> list[Request]:
+    script = {3: [Call("tool", "")], 6: [Call("tool", "")]}
+    return [
+        Request(str(number), tuple(range(number, number + PROMPT)), PARAMS, detector=ScriptedDetector(script))
+        for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -> None:
+    plans, outputs = [], []
+    for most in (MOST, None):
+        clock, runner = ManualClock(), FakeRunner(4, (4, 16))
+        endpoints = InstantEndpoints(clock, lambda call: 0.05, lambda call: Result("", token_ids=(1, 2)))
+        engine = make_engine(
+            POLICIES[policy](),
+            num_pages=16,
+            num_host_pages=40,
+            depth=depth,
+            clock=clock,
+            endpoints=endpoints,
+            runner=runner,
+        )
+        engine.scheduler.kv.most_moved_pages = most
+        outputs.append({name: out.outputs[0].token_ids for name, out in run_all(engine, requests()).items()})
+        plans.append([len(plan.fetch) + len(plan.copy_out) for plan in runner.plans])
+    assert max(plans[0]) <= MOST
+    assert outputs[0] == outputs[1]
+    if policy == "swap":
+        assert max(plans[1]) > MOST
+        assert sum(plans[0]) > MOST, "what one plan could not carry is swapped by later ones"

@@ -1,0 +1,235 @@
+"""Grammars over several vocabularies: whatever is drawn of what they allow, the text is one of theirs."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from letters import VOCAB, letters
+from test_tokenizer import sentencepiece, smollm2
+
+from jinfercept.errors import RequestError
+from jinfercept.grammar import Grammars, TokenConstraint
+from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tokenizer import Tokenizer
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", 'a "dog"', None, 7]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "size": {"type": "number", "minimum": -1, "maximum": 1.5},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-c]{1,3}$"}, "minItems": 1, "maxItems": 3},
+        "owner": {
+            "type": "object",
+            "properties": {"id": {"type": "boolean"}, "at": {"$ref": "#/$defs/place"}},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "kind", "age", "tags", "owner"],
+    "additionalProperties": False,
+    "$defs": {"place": {"anyOf": [{"const": "here"}, {"type": "null"}]}},
+}
+END = 1
+VOCABULARIES = pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"),
+    [(letters, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
+    ids=["bytes", "smollm2", "smollm2, padded", "sentencepiece", "sentencepiece, padded"],
+)
+
+
+@pytest.fixture(scope="module")
+def byte_grammars() -> Grammars:
+    return Grammars(letters(), VOCAB)
+
+
+def ids(words: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def walk(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, end: frozenset[int], limit: int = 400) -> str:
+    """A random text to its end, of which every step allows something, and nothing that is no text."""
+    rng, drawn = np.random.default_rng(seed), list[int]()
+    while not constraint.ended:
+        allowed = ids(constraint.allowed())
+        assert allowed
+        assert not {*allowed} & (tokenizer.special_ids - end)
+        assert all(tokenizer.token_bytes(token) for token in allowed)
+        short = [token for token in allowed if tokenizer.token_text(token) in '"}],'] if len(drawn) > limit else []
+        drawn.append(int(rng.choice([*({*allowed} & end), *short] or allowed)))
+        constraint.accept(drawn[-1])
+    return tokenizer.decode([token for token in drawn if token not in end])
+
+
+@VOCABULARIES
+def test_what_a_schema_allows_is_valid_for_it(tokenizer: Any, vocab_size: int) -> None:
+    validator = Draft202012Validator(NESTED)
+    grammar = Grammars(tokenizer(), vocab_size).compile(StructuredOutputsParams(json=NESTED))
+    for seed in range(10):
+        validator.validate(json.loads(walk(grammar.constrain(frozenset()), tokenizer(), seed, frozenset())))
+
+
+@VOCABULARIES
+def test_choices_patterns_and_grammars_are_matched_from_end_to_end(tokenizer: Any, vocab_size: int) -> None:
+    grammars = Grammars(tokenizer(), vocab_size)
+    choices = ["yes", "yes, please", 'a "b" \\ c\nd', "naïve 😀", "ab a abba"]
+    for asked, pattern in (
+        (StructuredOutputsParams(choice=choices), "|".join(map(re.escape, choices))),
+        (StructuredOutputsParams(regex=r"[0-9]{1,3}(\.[a-c]+)?"), r"[0-9]{1,3}(\.[a-c]+)?"),
+        (StructuredOutputsParams(grammar='start: "ab"+ tail\ntail: /[0-9]/ | "(" tail ")"'), r"(ab)+(\(+)?[0-9]\)*"),
+        (StructuredOutputsParams(grammar='root ::= "ab" root | "c"'), "(ab)*c"),
+    ):
+        for seed in range(5):
+            end = frozenset(tokenizer().special_ids)
+            assert re.fullmatch(pattern, walk(grammars.compile(asked).constrain(end), tokenizer(), seed, end))
+
+
+def test_any_object_is_a_json_object(byte_grammars: Grammars) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(json_object=True))
+    for seed in range(10):
+        assert isinstance(json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset())), dict)
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "integer", "minimum": -5, "maximum": 1000},
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 2},
+            {"type": "string", "maxLength": 4},
+            {"type": "string", "pattern": "^a[bc]{0,3}$"},
+            {"enum": [1, "a\n", [2], None]},
+            {"const": {"x": "é"}},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
+        st.builds(lambda *some: {"anyOf": list(some)}, inner, inner),
+        st.builds(
+            lambda some, required: {
+                "type": "object",
+                "properties": some,
+                "required": sorted(some)[:required],
+                "additionalProperties": False,
+            },
+            st.dictionaries(st.sampled_from(["a", "b c", 'd"', "é"]), inner, max_size=3),
+            st.integers(0, 3),
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=40)
+@given(schema=SCHEMAS, seed=st.integers(0, 1000))
+def test_any_schema_that_is_taken_gives_valid_values(byte_grammars: Grammars, schema: dict, seed: int) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(json=schema))
+    Draft202012Validator(schema).validate(
+        json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset()))
+    )
+
+
+def test_what_is_allowed_is_what_can_go_on(byte_grammars: Grammars) -> None:
+    """Against every token of the vocabulary; the end tokens, two of them, exactly where the text may end."""
+    end = frozenset(letters().eos_token_ids) | {5000}
+    constraint = byte_grammars.compile(StructuredOutputsParams(regex="[abc]{2,4}")).constrain(end)
+    text = ""
+    for token in letters().encode("a") + letters().encode("bc") + letters().encode("a"):
+        following = [i for i in range(VOCAB) if re.fullmatch("[abc]{1,4}", text + (letters().token_text(i) or " "))]
+        ends = sorted(letters().eos_token_ids) if len(text) >= 2 else []
+        assert ids(constraint.allowed()) == following + ends
+        constraint.accept(token)
+        text += letters().token_text(token)
+    assert constraint.ended or ids(constraint.allowed()) == []
+
+
+def test_an_end_token_ends_the_text_and_nothing_may_follow(byte_grammars: Grammars) -> None:
+    (end, other) = sorted(letters().eos_token_ids)
+    constraint = byte_grammars.compile(StructuredOutputsParams(regex="a+")).constrain(frozenset({end}))
+    constraint.accept(letters().encode("a")[0])
+    assert other not in ids(constraint.allowed())
+    constraint.accept(end)
+    assert constraint.ended
+    assert ids(constraint.allowed()) == [end]
+    with pytest.raises(RequestError, match="after the end"):
+        constraint.accept(other)
+
+
+def test_a_token_that_is_not_allowed_is_refused(byte_grammars: Grammars) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(choice=["yes"])).constrain(frozenset())
+    with pytest.raises(RequestError, match="does not allow"):
+        constraint.accept(letters().encode("n")[0])
+
+
+def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(choice=["no", "yes"]))
+    one, other = grammar.constrain(frozenset()), grammar.constrain(frozenset())
+    one.accept(letters().encode("n")[0])
+    other.accept(letters().encode("y")[0])
+    assert ids(one.allowed()) == letters().encode("o")
+    assert ids(other.allowed()) == letters().encode("e")
+
+
+def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=NESTED)).constrain(frozenset())
+    blank, line = letters().encode(" ")[0], letters().encode("\n")[0]
+    for token in [*letters().encode("{"), line, *[blank] * 20]:
+        constraint.accept(token)
+    assert not {blank, line} & {*ids(constraint.allowed())}
+
+
+def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
+    one, other = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
+    assert one is other
+    turned = {"type": "object", "properties": dict(reversed(NESTED["properties"].items())), "$defs": NESTED["$defs"]}
+    assert byte_grammars.compile(StructuredOutputsParams(json=turned)) is not one
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "one thing; got none"),
+        ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
+        ({"json": "{"}, "not JSON"),
+        ({"json": '{"maximum": NaN}'}, "not JSON"),
+        ({"json": {"minimum": float("inf")}}, "not JSON"),
+        ({"json": {1: {2}}}, "not JSON"),
+        ({"json": 7}, "JSON schema as text"),
+        ({"json": "[1]"}, "Expecting object schema"),
+        ({"json": {"type": "what"}}, "Invalid type"),
+        ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
+        ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
+        ({"json_object": "yes"}, "True, or leave it out"),
+        ({"regex": "(("}, "unclosed group"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "()"}, "nothing but the empty text"),
+        ({"regex": ""}, "not empty"),
+        ({"choice": []}, "not empty"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": "yes"}, "list of texts"),
+        ({"grammar": "start: nothing"}, "unknown name"),
+        ({"grammar": "what?"}, "grammar"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_enforced_is_refused(byte_grammars: Grammars, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)) as caught:
+        byte_grammars.compile(StructuredOutputsParams(**asked))
+    assert len(str(caught.value)) < 600
+
+
+def test_text_that_the_vocabulary_cannot_write_is_refused_or_ends_in_an_error() -> None:
+    grammars = Grammars(smollm2(), 49152)  # it has no token for U+0004
+    with pytest.raises(RequestError, match="cannot be enforced"):
+        grammars.compile(StructuredOutputsParams(choice=["\x04"]))
+    constraint = grammars.compile(StructuredOutputsParams(choice=["a\x04"])).constrain(frozenset({2}))
+    constraint.accept(smollm2().encode("a")[0])
+    with pytest.raises(RequestError, match="vocabulary can write"):
+        constraint.allowed()

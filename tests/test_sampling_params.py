@@ -1,0 +1,128 @@
+"""Sampling parameters have vLLM's names, defaults and ranges; a wrong one is refused by name before anything starts."""
+
+import math
+from typing import Any
+
+import pytest
+from tiny import tiny_llm
+
+from jinfercept.errors import RequestError
+from jinfercept.forks import forks
+from jinfercept.request import Request, SamplingParams
+from jinfercept.sampling_params import check_vocabulary
+from jinfercept.sched.options import draw_options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -2),
+        ("top_k", 2.5),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("top_p", True),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("min_p", "half"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", None),
+        ("frequency_penalty", -3),
+        ("logit_bias", [3]),
+        ("logit_bias", {"cat": 1}),
+        ("logit_bias", {3: 101}),
+        ("logit_bias", {3: "a"}),
+        ("logit_bias", {3: math.nan}),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", ["a"]),
+        ("allowed_token_ids", 7),
+        ("bad_words", "word"),
+        ("bad_words", [" "]),
+        ("bad_words", [7]),
+        ("bad_words_token_ids", [7]),
+        ("bad_words_token_ids", [[]]),
+        ("bad_words_token_ids", [[1] * 9]),
+        ("bad_words_token_ids", [[1, 2]] * 257),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", 1.5),
+        ("n", 0),
+        ("n", 1.0),
+        ("structured_outputs", {"regex": "a"}),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match="fix: ") as caught:
+        SamplingParams(**{name: value})
+    assert name in caught.value.what or name == "bad_words_token_ids"
+
+
+def test_several_greedy_outputs_are_refused() -> None:
+    with pytest.raises(RequestError, match="alike"):
+        SamplingParams(n=2, temperature=0)
+
+
+def test_lists_texts_of_numbers_and_none_are_taken() -> None:
+    params = SamplingParams(
+        logit_bias={"7": 1, 8: -2.5},  # pyright: ignore[reportArgumentType] # as JSON has it
+        allowed_token_ids=[1, 2],
+        bad_words=None,
+        bad_words_token_ids=[[1, 2], [3]],
+        top_k=-1,
+    )
+    assert params.logit_bias == {7: 1.0, 8: -2.5}
+    assert params.allowed_token_ids == (1, 2)
+    assert (params.bad_words, params.bad_words_token_ids) == ((), ((1, 2), (3,)))
+
+
+def test_tokens_outside_the_vocabulary_and_parameters_that_leave_none_are_refused() -> None:
+    for params, match in (
+        (SamplingParams(logit_bias={100: 1.0}), "from 0 to 99"),
+        (SamplingParams(allowed_token_ids=[-1]), "from 0 to 99"),
+        (SamplingParams(bad_words_token_ids=[[1, 100]]), "from 0 to 99"),
+        (SamplingParams(allowed_token_ids=[1, 2], bad_words_token_ids=[[1], [2]]), "no token is left"),
+        (SamplingParams(bad_words_token_ids=[[token] for token in range(100)]), "no token is left"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            check_vocabulary(params, 100)
+    check_vocabulary(SamplingParams(logit_bias={99: 1.0}, bad_words_token_ids=[[1], [2, 3]]), 100)
+
+
+def test_a_request_that_asks_for_nothing_costs_the_device_nothing() -> None:
+    for params in (SamplingParams(), SamplingParams(temperature=0.0, top_k=5, top_p=0.5), SamplingParams(stop="a")):
+        assert draw_options(params, frozenset({1})) is None
+    filtered = draw_options(SamplingParams(top_p=0.5), frozenset({1}))
+    assert filtered is not None
+    assert not filtered.remembered
+    held = draw_options(SamplingParams(min_tokens=2), frozenset({3, 1}))
+    assert held is not None
+    assert (held.remembered, held.end_token_ids) == (True, (1, 3))
+
+
+def test_forks_have_seeds_and_names_of_their_own_and_follow_the_first() -> None:
+    request = Request("a", (1, 2), SamplingParams(n=3, seed=5, prompt_logprobs=1))
+    first, second, third = forks(request)
+    assert [fork.id for fork in (first, second, third)] == ["a", "a/1", "a/2"]
+    assert [fork.params.seed for fork in (first, second, third)] == [5, 6, 7]
+    assert [fork.leader for fork in (first, second, third)] == [None, "a", "a"]
+    assert [fork.params.prompt_logprobs for fork in (first, second, third)] == [1, None, None]
+    assert {fork.params.n for fork in (first, second, third)} == {1}
+    assert forks(first) == [first]
+
+
+def test_bad_parameters_are_refused_where_the_vocabulary_is_known() -> None:
+    with tiny_llm(kv_tokens=512) as llm:
+        prompt = {"prompt_token_ids": [1, 2, 3]}
+        with pytest.raises(RequestError, match="from 0 to 127"):
+            llm.generate(prompt, SamplingParams(allowed_token_ids=[128]))
+        with pytest.raises(RequestError, match="bad words need a tokenizer"):
+            llm.generate(prompt, SamplingParams(bad_words=["x"]))
+        with pytest.raises(RequestError, match="one output"):
+            llm.engine.submit(Request("a", (1, 2), SamplingParams(n=2)))
+        assert not llm.engine.has_work

@@ -1,0 +1,243 @@
+"""Structured outputs through the whole engine, on random weights: they parse, and nothing beside them changes them."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes import POLICIES
+from jsonschema import Draft202012Validator
+from letters import VOCAB, letters
+from tiny import GOLDEN, TOOL, streams
+
+from jinfercept.errors import RequestError
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.intercept.format_detector import FormatDetector
+from jinfercept.intercept.formats import FORMATS
+from jinfercept.llm import LLM
+from jinfercept.metrics import CompileCounter
+from jinfercept.models.load import read_config
+from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from jinfercept.structured_outputs import StructuredOutputsParams
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 3},
+        "kind": {"enum": ["ab", "true", 7, None]},
+        "sizes": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 9}, "maxItems": 2},
+        "at": {
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "kind", "sizes", "at"],
+    "additionalProperties": False,
+}
+ASKED = (
+    StructuredOutputsParams(json=PERSON),
+    StructuredOutputsParams(json_object=True),
+    StructuredOutputsParams(regex=r"[abc]{3,9}(, [0-9]+)?"),
+    StructuredOutputsParams(choice=["yes", "no", "no, never", "abc true"]),
+    StructuredOutputsParams(grammar='start: "[" item ("," item)* "]"\nitem: %json {"type": "integer"} | "true"'),
+    None,
+)
+
+
+def config_of_letters():
+    return replace(read_config(GOLDEN / "llama_gqa"), vocab_size=VOCAB, eos_token_ids=(), max_position=256)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """A pool that holds little more than the longest sequence."""
+    flags: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "swap_space": 0.001}
+    with LLM(
+        config_of_letters(),
+        load_format="dummy",
+        tokenizer=letters(),
+        dtype="float32",
+        kv_tokens=240,
+        max_model_len=200,
+        quiet=True,
+        check_pages=True,
+        **flags,
+    ) as llm:
+        yield llm
+
+
+def parses(asked: StructuredOutputsParams, text: str) -> None:
+    if asked.json is not None:
+        Draft202012Validator(PERSON).validate(json.loads(text))
+    elif asked.json_object:
+        assert isinstance(json.loads(text), dict)
+    elif asked.grammar is not None:
+        assert isinstance(json.loads(text), list)
+    elif asked.regex is not None:
+        assert re.fullmatch(asked.regex, text)
+    else:
+        assert text in (asked.choice or ())
+
+
+def generated(output: RequestOutput) -> str:
+    """The text without what tools returned."""
+    done = output.outputs[0]
+    returned = {i for pause in done.interceptions for i in range(*pause.span)}
+    return letters().decode(token for i, token in enumerate(done.token_ids) if i not in returned)
+
+
+class Work:
+    """Two requests of every kind, greedy and drawn, half of them with calls in the middle."""
+
+    def __init__(self) -> None:
+        self.prompts, self.params, self.detectors = [], [], []
+        for number, asked in enumerate(ASKED * 2):
+            drawn = number >= len(ASKED)
+            options: dict[str, Any] = {"temperature": float(drawn), "seed": number, "max_tokens": 120}
+            self.params.append(SamplingParams(structured_outputs=asked, **options))
+            self.prompts.append("the same beginning, " + "ab" * number)
+            calls = {at: [Call("scripted", "97 98 99")] for at in ((2, 3, 9) if number % 2 else ())}
+            self.detectors.append(ScriptedDetector(calls))
+
+    def run(self, llm: LLM, *rows: int, tools: tuple[Tool, ...] = (TOOL,)) -> list[RequestOutput]:
+        rows = rows or tuple(range(len(self.prompts)))
+        prompts, params = [self.prompts[row] for row in rows], [self.params[row] for row in rows]
+        return llm.generate(prompts, params, tools=tools, detector=[self.detectors[row] for row in rows])
+
+
+WORK = Work()
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[RequestOutput]:
+    """Every request by itself."""
+    llm.restart(policy="preserve", pipeline_depth=0)
+    return [WORK.run(llm, row)[0] for row in range(len(WORK.prompts))]
+
+
+def test_what_stops_parses_and_what_is_cut_says_so(alone: list[RequestOutput]) -> None:
+    stopped = set()
+    for output, params in zip(alone, WORK.params, strict=True):
+        done = output.outputs[0]
+        assert (done.finish_reason == "length") == (done.num_generated == 120)
+        assert done.finish_reason in ("stop", "length")
+        if done.finish_reason == "stop" and params.structured_outputs is not None:
+            parses(params.structured_outputs, generated(output))
+            stopped.add(params.structured_outputs.source)
+    assert len(stopped) >= 4
+    assert sum(len(output.interceptions) for output in alone) >= 10
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ["discard", "min_waste", "copy_ahead", "swap"])
+def test_they_are_the_same_in_one_batch_under_every_policy(
+    llm: LLM, alone: list[RequestOutput], policy: str, depth: int
+) -> None:
+    llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=5 if policy == "min_waste" else None)
+    counter = CompileCounter()
+    assert streams(WORK.run(llm)) == streams(alone)
+    assert counter.count == 0
+    counter.close()
+    assert llm.counters.preemptions + llm.counters.recomputed + llm.counters.copied_in > 0, "the pool was never short"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_they_are_the_same_under_all_policies_with_slow_tools(
+    llm: LLM, alone: list[RequestOutput], policy: str, depth: int
+) -> None:
+    import time
+
+    def answer(argument: str) -> list[int]:
+        time.sleep(0.003)
+        return [int(part) for part in argument.split()]
+
+    for chunk in (1, 3, None):
+        llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+        assert streams(WORK.run(llm, tools=(Tool(answer, name="scripted"),))) == streams(alone)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_text_ends_at_any_end_token_or_without_one(llm: LLM, depth: int) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=depth)
+    asked, ends = StructuredOutputsParams(regex="[abc]{2,5}"), letters().eos_token_ids
+    params = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=asked)
+        for ignore in (False, True)
+        for seed in range(8)
+    ]
+    outputs = [output.outputs[0] for output in llm.generate(["go"] * 16, params)]
+    assert all(re.fullmatch("[abc]{2,5}", output.text) and output.finish_reason == "stop" for output in outputs)
+    assert {output.token_ids[-1] for output in outputs[:8]} >= ends
+    assert not {token for output in outputs[8:] for token in output.token_ids} & ends
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_outputs_of_one_prompt_have_a_constraint_each(llm: LLM, depth: int) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=depth)
+    asked = ASKED[1], StructuredOutputsParams(regex="[abc]{1,6}|[0-9]{2}")
+    params = [SamplingParams(temperature=1.0, max_tokens=100, n=12, seed=1, structured_outputs=one) for one in asked]
+    objects, short = (
+        {done.text for done in output.outputs if done.finish_reason == "stop"}
+        for output in llm.generate(["go"] * 2, params)
+    )
+    assert all(isinstance(json.loads(text), dict) for text in objects)
+    assert all(re.fullmatch("[abc]{1,6}|[0-9]{2}", text) for text in short)
+    assert objects
+    assert len(short) > 3
+
+
+def test_a_tool_is_called_where_the_grammar_lets_the_model_call_it(llm: LLM) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=1)
+    tool = Tool(lambda argument: f"it is {argument}", name="tell", start="<tell>", stop="</tell>", result=" ({}) ")
+    asked = StructuredOutputsParams(grammar='start: "<tell>" /[abc]{1,3}/ "</tell>" answer\nanswer: "yes" | "no"')
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=asked)
+    (output,) = llm.generate("go", params, tools=[tool])
+    argument = output.interceptions[0].calls[0].arguments
+    assert re.fullmatch(rf"<tell>{argument}</tell> \(it is {argument}\) (yes|no)", output.outputs[0].text)
+    assert output.outputs[0].finish_reason == "stop"
+
+
+def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_format(llm: LLM) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=1)
+    call = r'"<tool_call>{\"name\": \"tell\", \"arguments\": {\"n\": " /[1-3]/ "}}</tool_call>"'
+    asked = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
+    options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": asked}
+    tool = Tool(lambda arguments: f"got {json.loads(arguments)['n']}", name="tell")
+    detector = FormatDetector(FORMATS["hermes"], letters().eos_token_ids)
+    params = [SamplingParams(seed=seed, **options) for seed in range(8)]
+    outputs = llm.generate(["go"] * 8, params, tools=[tool], detector=detector)
+    for output in outputs:
+        turn = r'<tool_call>{"name": "tell", "arguments": {"n": ([1-3])}}</tool_call>got \1'
+        assert output.outputs[0].finish_reason == "length" or re.fullmatch(f"(?:{turn})*done", output.outputs[0].text)
+    assert {output.outputs[0].finish_reason for output in outputs if len(output.interceptions) > 1} >= {"stop"}
+
+
+def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:
+    good, bad = (SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex)) for regex in ("a", "(("))
+    with pytest.raises(RequestError, match="unclosed group"):
+        llm.generate(["one", "two"], [good, bad])
+    assert not llm.engine.has_work
+    with pytest.raises(RequestError, match="StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"regex": "a"})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_grammar_holds_whatever_else_is_asked_for(llm: LLM) -> None:
+    asked, n = StructuredOutputsParams(choice=["yes"]), letters().encode("n")
+    params = SamplingParams(
+        structured_outputs=asked, allowed_token_ids=n, logit_bias={n[0]: 100}, bad_words=["y", "es"]
+    )
+    (output,) = llm.generate("go", params)
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")
+
+
+def test_min_tokens_does_not_break_a_grammar(llm: LLM) -> None:
+    asked = StructuredOutputsParams(choice=["a", "abc true"])
+    params = SamplingParams(temperature=1.0, min_tokens=3, max_tokens=9, structured_outputs=asked, n=4)
+    (output,) = llm.generate("go", params, detector=ScriptedDetector({}))
+    assert all(done.text in ("a", "abc true") and done.finish_reason == "stop" for done in output.outputs)
