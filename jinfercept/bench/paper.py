@@ -112,7 +112,9 @@ def paper(
         Study(name, [report for report in reports if report["profile"] == name], pools[name].tokens, pools[name].source)
         for name in machines
     ]
-    summary = Summary(studies, figure, trace or "generated with the trace's statistics", duration, seed)
+    summary = Summary(
+        studies, figure, Path(trace).name if trace else "generated with the trace's statistics", duration, seed
+    )
     writers: dict[str, Callable[[], object]] = {
         "paper.csv": lambda: write_csv(folder / "paper.csv", reports),
         "paper.md": lambda: (folder / "paper.md").write_text(markdown(summary), encoding="utf-8"),
