@@ -17,6 +17,7 @@ def add_studies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     _add_replay(studies)
     _add_decisions(studies)
     _add_gpu_report(studies)
+    _add_throughput(studies)
 
 
 def _bench_commands(
@@ -108,6 +109,29 @@ def _add_gpu_report(studies: "argparse._SubParsersAction[argparse.ArgumentParser
     report.add_argument("--out", help="write the table and all details to this Markdown file")
     report.add_argument("--plot", help="draw link, transfers, kernels and steps into this file")
     report.set_defaults(command_function=_gpu_report)
+
+
+def _add_throughput(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    throughput = studies.add_parser(
+        "throughput", help="decode and prefill tokens per second by batch and context, beside other engines"
+    )
+    throughput.add_argument("model", help=MODEL_HELP)
+    several = "; repeat it, or give several with commas"
+    throughput.add_argument("--dtype", action="append", help=f"float32 or bfloat16 (default: both){several}")
+    throughput.add_argument("--batch", action="append", help=f"requests at once (default: 1,8,32){several}")
+    throughput.add_argument("--context", action="append", help=f"prompt tokens (default: 32,1000){several}")
+    throughput.add_argument("--new-tokens", type=int, default=32, help="tokens that each generates (default: 32)")
+    throughput.add_argument("--peer", choices=("transformers",), help="measure Hugging Face transformers too")
+    throughput.add_argument("--peer-python", help="the interpreter that has torch and transformers (default: this one)")
+    throughput.add_argument(
+        "--peer-command",
+        action="append",
+        metavar="NAME=COMMAND",
+        help="another engine: reads the work as JSON, prints its cells as JSON; may be repeated",
+    )
+    throughput.add_argument("--json", help="write everything to this file")
+    add_flags(throughput, without=("dtype", "kv_tokens", "max_num_seqs", "max_model_len", "enable_prefix_caching"))
+    throughput.set_defaults(command_function=_throughput)
 
 
 def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -248,6 +272,28 @@ def _gpu_report(files: list[str], out: str | None, plot: str | None) -> int:
     from jinfercept.bench.gpu_report import gpu_report
 
     return gpu_report(files, out=out, plot=plot)
+
+
+def _throughput(
+    model: str,
+    dtype: list[str] | None,
+    batch: list[str] | None,
+    context: list[str] | None,
+    peer_command: list[str] | None,
+    json: str | None,
+    **options: Any,
+) -> int:
+    from jinfercept.bench.throughput_command import throughput
+
+    return throughput(
+        model,
+        dtype=dtype or ["float32,bfloat16"],
+        batch=batch or ["1,8,32"],
+        context=context or ["32,1000"],
+        peer_command=peer_command or [],
+        json_path=json,
+        **options,
+    )
 
 
 def _replay(

@@ -1,0 +1,105 @@
+"""Other engines beside ours: commands that are given the work as JSON on standard input and print JSON with their cells.
+
+Each runs in a process of its own, one after another, while none of ours is alive.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinfercept.bench.throughput import Cell, Work
+from jinfercept.errors import ConfigError
+
+TRANSFORMERS = "transformers"
+
+
+class Peer(NamedTuple):
+    """An engine: its name, and the command that measures it."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+class Measured(NamedTuple):
+    """What an engine reached in one dtype."""
+
+    engine: str
+    version: str
+    dtype: str
+    cells: list[Cell]
+
+
+def transformers_peer(python: str | None) -> Peer:
+    """Hugging Face transformers, in the interpreter given or in this one.
+
+    Raises:
+        ConfigError: that interpreter has no torch or no transformers.
+    """
+    python = python or sys.executable
+    script = Path(__file__).with_name("throughput_transformers.py")
+    try:
+        found = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(
+            "--peer-python cannot be run", got=f"{python} ({error.strerror})", fix="name a Python"
+        ) from None
+    if found.returncode:
+        raise ConfigError(
+            "the peer transformers cannot be imported",
+            got=_last_line(found.stderr),
+            fix="give --peer-python an interpreter that has torch and transformers",
+        )
+    return Peer(TRANSFORMERS, (python, str(script)))
+
+
+def command_peer(text: str) -> Peer:
+    """An engine given as `NAME=COMMAND`. Raises `ConfigError` if it is none, or if there is no such program."""
+    name, _, line = text.partition("=")
+    try:
+        command = tuple(shlex.split(line))
+    except ValueError:
+        command = ()
+    if not name or not command:
+        raise ConfigError("--peer-command is a name and a command", got=text, fix='give "NAME=COMMAND"')
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"the peer {name} is not there", got=command[0], fix="install it, or give its path")
+    return Peer(name, command)
+
+
+def measure_peer(peer: Peer, model: str, dtype: str, work: Work, vocab_size: int) -> Measured:
+    """Run a peer's command in one dtype.
+
+    It reads `{"model", "dtype", "batches", "contexts", "new_tokens", "vocab_size"}` and its last line is
+    `{"version": …, "cells": [{"batch", "context", "decode_tokens_per_s", "prefill_tokens_per_s"}, …]}`.
+
+    Raises:
+        ConfigError: it failed, or printed something else.
+    """
+    asked = {"model": model, "dtype": dtype, **work._asdict(), "vocab_size": vocab_size}
+    done = subprocess.run(peer.command, input=json.dumps(asked), capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(
+            f"the peer {peer.name} failed in {dtype}",
+            got=f"status {done.returncode}: {_last_line(done.stderr)}",
+            fix=f"try {shlex.join(peer.command)} with {json.dumps(asked)} on its standard input",
+        )
+    try:
+        found: dict[str, Any] = json.loads(_last_line(done.stdout))
+        cells = [Cell(**cell) for cell in found["cells"]]
+        return Measured(peer.name, str(found.get("version", "")), dtype, cells)
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(
+            f"the peer {peer.name} printed no result",
+            got=_last_line(done.stdout) or "nothing",
+            fix=f'its last line is {{"version": …, "cells": [{{{", ".join(map(repr, Cell._fields))}}}, …]}}',
+        ) from None
+
+
+def _last_line(text: str) -> str:
+    lines: Sequence[str] = text.strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,102 @@
+"""Throughput on a tiny real model: every cell, beside peers that are commands; what is missing is said before work begins."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import GOLDEN, tiny_llm
+
+from jinfercept.bench.throughput import Work, decode_rate, measure
+from jinfercept.bench.throughput_peers import command_peer, measure_peer
+from jinfercept.cli import main
+from jinfercept.errors import ConfigError
+
+MODEL = str(GOLDEN / "llama_gqa")
+WORK = Work([1, 3], [9], 4)
+SMALL = [
+    "--batch",
+    "1,3",
+    "--context",
+    "9",
+    "--new-tokens",
+    "4",
+    "--dtype",
+    "float32",
+    "--max-num-batched-tokens",
+    "32",
+]
+
+
+def peer(tmp_path: Path, body: str) -> str:
+    """An engine: a Python file that has read the work."""
+    file = tmp_path / "engine.py"
+    file.write_text(f"import json, sys\nwork = json.load(sys.stdin)\n{body}\n")
+    return f"other={shlex.join([sys.executable, str(file)])}"
+
+
+ANSWER = """
+cells = [dict(batch=b, context=c, decode_tokens_per_s=2.0 * b, prefill_tokens_per_s=1.0 * c)
+         for b in work["batches"] for c in work["contexts"]]
+print("a line of its log")
+print(json.dumps({"version": work["dtype"], "cells": cells}))
+"""
+
+
+def test_only_tokens_count_that_come_while_all_requests_decode() -> None:
+    assert decode_rate([[1.0, 2.0, 3.0]]) == 1.0
+    assert decode_rate([[0.0, 1.0, 2.0, 3.0], [2.0, 2.5, 3.0, 4.0]]) == 3.0
+
+
+def test_a_measurement_needs_kept_pages() -> None:
+    with (
+        tiny_llm(enable_prefix_caching=False, max_num_batched_tokens=4, **WORK.engine_flags(page_size=4)) as llm,
+        pytest.raises(ConfigError, match="prefix"),
+    ):
+        measure(llm, WORK)
+
+
+def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    status = main(["bench", "throughput", MODEL, *SMALL, "--peer-command", peer(tmp_path, ANSWER), "--json", str(out)])
+    assert status == 0
+    assert "decode other" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert {"device", "processor", "cores", "python", "new_tokens"} < found.keys()
+    ours, other = found["engines"]
+    assert (ours["engine"], other["engine"], other["version"]) == ("jinfercept", "other", "float32")
+    assert ours["cells"][0].keys() == other["cells"][0].keys()
+    assert [(cell["batch"], cell["context"]) for cell in ours["cells"]] == [(1, 9), (3, 9)]
+    assert all(cell["decode_tokens_per_s"] > 0 and cell["prefill_tokens_per_s"] > 0 for cell in ours["cells"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("sys.exit('no such weights')", "no such weights"), ("print('fast')", "got fast"), ("", "got nothing")],
+)
+def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        measure_peer(command_peer(peer(tmp_path, body)), MODEL, "float32", WORK, 128)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--peer-command", "other=/no/such/engine"], "the peer other is not there"),
+        (["--peer-command", "vllm"], "NAME=COMMAND"),
+        (["--peer-command", f"jinfercept={sys.executable}"], "engines of one name"),
+        (["--peer", "transformers", "--peer-python", "/no/such/python"], "--peer-python cannot be run"),
+        (["--peer-python", sys.executable], "add --peer transformers"),
+        (["--new-tokens", "1"], "--new-tokens is too small"),
+        (["--batch", "0"], "--batch is too small"),
+        (["--dtype", "float16"], "no such --dtype"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_measured(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "throughput", MODEL, *flags]) == 2
+    assert message in capsys.readouterr().err
