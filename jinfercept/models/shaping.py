@@ -89,9 +89,8 @@ def _bias(
     places = jnp.where(remembered[:, None], slots.biased[rows.slot], logits.shape[-1])
     none = jnp.zeros_like(logits)
     biases = none.at[jnp.arange(len(logits))[:, None], places].add(slots.bias[rows.slot], mode="drop")
-    return logits + jax.lax.optimization_barrier(
-        biases
-    )  # or XLA copies the logits of every step, to change them in place
+    biases = jax.lax.optimization_barrier(biases)  # or XLA copies every step's logits, to change them in place
+    return logits + biases
 
 
 def _penalize(
