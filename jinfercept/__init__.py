@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinfercept.chat import ChatOptions as ChatOptions
+    from jinfercept.endpoints.load import LoadedTools as LoadedTools
+    from jinfercept.endpoints.load import load_tools as load_tools
     from jinfercept.errors import ConfigError as ConfigError
     from jinfercept.errors import JinferceptError as JinferceptError
     from jinfercept.errors import ModelError as ModelError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from jinfercept.intercept.pieces import CallEnded as CallEnded
     from jinfercept.intercept.pieces import CallStarted as CallStarted
     from jinfercept.intercept.pieces import Content as Content
+    from jinfercept.intercept.pieces import Reasoning as Reasoning
     from jinfercept.llm import LLM as LLM
     from jinfercept.request import Call as Call
     from jinfercept.request import Finished as Finished
@@ -52,8 +55,11 @@ _HOMES = {
     "CallEnded": "jinfercept.intercept.pieces",
     "CallStarted": "jinfercept.intercept.pieces",
     "Content": "jinfercept.intercept.pieces",
+    "Reasoning": "jinfercept.intercept.pieces",
     "ChatOptions": "jinfercept.chat",
     "LLM": "jinfercept.llm",
+    "LoadedTools": "jinfercept.endpoints.load",
+    "load_tools": "jinfercept.endpoints.load",
     "Call": "jinfercept.request",
     "RequestOutput": "jinfercept.request",
     "SamplingParams": "jinfercept.request",

@@ -12,11 +12,12 @@ from jinfercept.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.memory import MemoryPlan
+from jinfercept.meter.meter import Meter
 from jinfercept.models.protocol import ModelNumbers
 from jinfercept.request import Request
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
-from jinfercept.sched.observer import Observer
+from jinfercept.sched.observer import Observer, Observers
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.prefill import chunks_prefill
@@ -41,10 +42,11 @@ class Machine:
 
 
 class Assembled(NamedTuple):
-    """An engine, and who answers its calls."""
+    """An engine, who answers its calls, and what counts what it does."""
 
     engine: Engine
     dispatcher: Dispatcher
+    meter: Meter
 
 
 def assemble(
@@ -70,7 +72,12 @@ def assemble(
         prefix_caching=config.cache.enable_prefix_caching,
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
     )
-    observer, told = (None, estimator) if record is None else record(kv, known)
+    clock = RealClock()
+    meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
+    observer, told = (meter, estimator)
+    if record is not None:
+        recorder, told = record(kv, known)
+        observer = Observers(meter, recorder)
     scheduler = Scheduler(
         kv,
         policy,
@@ -90,7 +97,7 @@ def assemble(
         scheduler,
         machine.runner,
         dispatcher,
-        RealClock(),
+        clock,
         wake,
         depth=config.runner.pipeline_depth,
         vocab_size=machine.model_config.vocab_size,
@@ -99,8 +106,9 @@ def assemble(
         encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
         seed=config.model.seed,
         check=config.runner.check_pages,
+        observe=meter.planned,
     )
-    return Assembled(engine, dispatcher)
+    return Assembled(engine, dispatcher, meter)
 
 
 def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:

@@ -1,9 +1,9 @@
 """Streams for event loops: the one file outside of endpoints and servers that knows asyncio. See `streaming`."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from jinfercept.engine_thread import EngineThread
 from jinfercept.errors import RequestError
@@ -26,6 +26,9 @@ async def aserve(
 class AsyncStream:
     """As `Stream`, in an event loop. A task that is cancelled while it iterates gives up the requests.
 
+    Args:
+        post: has the loop call a function with an event, told of both on the engine's thread; by default one by one.
+
     Raises:
         RequestError: as `Stream`; or no event loop runs.
     """
@@ -37,6 +40,7 @@ class AsyncStream:
         readers: Mapping[str, Reader] | None = None,
         *,
         ends_only: bool = False,
+        post: Callable[[Callable[[Any], None], Any], object] | None = None,
     ) -> None:
         self._received = Received(requests, readers)
         self._thread = thread
@@ -47,7 +51,7 @@ class AsyncStream:
         except RuntimeError:
             self._received.open.clear()
             raise RequestError("no event loop runs here", got="an async stream", fix="use stream()") from None
-        put, later = self._inbox.put_nowait, loop.call_soon_threadsafe
+        put, later = self._inbox.put_nowait, post or loop.call_soon_threadsafe
 
         def sink(event: Event | BaseException) -> None:
             later(put, event)

@@ -1,39 +1,28 @@
 """Chats: conversations become requests that run their tools, and what comes of them becomes messages.
 
 A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and goes on. The
-engine runs all of that; here its requests are made, and its events and outputs are read. Knows no engine.
+engine runs all of that; here its requests are made (`chat_turns` reads what it says). Knows no engine.
 """
 
-import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypedDict, final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypedDict
 
-from jinfercept.chat_template import ChatTemplate, Message, ToolMessages, call_message
+from jinfercept.chat_template import ChatTemplate, Message, ToolMessages
+from jinfercept.chat_turns import ChatReader, Turns
 from jinfercept.errors import RequestError
 from jinfercept.forks import forks
 from jinfercept.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.grammar import Grammars
 from jinfercept.inputs import make_requests
-from jinfercept.intercept.format_detector import FormatDetector
-from jinfercept.intercept.formats import FORMATS, Format, detect_format
-from jinfercept.intercept.pieces import CallEnded, Content, Piece
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
-    Event,
-    Finished,
-    Intercepted,
-    Request,
-    RequestOutput,
-    Resumed,
-    SamplingParams,
-    Token,
-    Watch,
-)
-from jinfercept.stream import TextStream
+from jinfercept.intercept.formats import ALIASES, FORMATS, Format, detect_format
+from jinfercept.intercept.reasoning import THINKINGS, Beginning, Thinking, detect_thinking
+from jinfercept.reasoning_grammar import AfterReasoning
+from jinfercept.request import Call, Grammar, Request, SamplingParams
 from jinfercept.tokenizer import Tokenizer
+from jinfercept.tool_choice import ToolChoice, compile_calls, tool_choice
+from jinfercept.turn_grammar import Turnwise
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 """Of a chat; a completion's 16 tokens would end most answers early."""
@@ -50,6 +39,15 @@ class ChatOptions(TypedDict, total=False):
         chat_template_kwargs: what else the template reads, `{"enable_thinking": False}` for example.
         add_generation_prompt: whether the prompt ends where the assistant's answer begins (default: True).
         tool_call_parser: how the model writes calls, a name of `intercept.formats.FORMATS`; by default what its template shows.
+        reasoning_parser: how the model marks what it thinks before it answers, a name of `intercept.reasoning.THINKINGS`;
+            None: all of it is content; by default "auto": what its template shows. Reasoning is no content and calls nothing,
+            and `structured_outputs` are what comes behind it.
+        tool_choice: "auto": the model calls if it likes; "required", or a mapping that names one tool: its first turn is calls
+            and nothing else, as the schemas of their parameters allow, and what comes of them is answered freely, or as
+            `structured_outputs` say; "none": it reads of the tools, so that the prompt and its pages stay the same, and nothing
+            that it writes is a call (default: "auto").
+        parallel_tool_calls: whether a turn may have several calls; otherwise the first of them is one, and the others are
+            nothing (default: True).
     """
 
     max_rounds: int
@@ -57,6 +55,9 @@ class ChatOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any]
     add_generation_prompt: bool
     tool_call_parser: str | None
+    reasoning_parser: str | None
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
 
 
 def is_conversation(prompt: object) -> bool:
@@ -92,21 +93,36 @@ def make_chats(
     declared = chat_tools(tools)
     max_rounds = _checked(options)
     source = options.get("chat_template")
-    if declared:
-        form = _format(options.get("tool_call_parser"), source or tokenizer.chat_template(tools=True))
+    choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
+    if choice.reads:
+        form = _format(options.get("tool_call_parser"), source or tokenizer.chat_template(tools=True), declared)
         ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends, tokenizer)]))
     else:
         form, ends = None, tuple(eos_token_ids)
     declarations = [tool.declaration for tool in declared]
     template = ChatTemplate(tokenizer, declarations, source, options.get("chat_template_kwargs", {}), ends)
-    if any(tool.tool for tool in declared):
-        template.between([Call(declared[0].name, "{}", id="123456789")])  # refuses now what could not go on later
-    shown = set(_tokens_of(form.tags, tokenizer)) if form else set()
-    turns = [
-        _Turns(tokenizer, form, f"{uuid.uuid4()}", ends, tokenizer.special_ids - shown, declared, max_rounds)
-        for _ in listed
-    ]
+    thinking = _thinking(options.get("reasoning_parser", "auto"), template.source)
     texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in listed]
+    later: Beginning = "undecided"
+    if not choice.reads:
+        declared = []
+    if any(tool.tool for tool in declared):
+        follows = template.between([Call(declared[0].name, "{}", id="123456789")])  # refuses what could not go on later
+        later = thinking.beginning(follows[1]) if thinking else later
+    marks = (*(form.tags if form else ()), *((thinking.opening, thinking.closing) if thinking else ()))
+    first = Turns(
+        tokenizer=tokenizer,
+        form=form,
+        thinking=thinking,
+        beginnings=(later, later),
+        seed=f"{uuid.uuid4()}",
+        ends=ends,
+        hidden=tokenizer.special_ids - set(_tokens_of(marks, tokenizer)),
+        tools=declared,
+        max_rounds=max_rounds,
+        parallel=choice.parallel,
+    )
+    turns = [replace(first, beginnings=(thinking.beginning(text), later)) if thinking else first for text in texts]
     requests = make_requests(
         ids,
         [{"prompt": text, "prompt_token_ids": template.encode(text)} for text in texts],
@@ -119,172 +135,39 @@ def make_chats(
     renderer = ToolMessages(
         template, tokenizer, {tool.name: tool.tool.max_result_tokens for tool in declared if tool.tool}
     )
-    requests = [replace(request, render=renderer if form else None) for request in requests]
-    forked = [(fork, one) for request, one in zip(requests, turns, strict=True) for fork in forks(request)]
-    return Chats([fork for fork, _ in forked], {fork.id: ChatReader(one, fork.params) for fork, one in forked})
+    calls = compile_calls(choice, form, template.source, tokenizer, grammars) if form and grammars else None
+    chats = Chats([], {})
+    for request, read in zip(requests, turns, strict=True):
+        for fork in forks(request):
+            own = replace(read, seed=f"{read.seed}/{fork.id}")
+            chats.requests.append(_chat(fork, own, renderer if form else None, calls))
+            chats.readers[fork.id] = ChatReader(own, fork.params)
+    return chats
 
 
 class Chats(NamedTuple):
     """Requests, and by their ids who reads what comes of them."""
 
     requests: list[Request]
-    readers: "dict[str, ChatReader]"
+    readers: dict[str, ChatReader]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """How one chat's turns are read, on the engine's side (as its detector) and on the client's: alike, down to the calls' ids.
+def _chat(request: Request, turns: Turns, renderer: ToolMessages | None, calls: Grammar | None) -> Request:
+    """A request as one chat of its own, with its own count of turns.
 
-    Attributes:
-        form: how calls are written; None if there are no tools.
-        seed: from which the ids of calls come.
-        ends: tokens that end a turn.
-        hidden: special tokens that are no markup of calls: neither content nor part of a call.
-        tools: what was declared.
-        max_rounds: turns whose calls are run.
+    Args:
+        calls: what its first turn has to be.
     """
-
-    tokenizer: Tokenizer
-    form: Format | None
-    seed: str
-    ends: tuple[int, ...]
-    hidden: frozenset[int]
-    tools: Sequence[ChatTool]
-    max_rounds: int
-
-    def watch(self) -> Watch:
-        form = self.own_format()
-        assert form is not None
-        return _TurnWatch(FormatDetector(form, self.ends).watch(), self)
-
-    def own_format(self) -> Format | None:
-        """The format, its ids counted from the first again."""
-        if self.form is None:
-            return None
-        shape, numbers = self.form.new_id(), iter(range(1 << 62))
-        prefix = shape[: shape.rfind("_") + 1]
-
-        def new_id() -> str:
-            digest = hashlib.sha256(f"{self.seed}/{next(numbers)}".encode()).hexdigest()
-            return prefix + digest[: len(shape) - len(prefix)]
-
-        return replace(self.form, new_id=new_id)
-
-    def for_the_caller(self, calls: Iterable[Call]) -> bool:
-        """Whether the caller has to run one of these calls."""
-        names = {tool.name for tool in self.tools if tool.tool is None}
-        return any(call.name in names for call in calls)
-
-
-class _TurnWatch:
-    """Hands on the calls of a turn, unless the turn ends the output."""
-
-    def __init__(self, watch: Watch, turns: _Turns) -> None:
-        self._watch, self._turns, self._rounds = watch, turns, 0
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        turns = self._turns
-        calls = self._watch.feed(index, token_id, "" if token_id in turns.hidden else text)
-        if not calls or self._rounds == turns.max_rounds or turns.for_the_caller(calls):
-            return ()
-        self._rounds += 1
-        return calls
-
-
-class _Turn:
-    """One turn's text on its way to a person."""
-
-    def __init__(self, turns: _Turns, form: Format | None, params: SamplingParams) -> None:
-        self._turns = turns
-        self._hidden = turns.hidden if params.skip_special_tokens else frozenset()
-        stop = tuple(params.stop or ())
-        self._text = TextStream(turns.tokenizer, stop, params.include_stop_str_in_output, skip_special_tokens=False)
-        self._parser = form.parser() if form else None
-
-    def feed(self, token_id: int) -> list[Piece]:
-        if token_id in self._turns.ends or token_id in self._hidden or self._text.stopped is not None:
-            return []
-        return self._parse(self._text.add(token_id))
-
-    def finish(self) -> list[Piece]:
-        return self._parse(self._text.finish()) + (self._parser.finish() if self._parser else [])
-
-    def _parse(self, text: str) -> list[Piece]:
-        if self._parser is not None:
-            return self._parser.feed(text)
-        return [Content(text)] if text else []
-
-
-@final
-class ChatReader:
-    """Reads one chat's events: puts the pieces of its turns among them, and the messages into its output.
-
-    `Token.text` and `CompletionOutput.text` stay as the model wrote them, markup included; what a person sees is `Content`.
-    """
-
-    def __init__(self, turns: _Turns, params: SamplingParams) -> None:
-        self._turns, self._params = turns, params
-        self._form = turns.own_format()
-        self._turn = _Turn(turns, self._form, params)
-
-    def read(self, event: Event) -> Iterator[Event | Piece]:
-        match event:
-            case Token():
-                yield event
-                yield from self._turn.feed(event.token_id)
-            case Intercepted():
-                yield from self._turn.finish()
-                yield event
-            case Resumed():
-                self._turn = _Turn(self._turns, self._form, self._params)
-                yield event
-            case Finished():
-                if not _is_paused(event.output.outputs[0]):
-                    yield from self._turn.finish()
-                yield replace(event, output=self.with_messages(event.output))
-
-    def with_messages(self, output: RequestOutput) -> RequestOutput:
-        """The output with its messages, and with the finish reason of a chat."""
-        return replace(output, outputs=[self._completed(completion) for completion in output.outputs])
-
-    def _completed(self, completion: CompletionOutput) -> CompletionOutput:
-        messages: list[Message] = []
-        form, start = self._turns.own_format(), 0
-        for pause in completion.interceptions:
-            if not pause.results:
-                break
-            content, calls = self._parsed(form, completion.token_ids[start : pause.span[0]])
-            messages.append(_answer(content, calls))
-            messages += [
-                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
-                for call, result in zip(pause.calls, pause.results, strict=True)
-            ]
-            start = pause.span[1]
-        content, calls = self._parsed(form, completion.token_ids[start:])
-        reason, stop = completion.finish_reason, completion.stop_reason
-        if reason != "stop":
-            calls = []
-        elif calls:
-            reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
-        messages.append(_answer(content, calls))
-        return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages))
-
-    def _parsed(self, form: Format | None, token_ids: Sequence[int]) -> tuple[str, list[Call]]:
-        turn = _Turn(self._turns, form, self._params)
-        pieces = [piece for token in token_ids for piece in turn.feed(token)] + turn.finish()
-        content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-        return content, [piece.call for piece in pieces if isinstance(piece, CallEnded)]
-
-
-def _answer(content: str, calls: Sequence[Call]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    return message | {"tool_calls": [call_message(call) for call in calls]} if calls else message
-
-
-def _is_paused(completion: CompletionOutput) -> bool:
-    """Whether it ended while its calls ran."""
-    return bool(completion.interceptions) and not completion.interceptions[-1].results
+    if calls is not None and request.params.ignore_eos:
+        raise RequestError(
+            "tool_choice asks for a call, and a call ends its turn", got="ignore_eos", fix="leave it out"
+        )
+    first, later = (
+        AfterReasoning(grammar, turns.thinking, beginning, turns.tokenizer) if grammar and turns.thinking else grammar
+        for grammar, beginning in zip((calls or request.grammar, request.grammar), turns.beginnings, strict=True)
+    )
+    grammar = Turnwise(first, later) if first else None
+    return replace(request, grammar=grammar, detector=turns if renderer else None, render=renderer)
 
 
 def _conversations(given: Any) -> list[Sequence[Message]]:
@@ -324,8 +207,8 @@ def _checked(options: ChatOptions) -> int:
     return max_rounds
 
 
-def _format(name: str | None, template: str) -> Format:
-    """How the model writes calls, by name or as its template shows."""
+def _format(name: str | None, template: str, tools: Sequence[ChatTool]) -> Format:
+    """How the model writes calls of these tools, by name or as its template shows."""
     if name is None:
         name = detect_format(template)
         if name is None:
@@ -334,9 +217,23 @@ def _format(name: str | None, template: str) -> Format:
                 got="tools",
                 fix=f"leave tools out, or name its tool_call_parser: {', '.join(FORMATS)}",
             )
-    if name not in FORMATS:
-        raise RequestError("no such tool_call_parser", got=repr(name), fix=f"one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    form = FORMATS.get(ALIASES.get(name, name))
+    if form is None:
+        raise RequestError("no such tool_call_parser", got=repr(name), fix=f"one of {', '.join((*FORMATS, *ALIASES))}")
+    return replace(form, tools={tool.name: tool.parameters for tool in tools})
+
+
+def _thinking(name: str | None, template: str) -> Thinking | None:
+    """How the model marks its reasoning, by name or as its template shows."""
+    if name == "auto":
+        name = detect_thinking(template)
+    if name is None:
+        return None
+    if name not in THINKINGS:
+        raise RequestError(
+            "no such reasoning_parser", got=repr(name), fix=f"one of auto, {', '.join(THINKINGS)}, or None"
+        )
+    return THINKINGS[name]
 
 
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:

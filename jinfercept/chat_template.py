@@ -19,7 +19,11 @@ from jinfercept.request import Call, Result
 from jinfercept.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-"""OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`."""
+"""OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
+
+What an assistant thought may stand beside it as `reasoning_content`, as templates, DeepSeek and older vLLM name it, or as
+`reasoning`, as vLLM does now; whether the model reads it again is the template's to say.
+"""
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
@@ -205,6 +209,8 @@ def _checked(message: object) -> dict[str, Any]:
     if not isinstance(content, str | None):
         raise RequestError("a message's content is text", got=repr(message)[:80], fix="give a string, or text parts")
     checked = {**message, "content": content or ""}
+    if thought := message.get("reasoning_content") or message.get("reasoning"):
+        checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     if calls := message.get("tool_calls"):
         checked["tool_calls"] = [_call_with_object(call) for call in calls]
     return checked

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jinfercept import __version__, run_command
+from jinfercept import __version__, run_command, serve_command
 from jinfercept.cli_flags import MODEL_HELP, add_flags
 from jinfercept.cli_studies import add_studies
 from jinfercept.errors import JinferceptError
@@ -46,6 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
     run_command.add_arguments(run)
     add_flags(run)
     run.set_defaults(command_function=run_command.run)
+
+    serve = commands.add_parser("serve", help="answer OpenAI's clients over HTTP")
+    serve_command.add_arguments(serve)
+    add_flags(serve)
+    serve.set_defaults(command_function=serve_command.serve)
 
     info = commands.add_parser("info", help="what a model is and what it needs")
     info.add_argument("model", help=MODEL_HELP)

@@ -1,7 +1,8 @@
 """What several commands have in common: the engine's flags, generated from `config.py`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import Field
 from typing import Any
 
 from jinfercept.config import flag_fields
@@ -13,14 +14,27 @@ MODEL_HELP = "smollm2-135m, a Hugging Face directory or hub id, or a .gguf file"
 
 def add_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """The options of `LLM` but those `without`; those that are not given keep the defaults of `config.py`."""
-    group = parser.add_argument_group("engine")
-    for field, kind in flag_fields():
-        if field.name in without:
-            continue
+    wanted = [(field, kind) for field, kind in flag_fields() if field.name not in without]
+    add_fields(parser.add_argument_group("engine"), wanted)
+
+
+def add_fields(group: Any, options: Iterable[tuple[Field[Any], type]]) -> None:
+    """Options with their types as flags; one whose type is a tuple may be repeated. What is not given is not there.
+
+    Args:
+        group: of a parser, or a parser.
+    """
+    for field, kind in options:
         name = "--" + field.name.replace("_", "-")
-        default = "" if field.default is None else f" (default: {field.default})"
+        default = "" if field.default in (None, ()) else f" (default: {_shown(field.default)})"
         common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": field.metadata["help"] + default}
         if kind is bool:
             group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
+        elif kind is tuple:
+            group.add_argument(name, action="append", **common)
         else:
             group.add_argument(name, type=kind, choices=field.metadata["choices"] or None, **common)
+
+
+def _shown(default: Any) -> str:
+    return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)

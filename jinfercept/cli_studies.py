@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from jinfercept.cli_flags import MODEL_HELP, add_flags
+from jinfercept.cli_load import add_load
 
 
 def add_studies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,6 +19,7 @@ def add_studies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     _add_decisions(studies)
     _add_gpu_report(studies)
     _add_throughput(studies)
+    add_load(studies)
 
 
 def _bench_commands(

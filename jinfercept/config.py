@@ -5,7 +5,7 @@ Sections are frozen, and every class of the engine gets only its own. Help texts
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from jinfercept.errors import ConfigError
 
@@ -81,7 +81,9 @@ class SchedulerOptions:
 class RunnerOptions:
     """How steps are executed."""
 
-    layers_per_step: int | None = option(None, "layers per executable; default: 1 on a CPU, 4 on a GPU")
+    layers_per_step: int | None = option(
+        None, "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, 4 on a GPU"
+    )
     transfer_parts: int = option(
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
@@ -151,11 +153,18 @@ class EngineConfig:
 
 def flag_fields() -> list[tuple[Field[Any], type]]:
     """Every option with its type (without None), in order."""
-    return [(f, _plain_type(section, f.name)) for section in SECTIONS for f in fields(section)]
+    return [field for section in SECTIONS for field in section_fields(section)]
+
+
+def section_fields(section: type) -> list[tuple[Field[Any], type]]:
+    """The options of one section with their types (without None; a tuple is `tuple`), in order."""
+    return [(f, _plain_type(section, f.name)) for f in fields(section)]
 
 
 def _plain_type(section: type, name: str) -> type:
     hint = get_type_hints(section)[name]
+    if get_origin(hint) is tuple:
+        return tuple
     return next((arg for arg in get_args(hint) if arg is not type(None)), hint)
 
 

@@ -9,13 +9,14 @@ one reads the plan before it while it computes.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jinfercept.admission import check_request
 from jinfercept.clock import Clock
 from jinfercept.errors import RequestError
 from jinfercept.intercept.rendering import render_each
+from jinfercept.ports import Endpoints, Runner
 from jinfercept.request import (
     Call,
     Event,
@@ -27,11 +28,11 @@ from jinfercept.request import (
     Result,
     Resumed,
     Token,
-    Tool,
 )
+from jinfercept.returners import Returners
 from jinfercept.sched.draft import Planned
 from jinfercept.sched.options import draw_options
-from jinfercept.sched.plan import Masks, StepPlan, StepResult, TokenLogprobs
+from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 from jinfercept.session import Session, Text
@@ -42,32 +43,11 @@ MAX_IDLE_S = 1.0
 """Longest wait between two polls when nothing can run."""
 
 
-class Runner[Ticket](Protocol):
-    """Executes plans, in order, without knowing requests."""
+class _Release(NamedTuple):
+    """That nobody comes back to a session."""
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
-        """Start the plan; does not wait for the device, unless `masks` does."""
-        ...
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for the plan's tokens."""
-        ...
-
-    def reset(self) -> None:
-        """Forget all KV, after a step has failed."""
-        ...
-
-
-class Endpoints(Protocol):
-    """Answers calls, off the engine's thread."""
-
-    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None: ...
-
-    def poll(self) -> list[tuple[str, tuple[Result, ...]]]: ...
-
-    def next_s(self) -> float | None: ...
-
-    def cancel(self, request_id: str) -> None: ...
+    session: str
+    cache_salt: str
 
 
 class Engine:
@@ -109,7 +89,7 @@ class Engine:
         self._observe = observe
         self.scheduler = scheduler
         self._runner = runner
-        self._wake = wake
+        self.wake = wake
         self._endpoints = endpoints
         self._clock = clock
         self._depth = depth
@@ -119,7 +99,9 @@ class Engine:
         self._encode = encode
         self._seed = seed
         self._check = check
-        self._inbox: deque[Request | str] = deque()
+        self._inbox: deque[Request | _Release | str] = deque()
+        self._returners = Returners(scheduler)
+        self._settled = True
         self._ids: dict[str, object] = {}
         self._sessions: dict[str, Session] = {}
         self._constrained: dict[str, Session] = {}  # those of them that have a constraint
@@ -135,12 +117,27 @@ class Engine:
         if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("a request of this id is not finished", got=request.id, fix="use another id")
         self._inbox.append(request)
-        self._wake.set()
+        self.wake.set()
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not there is ignored."""
         self._inbox.append(request_id)
-        self._wake.set()
+        self.wake.set()
+
+    def release(self, session: str, cache_salt: str = "") -> None:
+        """Nobody comes back to the context that is kept under this name (`Keep.session`); one that is not there is ignored."""
+        self._inbox.append(_Release(session, cache_salt))
+        self.wake.set()
+
+    @property
+    def num_kept(self) -> int:
+        """Contexts of finished requests that somebody is expected to go on from."""
+        return len(self._returners)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests and aborts that were not taken in yet, and requests that wait for their turn, a first or another one."""
+        return len(self._inbox) + len(self.scheduler.waiting)
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
 
@@ -149,18 +146,25 @@ class Engine:
         """Whether any request is not finished."""
         return bool(self._sessions or self._inbox)
 
+    @property
+    def settled(self) -> bool:
+        """Whether another step would move nothing, as far as is known, once nobody is served any more."""
+        return self._settled
+
     def step(self) -> list[Event]:
         """One iteration. Returns what happened, in order; waits only if there is nothing to do before a call returns."""
         events: list[Event] = []
         try:
             self._poll(events)
+            self._returners.look(self._clock.now())
             planned = self.scheduler.plan(self._clock.now())
+            self._settled = not planned.plan
             if planned.plan:
                 ticket = self._runner.submit(planned.plan, self._masks(planned, events) if self._constrained else None)
                 self._in_flight.append((planned, ticket))
             if self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
                 self._collect(events)
-            elif not planned.plan and not events:
+            elif not planned.plan and not events and self._sessions:
                 self._idle()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
             self._fail(error, events)
@@ -175,6 +179,7 @@ class Engine:
         """Give up every request."""
         for session in list(self._sessions.values()):
             self._finish(session, "abort", None, [])
+        self._returners.clear(self._clock.now())
         self._inbox.clear()
         self._ids.clear()
         while self._in_flight:
@@ -188,12 +193,15 @@ class Engine:
             item = self._inbox.popleft()
             if isinstance(item, Request):
                 self._open(item, events)
+            elif isinstance(item, _Release):
+                self._returners.release(self.scheduler.kv.open(item.cache_salt).root, item.session, self._clock.now())
             elif item in self._sessions:
                 self._finish(self._sessions[item], "abort", None, events)
         for request_id, results in self._endpoints.poll():
             self._resume(self._sessions[request_id], results, events)
 
     def _open(self, request: Request, events: list[Event]) -> None:
+        self._returners.drop(request.id, self._clock.now())  # one of the same name
         params, number = request.params, self._num_requests
         self._num_requests += 1
         seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
@@ -203,16 +211,18 @@ class Engine:
             request.id,
             list(request.prompt_token_ids),
             self.scheduler.kv.open(request.cache_salt),
-            max_tokens=params.max_tokens,
+            max_tokens=self.scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,
             seed=seed & 0xFFFFFFFF,
             arrival_s=self._clock.now(),
             options=draw_options(params, stop),
             num_best=params.prompt_logprobs,
             leader=leader.sequence if leader else None,
+            priority=request.priority,
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
-        self.scheduler.add(sequence)
+        if not self._returners.follow(request, sequence, self._clock.now()):
+            self.scheduler.add(sequence)
         try:
             session.text = self._open_text(request) if self._open_text else None
             session.watch = request.detector.watch() if request.detector else None
@@ -321,6 +331,8 @@ class Engine:
         self.scheduler.intercept(session.sequence, now, pending)
         if session.request.grammar and session.constraint and session.constraint.ended:
             session.constraint = session.request.grammar.constrain(session.stop_token_ids)
+            if session.constraint is None:
+                del self._constrained[session.request.id]
         self._endpoints.call(session.request.id, calls, session.request.tools)
         events.append(Intercepted(session.request.id, calls))
 
@@ -358,7 +370,9 @@ class Engine:
         request, sequence, now = session.request, session.sequence, self._clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
-        self.scheduler.finish(sequence, now)
+        self._settled = False
+        if reason not in ("stop", "length") or not self._returners.keep(session, now):
+            self.scheduler.finish(sequence, now)
         del self._sessions[request.id]
         self._constrained.pop(request.id, None)
         self._ids.pop(request.id, None)
@@ -371,6 +385,7 @@ class Engine:
         self._in_flight.clear()
         for session in list(self._sessions.values()):
             self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+        self._returners.clear(self._clock.now())
         self.scheduler.kv.store.begin()
         self.scheduler.kv.store.clear()
         self.scheduler.kv.store.drain_dropped()
@@ -382,4 +397,4 @@ class Engine:
         assert not self.scheduler.waiting, "requests wait and nothing can be planned"
         deadline = self._endpoints.next_s()
         timeout_s = MAX_IDLE_S if deadline is None else max(0.0, min(MAX_IDLE_S, deadline - self._clock.now()))
-        self._clock.wait(self._wake, timeout_s)
+        self._clock.wait(self.wake, timeout_s)

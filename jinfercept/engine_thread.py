@@ -8,8 +8,9 @@ be collected.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import final
+from typing import Any, final
 
 from jinfercept.engine import Engine
 from jinfercept.errors import RequestError
@@ -30,10 +31,12 @@ class EngineThread:
 
     Args:
         engine: stepped here and nowhere else while a request is open.
+        told: of the events of every step, on the engine's thread.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, told: Callable[[list[Event]], None]) -> None:
+        self._engine, self._told = engine, told
+        self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._sinks: dict[str, Sink] = {}  # of the requests that are not finished
         self._lock = threading.RLock()  # entered itself, not through its condition: no interrupt leaves it locked
         self._changed = threading.Condition(self._lock)
@@ -85,6 +88,18 @@ class EngineThread:
         with self._lock:
             self._give_up(list(request_ids), silent=True)
 
+    def ask[T](self, question: Callable[[], T]) -> Future[T]:
+        """Answer a question about the engine between two of its steps, when nothing moves. It must not take long."""
+        answer = Future[T]()
+        with self._lock:
+            if self._thread is None:
+                _answer(question, answer)
+            else:
+                self._questions.append((question, answer))
+                self._engine.wake.set()
+                self._changed.notify()
+        return answer
+
     def close(self) -> None:
         """Abort whatever runs, tell its sinks, and end the thread."""
         self.check_caller("close()")
@@ -115,12 +130,17 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: self._sinks or self._closed, LINGER_S)
-                if not self._sinks:
+                if self._engine.settled:  # else it has contexts to move while nobody is served
+                    self._changed.wait_for(lambda: self._sinks or self._closed or self._questions, LINGER_S)
+                questions, self._questions = self._questions, []
+                if not questions and not self._sinks and (self._engine.settled or self._closed):
                     self._thread = None
                     return
+            for question, answer in questions:
+                _answer(question, answer)
             try:
                 events = self._engine.step()
+                self._told(events)
             except BaseException as error:  # the engine has lost its requests; whoever waits for them is told why
                 self._fail(error)
             else:
@@ -158,3 +178,11 @@ class EngineThread:
 
 def _nobody(event: Event | BaseException) -> None:
     """The sink of a request that nobody listens to."""
+
+
+def _answer(question: Callable[[], Any], answer: Future[Any]) -> None:
+    if answer.set_running_or_notify_cancel():
+        try:
+            answer.set_result(question())
+        except Exception as error:  # it is told to whoever asked
+            answer.set_exception(error)

@@ -1,6 +1,7 @@
 """Functions compiled ahead of time for fixed shapes. What was not compiled cannot be called, so nothing compiles later."""
 
 import os
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, final
@@ -20,9 +21,14 @@ def silent(what: str, done: int, total: int) -> None:
 
 @final
 class Executables:
-    """A set of executables by key: add them all, compile them together, call them."""
+    """A set of executables by key: add them all, compile them together, call them.
+
+    Attributes:
+        compile_s: seconds that compiling took, tracing included, by key; they ran beside each other.
+    """
 
     def __init__(self) -> None:
+        self.compile_s: dict[Hashable, float] = {}
         self._pending: dict[Hashable, Callable[[], jax.stages.Lowered]] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
 
@@ -41,15 +47,18 @@ class Executables:
         """Compile what was added, in parallel."""
         total = len(self._pending)
 
-        def build(key: Hashable, lower: Callable[[], jax.stages.Lowered]) -> tuple[Hashable, jax.stages.Compiled]:
-            return key, lower().compile(compiler_options=COMPILER_OPTIONS)
+        def build(
+            key: Hashable, lower: Callable[[], jax.stages.Lowered]
+        ) -> tuple[Hashable, jax.stages.Compiled, float]:
+            began_s = time.monotonic()
+            return key, lower().compile(compiler_options=COMPILER_OPTIONS), time.monotonic() - began_s
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(build, key, lower) for key, lower in self._pending.items()]
             for done, future in enumerate(as_completed(futures)):
                 progress("compiling", done, total)
-                key, compiled = future.result()
-                self._compiled[key] = compiled
+                key, compiled, seconds = future.result()
+                self._compiled[key], self.compile_s[key] = compiled, seconds
         progress("compiling", total, total)
         self._pending.clear()
 

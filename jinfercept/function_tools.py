@@ -11,13 +11,11 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jinfercept.errors import RequestError
 from jinfercept.request import Tool
-
-ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any]
-"""A Python function; a `Tool`, whose function is called with the declared arguments; or an OpenAI-style JSON declaration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,17 @@ class ChatTool:
         """By which the model calls it."""
         return self.declaration["function"]["name"]
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of its arguments; {} if it declares none."""
+        schema = self.declaration["function"].get("parameters")
+        return schema if isinstance(schema, Mapping) else {}
+
+
+ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
+"""A Python function; a `Tool`, whose function is called with the declared arguments; an OpenAI-style JSON declaration; or what
+`load_tools` gives."""
+
 
 def chat_tools(tools: Iterable[ChatToolLike]) -> list[ChatTool]:
     """Tools as a chat takes them. Raises `RequestError` for what is none, and for two of one name."""
@@ -50,13 +59,8 @@ def chat_tools(tools: Iterable[ChatToolLike]) -> list[ChatTool]:
     return listed
 
 
-def load_tools(path: str | Path) -> list[Callable[..., object]]:
-    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
-
-    Raises:
-        RequestError: the file cannot be run, or has no such function.
-    """
-    path = Path(path)
+def load_module(path: Path) -> ModuleType:
+    """Run a Python file of tools. Raises `RequestError` if that fails."""
     name = f"jinfercept_tools_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -67,10 +71,23 @@ def load_tools(path: str | Path) -> list[Callable[..., object]]:
         spec.loader.exec_module(module)
     except Exception as error:  # the file is the user's
         raise RequestError("the file of tools fails", got=f"{type(error).__name__}: {error}", fix=str(path)) from error
+    return module
+
+
+def load_functions(path: Path) -> list[Callable[..., object]]:
+    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
+
+    Raises:
+        RequestError: the file cannot be run, or has no such function.
+    """
+    module = load_module(path)
     functions = [
         value
         for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == name and not key.startswith("_") and inspect.getdoc(value)
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not key.startswith("_")
+        and inspect.getdoc(value)
     ]
     if not functions:
         raise RequestError("the file has no tools", got=path, fix="define functions with docstrings in it")
@@ -78,6 +95,8 @@ def load_tools(path: str | Path) -> list[Callable[..., object]]:
 
 
 def _chat_tool(tool: object) -> ChatTool:
+    if isinstance(tool, ChatTool):
+        return tool
     if isinstance(tool, Mapping):
         return ChatTool(_declaration(tool), None)
     if isinstance(tool, Tool):

@@ -6,21 +6,27 @@ requests, no tools and no device: a mask is words of bits, and the end of a text
 
 import threading
 from collections import OrderedDict
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 from jaxtyping import UInt32
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 
 from jinfercept.errors import RequestError
-from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.structured_outputs import JSON_SPACE
 from jinfercept.tokenizer import Tokenizer
 
 MAX_COMPILED = 256
 """Grammars that are kept, the last used ones."""
 
-_SPACE = r" |\n[ \t]{0,20}"
-"""White space between the parts of a JSON value. Without a bound small models write blanks until they are cut off."""
+
+class Asked(Protocol):
+    """What can be compiled; `StructuredOutputsParams` are one."""
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The kind of grammar, as llguidance calls it or one of `structured_outputs.KINDS`, and its text."""
+        ...
 
 
 @final
@@ -38,7 +44,7 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], TokenGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, asked: StructuredOutputsParams) -> "TokenGrammar":
+    def compile(self, asked: Asked) -> "TokenGrammar":
         """The grammar that is asked for; compiled only if it is not among the last ones.
 
         Raises:
@@ -172,7 +178,7 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
     """Compiles a grammar and takes its first mask, which finds what is too complex or cannot be written."""
     try:
         if kind == "json":
-            source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
+            source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": JSON_SPACE})
         else:
             source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
         matcher = LLMatcher(vocabulary, source, log_level=0)

@@ -31,7 +31,7 @@ from jinfercept.sched.draft import Counters
 from jinfercept.sched.policies import check_name
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.start import StartTimes, load_model, plan_pools, prepare_backend, profile_of
+from jinfercept.start import StartTimes, group_layers, load_model, plan_pools, prepare_backend, profile_of
 from jinfercept.streaming import Stream, StreamEvent, serve
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
 
@@ -102,8 +102,11 @@ class LLM:
         self.model = loaded.model
         progress("loading", 1, 1)
         loaded_s = time.monotonic()
+        effort = asked if asked in EFFORTS and not isinstance(profile, Profile) else None
+        grouping = group_layers(loaded.model, loaded.params, config, effort, progress)
+        grouped_s = time.monotonic()
         with closing(CompileCounter()) as compilations:
-            self.memory_plan, shape = plan_pools(loaded.model, loaded.params, config)
+            self.memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
             if not quiet:
                 print(self.memory_plan, file=sys.stderr)
             chunks(config, shape, policy)
@@ -114,19 +117,20 @@ class LLM:
         if isinstance(profile, Profile):
             self.profile, how = profile, "given"
         else:
-            self.profile, how = profile_of(loaded.model, self.runner, shape, config, asked, progress)
+            self.profile, how = profile_of(loaded.model, self.runner, shape, config, effort, grouping.tried, progress)
         self.start_times = StartTimes(
             load_s=loaded_s - began_s,
-            compile_s=warm_s - loaded_s,
+            compile_s=warm_s - grouped_s,
             num_executables=compilations.count,
             num_cached=compilations.cached,
-            profile_s=time.monotonic() - warm_s,
+            profile_s=grouped_s - loaded_s + time.monotonic() - warm_s,
             profile=how,
+            grouping=str(grouping),
         )
         if not quiet:
             print(self.start_times, file=sys.stderr)
-        self._ids = (f"request-{number}" for number in count())
-        self._grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
+        self._ids = map("request-{}".format, count())  # taken from any thread
+        self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._closed = False
         self._machine = Machine(loaded.model.config, self.tokenizer, self.runner, shape, self.profile)
         self._begin(policy, None)
@@ -187,8 +191,9 @@ class LLM:
             )
 
     def _begin(self, policy: Policy | str | None, record: Recorder | None) -> None:
-        self.engine, self._dispatcher = assemble(self._machine, self.config, self.memory_plan, policy, record)
-        self._thread = EngineThread(self.engine)
+        parts = assemble(self._machine, self.config, self.memory_plan, policy, record)
+        self.engine, self._dispatcher, self.meter = parts
+        self._thread = EngineThread(self.engine, self.meter.told)
 
     def _end(self) -> None:
         self._thread.close()
@@ -219,7 +224,7 @@ class LLM:
         Raises:
             RequestError: a request can never be served; none is started then.
         """
-        return serve(self._thread, self._requests(prompts, sampling_params, tools, detector), on_event=on_event)
+        return serve(self._thread, self.make_requests(prompts, sampling_params, tools, detector), on_event=on_event)
 
     async def agenerate(
         self,
@@ -230,7 +235,7 @@ class LLM:
         detector: Detector | Iterable[Detector | None] | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, without blocking the event loop; cancelled, it gives the requests up."""
-        return await aserve(self._thread, self._requests(prompts, sampling_params, tools, detector))
+        return await aserve(self._thread, self.make_requests(prompts, sampling_params, tools, detector))
 
     def chat(
         self,
@@ -263,7 +268,7 @@ class LLM:
             RequestError: messages, tools or options cannot be used with this model; nothing is started then.
             ModelError: the model has no chat template.
         """
-        return serve(self._thread, *self._chats(messages, sampling_params, tools, options), on_event=on_event)
+        return serve(self._thread, *self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
 
     async def achat(
         self,
@@ -274,7 +279,7 @@ class LLM:
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """As `chat`, without blocking the event loop; cancelled, it gives the conversations up."""
-        return await aserve(self._thread, *self._chats(messages, sampling_params, tools, options))
+        return await aserve(self._thread, *self.make_chats(messages, sampling_params, tools, options))
 
     def stream(
         self,
@@ -290,9 +295,9 @@ class LLM:
         It starts now, whether or not somebody reads on; closing or dropping the iterator gives it up.
 
         Returns:
-            `Token`, `Intercepted`, `Resumed` and last `Finished`; in a chat also `Content`, what a person sees, and
-            `CallStarted`, `Arguments` and `CallEnded` as a call is written (`Token.text` has the markup too). With `n` outputs,
-            a `Finished` for each, told apart by `request_id`.
+            `Token`, `Intercepted`, `Resumed` and last `Finished`; in a chat also `Content`, what a person sees, `Reasoning`
+            before it, and `CallStarted`, `Arguments` and `CallEnded` as a call is written (`Token.text` has the markup too).
+            With `n` outputs, a `Finished` for each; all events say by `request_id` to which they belong.
 
         Raises:
             RequestError: as `generate` and `chat`.
@@ -311,28 +316,47 @@ class LLM:
         """As `stream`, for `async for`. A task that is cancelled while it reads gives its request up."""
         return AsyncStream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
 
-    def _requests(self, prompts: Any, params: Any, tools: Iterable[Tool], detector: Any) -> list[Request]:
-        requests = make_requests(self._ids, prompts, params, tools, detector, self.tokenizer, self._grammars)
+    def make_requests(
+        self, prompts: Any, params: Any, tools: Iterable[Tool], detector: Any, ids: Iterable[str] | None = None
+    ) -> list[Request]:
+        """What `generate` serves, not submitted; several of a prompt with `n` outputs. From any thread.
+
+        Args:
+            ids: names for them, one for each prompt; made up by default.
+        """
+        requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, self.grammars)
         return [fork for request in requests for fork in forks(request)]
 
-    def _chats(self, messages: Any, params: Any, tools: Any, options: ChatOptions) -> Chats:
+    def make_chats(
+        self, messages: Any, params: Any, tools: Any, options: ChatOptions, ids: Iterable[str] | None = None
+    ) -> Chats:
+        """What `chat` serves, not submitted, and who reads what comes of it. From any thread.
+
+        Args:
+            ids: names for them, one for each conversation; made up by default.
+        """
         ends = end_token_ids(self.model.config, self.tokenizer)
-        return make_chats(self._ids, messages, params, tools, options, self.tokenizer, self._grammars, ends)
+        return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, self.grammars, ends)
 
     def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
         """A single prompt or a single conversation."""
         if is_conversation(prompt):
             if detector is not None:
                 raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
-            return self._chats([prompt], params, tools, options)
+            return self.make_chats([prompt], params, tools, options)
         if options:
             raise RequestError("options of a chat need messages", got=", ".join(options), fix="leave them out")
-        return Chats(self._requests([prompt], params, tools, detector), {})
+        return Chats(self.make_requests([prompt], params, tools, detector), {})
 
     @property
     def shape(self) -> RunnerShape:
         """The static sizes that everything was compiled for."""
         return self._shape
+
+    @property
+    def thread(self) -> EngineThread:
+        """Serves requests that were made elsewhere."""
+        return self._thread
 
     @property
     def counters(self) -> Counters:

@@ -1,7 +1,7 @@
 """Measures a runner: what its steps and transfers cost on the machine at hand, as a `Profile`. Schedules nothing.
 
-The plans are made by hand and run on the executables that will serve. Steps run one at a time, from `submit` to `collect`;
-their pages hold nothing that anybody wants, and are forgotten afterwards.
+The plans are made by hand (`probes`) and run on the executables that will serve. Steps run one at a time, from `submit` to
+`collect`; their pages are forgotten afterwards.
 """
 
 import hashlib
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 from jinfercept.errors import ConfigError
 from jinfercept.executables import Progress, silent
 from jinfercept.kv.store import PageCopy
+from jinfercept.probes import full_rows, longest, probe, settled, widest
 from jinfercept.runner import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_steps
-from jinfercept.sched.plan import Chunk, Sample, StepPlan
+from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile, load_profile
 
 MOST_DEPTH = 2048
@@ -49,6 +50,7 @@ class Effort(NamedTuple):
         contexts: shares of the pool that the rows of a step read; 0 is the least they can.
         every_bucket: those contexts for every bucket, and deep chunks; else for the bucket with the most rows only.
         pages: per transfer.
+        groups: the numbers of layers per executable are compared first, where the user names none.
     """
 
     rounds: int
@@ -57,13 +59,20 @@ class Effort(NamedTuple):
     contexts: tuple[float, ...]
     every_bucket: bool
     pages: tuple[int, ...]
+    groups: bool
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64)),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,)),
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,), False),
 }
 """By the name that selects them as an engine's profile."""
+
+
+class Saved(Protocol):
+    """What is remembered between starts."""
+
+    def save(self, path: Path) -> None: ...
 
 
 class Run(NamedTuple):
@@ -174,48 +183,18 @@ def _time_steps(
 
 def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, StepPlan]]:
     """What is timed: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
-    pool, longest = shape.num_pages * shape.page_size, _longest(shape)
-    widest = max((size for size in shape.buckets if size <= shape.max_num_seqs), default=shape.buckets[0])
+    pool, most = shape.num_pages * shape.page_size, longest(shape)
     for bucket in shape.buckets:
-        shares = effort.contexts if effort.every_bucket or bucket == widest else effort.contexts[:1]
+        shares = effort.contexts if effort.every_bucket or bucket == widest(shape) else effort.contexts[:1]
         contexts = dict[int, StepPlan]()
         for share in shares:
-            plan = _plan(shape, bucket, _rows(shape, bucket, int(share * pool)))
+            plan = probe(shape, bucket, full_rows(shape, bucket, int(share * pool)))
             contexts.setdefault(sum(chunk.start + len(chunk.tokens) for chunk in plan.chunks), plan)
         for context_tokens, plan in contexts.items():
             yield MeasuredStep(plan.bucket, context_tokens, None, 0.0), plan
-        deepest = min(longest, MOST_DEPTH) - bucket
+        deepest = min(most, MOST_DEPTH) - bucket
         for depth in (0, deepest) if effort.every_bucket and bucket > 1 and deepest > 0 else ():
-            yield MeasuredStep(bucket, depth + bucket, depth, 0.0), _plan(shape, bucket, [(depth, bucket)])
-
-
-def _rows(shape: RunnerShape, bucket: int, context_tokens: int) -> list[tuple[int, int]]:
-    """(start, tokens) of rows that fill a bucket: as many decode, with equal contexts, as leave room for the chunks, which
-    begin at the first token and of which there are none if every token can have a row."""
-    longest, num_rows = _longest(shape), min(bucket, shape.max_num_seqs)
-    num_chunks = min(num_rows, math.ceil((bucket - num_rows) / (longest - 1)))
-    num_decoding = num_rows - num_chunks
-    rest = min(bucket - num_decoding, num_chunks * longest)
-    chunks = [(0, (rest + index) // num_chunks) for index in range(num_chunks)]
-    length = max(1, min(longest, (context_tokens - rest) // max(1, num_decoding)))
-    return [(length - 1, 1)] * num_decoding + chunks
-
-
-def _plan(shape: RunnerShape, bucket: int, rows: list[tuple[int, int]]) -> StepPlan:
-    """A plan of such rows, whose pages lie one after the other, and begin anew if the pool is at its end."""
-    chunks, used = [], 0
-    for slot, (start, num_tokens) in enumerate(rows):
-        end = start + num_tokens
-        num_pages = -(-end // shape.page_size)
-        new_pages = tuple((index, 1 + (used + index) % shape.num_pages) for index in range(num_pages))
-        used += num_pages
-        chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
-    return StepPlan(0, bucket, tuple(chunks))
-
-
-def _longest(shape: RunnerShape) -> int:
-    """Tokens of the longest sequence that fits."""
-    return max(2, min(shape.max_model_len, shape.num_pages * shape.page_size))
+            yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
 
 
 def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
@@ -228,7 +207,7 @@ def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run
         seconds = clock() - started_s
         if seconds >= SHORT_S or not any(chunk.new_pages for chunk in plan.chunks):
             return Run(seconds, dispatch_s)
-        plan = replace(plan, chunks=tuple(chunk._replace(new_pages=()) for chunk in plan.chunks))
+        plan = settled(plan)
 
 
 def _timing(runs: list[Run]) -> Timing:
@@ -285,9 +264,9 @@ def remembered(path: Path) -> Profile | None:
         return None
 
 
-def remember(profile: Profile, path: Path) -> None:
-    """Keep a profile for the next start; it appears whole or not at all. Raises `OSError` if it cannot be written."""
+def remember(what: Saved, path: Path) -> None:
+    """Keep a file for the next start; it appears whole or not at all. Raises `OSError` if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        profile.save(Path(scratch) / path.name)
+        what.save(Path(scratch) / path.name)
         os.replace(Path(scratch) / path.name, path)

@@ -25,6 +25,7 @@ class Call:
         span: the call's first token and the one after its last, counted in the request's `token_ids`.
         expected_s: how long it will take, if somebody says so.
         id: by which a chat template ties the result to the call; "" if nothing needs one.
+        by_caller: whoever made the request runs it: the request does not pause, its turn is its last.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Call:
     span: tuple[int, int] = (0, 0)
     expected_s: float | None = None
     id: str = ""
+    by_caller: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class Watch(Protocol):
             text: the text that has become certain with it ("" without a tokenizer).
 
         Returns:
-            The calls that it completes: the request pauses until all of them have returned. Usually none.
+            The calls that it completes: the request pauses until all of them have returned, unless one is `by_caller`.
+            Usually none.
         """
         ...
 
@@ -158,9 +161,29 @@ class Constraint(Protocol):
 class Grammar(Protocol):
     """Says what a text may be."""
 
-    def constrain(self, end_token_ids: frozenset[int]) -> Constraint:
-        """A text that has not begun, and that these tokens end where it may end."""
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
+        """A text that has not begun, and that these tokens end where it may end; None if all that comes is free."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """That somebody is expected to go on from where a request ends: its context stays, as that of a paused request does.
+
+    A later request goes on from it that names the request (`Request.follows`) or the session, or whose prompt begins with the
+    kept request's own. Until then it may lose any page, at any time, to whoever runs.
+
+    Attributes:
+        session: a name for the chain of requests, of which one context is kept; "" for none.
+        expected_s: seconds until the follow-up, if somebody says so.
+        reader: under which name the time is learned that passes after an answer; after calls it is the tools' names.
+        last: it goes on from the session, and nobody goes on from it.
+    """
+
+    session: str = ""
+    expected_s: float | None = None
+    reader: str = "person"
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +198,14 @@ class Request:
         detector: how calls are found; None if the request never calls.
         cache_salt: requests with different salts share no pages.
         prompt: the prompt's text, given back in the output.
-        grammar: `params.structured_outputs`, compiled. It goes on after a call; if the call ended its text, it begins anew.
-            The request ends where nothing more can follow; one with a detector draws an end token there, which may end a call.
+        grammar: `params.structured_outputs`, compiled, or what a turn must be that has to call. A text goes on after a call; if
+            the call ended it, another begins. The request ends where nothing more can follow; one with a detector draws an end
+            token there, which may end a call.
         render: writes the results of calls; by default each stands where its tool says.
         leader: id of a request with the same prompt that was submitted before; this one starts when that has computed it.
+        keep: who is expected to go on from it; None if nobody is.
+        follows: id of the finished request that it goes on from, if that was kept.
+        priority: a smaller one is served first, whenever the request arrived.
     """
 
     id: str
@@ -191,6 +218,9 @@ class Request:
     grammar: Grammar | None = None
     render: Renderer | None = None
     leader: str | None = None
+    keep: Keep | None = None
+    follows: str | None = None
+    priority: int = 0
 
 
 class ContextUse(NamedTuple):
@@ -255,7 +285,9 @@ class CompletionOutput:
         interceptions: every pause, in order.
         logprobs: if asked for, of every one of `token_ids` the token's own and the likeliest ones'; None for tokens that tools
             returned.
-        messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup.
+        messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
+            turn's reasoning as its `reasoning_content`.
+        cumulative_logprob: of all that the model generated, if `logprobs` were asked for.
     """
 
     index: int
@@ -267,6 +299,7 @@ class CompletionOutput:
     interceptions: tuple[Interception, ...] = ()
     logprobs: list[dict[int, Logprob] | None] | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +321,9 @@ class RequestOutput:
     """A finished request, as users of vLLM know it.
 
     Attributes:
-        num_cached_tokens: prompt tokens whose KV was found and not computed.
+        num_cached_tokens: prompt tokens whose KV was found, on the device or on the host, and not computed.
+        adopted: what had become of the kept context that the request went on from, up to where both have the same tokens; None
+            if it went on from none.
         prompt_logprobs: if asked for, of every token of the prompt its own and the likeliest ones' in its place; None for the
             first, before which there is nothing.
     """
@@ -301,6 +336,7 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = True
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    adopted: ContextUse | None = None
 
     @property
     def interceptions(self) -> tuple[Interception, ...]:

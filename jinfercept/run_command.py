@@ -1,6 +1,7 @@
 """`jinfercept run`: its flags, and what it does. Imports what it needs when it runs."""
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ _SAMPLING = {
     "presence_penalty": (float, "above 0: less of what was written"),
     "frequency_penalty": (float, "above 0: less of what was written often"),
 }
-_CHAT = ("system", "tools", "chat_template", "tool_call_parser", "max_rounds")
+_CHAT = ("system", "tools", "chat_template", "tool_call_parser", "reasoning_parser", "max_rounds")
 
 
 def add_arguments(run: argparse.ArgumentParser) -> None:
@@ -24,9 +25,18 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--max-tokens", type=int, help="tokens to generate (default: 256; 1024 for a chat's answer)")
     chat = run.add_argument_group("chat")
     chat.add_argument("--system", help="what the model is told first")
-    chat.add_argument("--tools", metavar="FILE", help="a Python file; the model may call its documented functions")
+    chat.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="a Python file, whose documented functions the model may call, or a TOML file of tools",
+    )
     chat.add_argument("--chat-template", metavar="FILE", help="a Jinja file instead of the model's template")
     chat.add_argument("--tool-call-parser", help="how the model writes calls (default: as its template shows)")
+    chat.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="how the model marks what it thinks, or none (default: as its template shows)",
+    )
     chat.add_argument("--max-rounds", type=int, help="turns whose calls are run, for one answer (default: 8)")
     sampling = run.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
@@ -37,8 +47,8 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
 
 def run(model: str, prompt: str | None, max_tokens: int | None, temperature: float, **rest: Any) -> int:
     """Complete a prompt, or chat. `rest` are the other flags, the engine's among them."""
+    from jinfercept.endpoints.load import load_tools
     from jinfercept.errors import RequestError
-    from jinfercept.function_tools import load_tools
     from jinfercept.llm import LLM
     from jinfercept.progress import StartDisplay
     from jinfercept.request import SamplingParams
@@ -52,11 +62,15 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
         raise RequestError("these belong to a chat", got=f"--prompt and {flags}", fix="pipe the question in instead")
     most = max_tokens or (256 if prompt is not None else 1024)
     params = SamplingParams(temperature=temperature, max_tokens=most, **sampling)
-    if "tools" in chat:
-        chat["tools"] = load_tools(chat["tools"])
     if "chat_template" in chat:
         chat["chat_template"] = _read(chat["chat_template"])
-    with StartDisplay() as progress, LLM(model, progress=progress, **rest) as llm:
+    if chat.get("reasoning_parser") == "none":
+        chat["reasoning_parser"] = None
+    with ExitStack() as ends, StartDisplay() as progress:
+        if "tools" in chat:
+            loaded = ends.enter_context(load_tools(chat["tools"]))
+            chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
+        llm = ends.enter_context(LLM(model, progress=progress, **rest))
         progress.close()
         if prompt is not None:
             complete(llm, prompt, params)

@@ -153,6 +153,13 @@ class ModelRunner:
         """Compile every executable."""
         self._run.compile(progress)
 
+    @property
+    def layers_compile_s(self) -> list[float]:
+        """Seconds that compiling took, by executable of layers."""
+        return [
+            seconds for key, seconds in self._run.compile_s.items() if isinstance(key, tuple) and key[0] == "layers"
+        ]
+
     def _compute(self, plan: StepPlan, masks: Masks | None) -> Drawn:
         enter(plan.chunks, self._tables)
         shape = self._shape

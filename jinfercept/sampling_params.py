@@ -32,7 +32,7 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 is greedy.
-        max_tokens: tokens to generate; tokens returned by tools do not count.
+        max_tokens: tokens to generate; tokens returned by tools do not count. None: until the sequence is full.
         seed: fixes the draw, whatever else is in the batch; None derives one from the engine's seed and the request's number.
         stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
         stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
@@ -61,7 +61,7 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     seed: int | None = None
     stop: tuple[str, ...] | list[str] | str | None = ()
     stop_token_ids: tuple[int, ...] | list[int] | None = ()
@@ -100,7 +100,8 @@ class SamplingParams:
             raise RequestError("stop_token_ids is a list of token ids", got=repr(ids), fix="give whole numbers")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
-        _whole("max_tokens", self.max_tokens, 1, None, "ask for a token")
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, None, "ask for a token")
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
         if self.seed is not None and type(self.seed) is not int:
             raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
@@ -128,7 +129,7 @@ class SamplingParams:
             raise RequestError("greedy outputs are all alike", got=f"n={self.n}", fix="n=1, or a temperature above 0")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, MAX_LOGPROBS, "0 reports the token alone")
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS, "0 reports the token alone; all (-1) are too many")
 
     def _check_tokens(self) -> None:
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):

@@ -52,6 +52,7 @@ class Session:
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)  # None for what tools returned
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
+    asked: tuple[Call, ...] = ()  # what the last turn left to the caller
     first_token_s: float | None = None
     resumed: bool = False  # has results and no token since
 
@@ -66,12 +67,14 @@ class Session:
         return constraint is not None and constraint.ended and not (self.watch and self.stop_token_ids)
 
     def watched(self, token: int) -> tuple[Call, ...]:
-        """The calls that the request's detector finds in its newest token."""
+        """The calls that the request's detector finds in its newest token, for the engine to run."""
         if self.watch is None:
             return ()
         calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
         if not all(isinstance(call, Call) for call in calls):
             raise TypeError(f"a detector returns calls, not {calls!r}")
+        if any(call.by_caller for call in calls):
+            self.asked, calls = calls, ()
         return calls
 
     def note_context(self) -> None:
@@ -92,6 +95,11 @@ class Session:
         tokens = self.request.prompt_token_ids[first : first + len(scores)]
         self.prompt_logprobs += map(self._named, tokens, scores)
 
+    def _sum_of_logprobs(self) -> float:
+        """Of the tokens that the model generated."""
+        generated = zip(self.stream, self.logprobs, strict=True)
+        return sum(named[token].logprob for token, named in generated if named is not None)
+
     def _named(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
         name = self.text.token_text if self.text else lambda token_id: None
         named = {token: Logprob(report.logprob, report.rank, name(token))}
@@ -108,6 +116,7 @@ class Session:
             paused_s: how long the calls lasted that it was waiting for then.
         """
         request, sequence = self.request, self.sequence
+        reported = request.params.logprobs is not None
         completion = CompletionOutput(
             index=0,
             text=self.text.text if self.text else "",
@@ -116,7 +125,8 @@ class Session:
             stop_reason=stop,
             num_generated=sequence.generated,
             interceptions=tuple(self.interceptions),
-            logprobs=None if request.params.logprobs is None else self.logprobs,
+            logprobs=self.logprobs if reported else None,
+            cumulative_logprob=self._sum_of_logprobs() if reported else None,
         )
         metrics = RequestMetrics(
             arrival_s=sequence.arrival_s,
@@ -131,5 +141,12 @@ class Session:
         prompt = list(request.prompt_token_ids)
         scores = None if request.params.prompt_logprobs is None else self.prompt_logprobs
         return RequestOutput(
-            request.id, request.prompt, prompt, [completion], sequence.num_cached, metrics, prompt_logprobs=scores
+            request.id,
+            request.prompt,
+            prompt,
+            [completion],
+            sequence.num_cached or 0,
+            metrics,
+            prompt_logprobs=scores,
+            adopted=sequence.adopted and ContextUse(*sequence.adopted),
         )

@@ -2,21 +2,23 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ModelError
+from jinfercept.layer_groups import Choice, Tried, remembered_layers, try_groups
 from jinfercept.memory import MemoryPlan, Room, check_weights, plan_memory
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, dtype_name, load, read_config
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
-from jinfercept.models.protocol import ModelNumbers, Params, ServedModel
+from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
 from jinfercept.runner import ModelRunner, RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
@@ -32,6 +34,7 @@ class StartTimes:
     Attributes:
         num_executables: compiled, of which `num_cached` were found on disk.
         profile: where the costs of steps come from.
+        grouping: layers per executable, and where the number comes from.
     """
 
     load_s: float
@@ -40,12 +43,24 @@ class StartTimes:
     num_cached: int
     profile_s: float
     profile: str
+    grouping: str
 
     def __str__(self) -> str:
         return (
             f"start: loaded in {self.load_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
-            f"{self.num_cached} of them from the cache; profile {self.profile} in {self.profile_s:.1f} s"
+            f"{self.num_cached} of them from the cache, {self.grouping}; profile {self.profile} in {self.profile_s:.1f} s"
         )
+
+
+class Grouping(NamedTuple):
+    """Layers per executable, where the number comes from, and what was tried to find it."""
+
+    layers_per_step: int
+    source: str
+    tried: Sequence[Tried] = ()
+
+    def __str__(self) -> str:
+        return f"layers by {self.layers_per_step}, {self.source}"
 
 
 def prepare_backend(config: EngineConfig) -> None:
@@ -79,40 +94,67 @@ def load_model(
     return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
 
 
-def plan_pools(model: ServedModel, params: Params, config: EngineConfig) -> tuple[MemoryPlan, RunnerShape]:
+def group_layers(
+    model: ServedModel,
+    params: Params,
+    config: EngineConfig,
+    effort: str | None,
+    progress: Callable[[str, int, int], None],
+) -> Grouping:
+    """How many layers an executable has, and how it is known.
+
+    As the user says, else measured now if the effort that is named includes it, else as measured last for a start like this
+    one, else the platform's default. Raises `ConfigError` if the pools cannot work.
+    """
+    num_layers, asked = model.config.num_layers, config.runner.layers_per_step
+    if asked is not None:
+        return Grouping(min(asked, num_layers), "as given")
+    default = min(num_layers, 1 if _device(params).platform == "cpu" else GPU_LAYERS_PER_STEP)
+    settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
+    settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
+    path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
+    if effort is None or not EFFORTS[effort].groups:
+        known = remembered_layers(path, num_layers)
+        return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
+    _, shape = plan_pools(model, params, config, default)
+    tried = try_groups(model, params, shape, config.runner.attention, progress)
+    chosen = next(row.layers_per_step for row in tried if row.chosen)
+    with suppress(OSError):
+        remember(Choice(chosen, settings), path)
+    return Grouping(chosen, "measured", tried)
+
+
+def plan_pools(
+    model: ServedModel, params: Params, config: EngineConfig, layers_per_step: int
+) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
     A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
     """
-    device = next(iter(jax.tree.leaves(params.embed)[0].devices()))
-    room = Room.on(device)
+    room = Room.on(_device(params))
     beside = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
-        beside = step_bytes(
-            model, params, _runner_shape(model.config, 1, longest, config, device.platform), config.runner.attention
-        )
+        beside = step_bytes(model, params, _runner_shape(1, longest, config, layers_per_step), config.runner.attention)
     memory = plan_memory(model.config, params, config, room, beside)
     num_pages = memory.kv_tokens // config.cache.page_size
-    return memory, _runner_shape(model.config, num_pages, memory.max_model_len, config, device.platform)
+    return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
 
 
 def profile_settings(
     model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
 ) -> Mapping[str, str | int]:
     """Everything that the cost of a step depends on."""
-    leaf = jax.tree.leaves(params)[0]
-    device = next(iter(leaf.devices()))
     return {
         "model": repr(model.config),
-        "dtype": str(leaf.dtype),
+        "dtype": str(jax.tree.leaves(params)[0].dtype),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
         "layers_per_step": shape.layers_per_step,
         "transfer_parts": shape.transfer_parts,
         "attention": config.runner.attention,
-        "device": device.device_kind,
+        "device": _device(params).device_kind,
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
     }
@@ -124,9 +166,13 @@ def profile_of(
     shape: RunnerShape,
     config: EngineConfig,
     effort: str | None,
+    tried: Sequence[Tried],
     progress: Callable[[str, int, int], None],
 ) -> tuple[Profile, str]:
-    """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last."""
+    """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last.
+
+    Numbers of layers per executable that were `tried` go into its tables.
+    """
     settings = profile_settings(model, runner.params, shape, config)
     path = profile_path(cache_directory(), settings)
     known = remembered(path) if effort is None else None
@@ -141,23 +187,25 @@ def profile_of(
         settings=settings,
         progress=progress,
     )
+    profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
     with suppress(OSError):  # a cache that cannot be written costs the next start a moment
         remember(profile, path)
     return profile, "measured"
 
 
-def _runner_shape(
-    model_config: ModelNumbers, num_pages: int, max_model_len: int, config: EngineConfig, platform: str
-) -> RunnerShape:
+def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
     most = config.scheduler.max_num_batched_tokens
     sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
-    layers_per_step = config.runner.layers_per_step or (1 if platform == "cpu" else GPU_LAYERS_PER_STEP)
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
         buckets=(*sizes, most),
-        layers_per_step=min(layers_per_step, model_config.num_layers),
+        layers_per_step=layers_per_step,
         transfer_parts=config.runner.transfer_parts,
     )
+
+
+def _device(params: Params):
+    return next(iter(jax.tree.leaves(params.embed)[0].devices()))

@@ -13,10 +13,10 @@ from typing import Any, Protocol, Self, final
 from jinfercept.engine_thread import EngineThread, Sink
 from jinfercept.errors import RequestError
 from jinfercept.forks import joined
-from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content
+from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
 from jinfercept.request import Event, Finished, Request, RequestOutput
 
-StreamEvent = Event | Content | CallStarted | Arguments | CallEnded
+StreamEvent = Event | Content | Reasoning | CallStarted | Arguments | CallEnded
 
 
 class Reader(Protocol):

@@ -12,6 +12,9 @@ from jinfercept.errors import RequestError
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
+JSON_SPACE = r" |\n[ \t]{0,20}"
+"""White space between the parts of a JSON value. Without a bound small models write blanks until they are cut off."""
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:

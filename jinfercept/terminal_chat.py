@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from jinfercept.endpoints.at_terminal import answer_calls
+from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
-from jinfercept.intercept.pieces import Content
+from jinfercept.intercept.pieces import Content, Reasoning
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
 from jinfercept.request import Call, Intercepted, RequestOutput, Result, Resumed, SamplingParams
@@ -40,24 +42,36 @@ class TerminalChat:
         params: how.
         system: what the model is told first.
         tools, options: as `LLM.chat` takes them.
+        inbox: calls that come there are put to whoever sits at the terminal.
 
     Raises:
         RequestError, ModelError: the model cannot chat, or not with these tools.
     """
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, *, system: str | None = None, tools: Sequence[Any] = (), **options: Any
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        *,
+        system: str | None = None,
+        tools: Sequence[Any] = (),
+        inbox: Inbox | None = None,
+        **options: Any,
     ) -> None:
+        self._inbox = inbox or Inbox()
+        self._ask: Callable[[], str | None] = lambda: None
         self._llm, self._params, self._tools, self._options = llm, params, tools, options
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._console = Console(stderr=True, highlight=False)
         self._progress: Progress | None = None
         self._column = 0  # whether the answer's last line is open
+        self._thinks = False  # whether a line of reasoning is open
         self.messages: list[Any] = list(self._system)
         llm.chat([], params, tools=tools, **options)  # says now what cannot work
 
     def run(self, ask: Callable[[], str | None]) -> None:
         """Take lines until there are no more, or `/quit`."""
+        self._ask = ask
         while (line := ask()) is not None:
             line = line.strip()
             if line == "/quit":
@@ -112,9 +126,14 @@ class TerminalChat:
                 match event:
                     case Content():
                         self._write(event.text)
+                    case Reasoning():
+                        self._think(event.text)
                     case Intercepted():
                         calls = event.calls
                         self._wait(calls)
+                        if any(call.name in self._inbox.tools for call in calls):
+                            self._stop_waiting()
+                            answer_calls(self._inbox, calls, self._ask, self._note)
                     case Resumed():
                         self._stop_waiting()
                         for call, result in zip(calls, event.results, strict=True):
@@ -141,11 +160,25 @@ class TerminalChat:
             self._progress.stop()
             self._progress = None
 
+    def _think(self, text: str) -> None:
+        """Reasoning is no answer."""
+        if not self._thinks:
+            self._end_line()
+        self._console.print(text, style="dim", markup=False, soft_wrap=True, end="")
+        self._thinks = True
+
     def _write(self, text: str) -> None:
+        self._end_thought()
         print(text, end="", flush=True)
         self._column = not text.endswith("\n")
 
+    def _end_thought(self) -> None:
+        if self._thinks:
+            self._console.print()
+            self._thinks = False
+
     def _end_line(self) -> None:
+        self._end_thought()
         if self._column:
             print(flush=True)
             self._column = 0

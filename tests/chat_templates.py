@@ -72,3 +72,115 @@ PLAIN = """\
 {% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Knows no tools."""
+
+QWEN3 = r"""
+{%- if tools %}{{ '<|im_start|>system\nCall functions within <tool_call></tool_call>:\n' }}
+{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
+{%- endif %}
+{%- set asked = namespace(last=messages | length) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{% set asked.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- set content, thought = message.content, '' %}
+{%- if message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+{{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+{%- elif message.role == 'assistant' %}
+{%- if message.reasoning_content is string %}{% set thought = message.reasoning_content %}
+{%- elif '</think>' in content %}
+{%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\n') %}
+{%- endif %}
+{{- '<|im_start|>assistant\n' }}
+{%- if loop.index0 > asked.last and (loop.last or thought) %}
+{{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+{%- else %}{{ content }}
+{%- endif %}
+{%- for call in message.tool_calls %}
+{%- if content or not loop.first %}{{ '\n' }}{% endif %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}{{ '<|im_end|>\n' }}
+{%- else %}{{ '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+{%- if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}"""
+"""Writes what was thought since the last question, and nothing older."""
+
+QWEN3_OPENED = QWEN3.replace(
+    "{{ '<|im_start|>assistant\\n' }}\n{%- if enable", "{{ '<|im_start|>assistant\\n<think>\\n' }}\n{%- if enable"
+)
+"""Every turn begins within its reasoning."""
+
+QWEN3_CODER = r"""
+{%- if tools %}{{ '<|im_start|>system\nReply as <tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n' }}
+{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}{{ '<|im_start|>user\n' }}{% endif %}
+{{- '<tool_response>\n' + message.content + '\n</tool_response>\n' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+{%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls %}
+{{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}
+{%- for key, value in call.function.arguments | items %}
+{{- '<parameter=' + key + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}
+{%- endfor %}{{ '</function>\n</tool_call>' }}
+{%- endfor %}{{ '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""Calls as XML."""
+
+MISTRAL_V3 = r"""
+{%- if messages[0].role == 'system' %}{% set said = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- set turn = namespace(number=0) %}
+{%- for message in messages %}
+{%- if (message.role == 'user' or message.role == 'assistant') and not message.tool_calls %}
+{%- if (message.role == 'user') != (turn.number % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set turn.number = turn.number + 1 %}
+{%- endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools and message == asked[-1] %}{{ '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{{- '[INST] ' + message.content + '[/INST]' }}
+{%- elif message.tool_calls %}{{ '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls %}
+{{- (call.function | tojson)[:-1] }}
+{%- if call.id is not defined or call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+{{- ', "id": "' + call.id + '"}' + (']' + eos_token if loop.last else ', ') }}
+{%- endfor %}
+{%- elif message.role == 'assistant' %}{{ ' ' + message.content | trim + eos_token }}
+{%- elif message.role == 'tool' %}
+{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
+{{- raise_exception('ids have 9 characters') }}
+{%- endif %}
+{{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- else %}{{ raise_exception('no such role') }}
+{%- endif %}
+{%- endfor %}"""
+"""Mistral 7B v0.3: tools stand before the last question, roles alternate, ids stand behind the arguments."""
+
+MISTRAL_SMALL = r"""
+{{- bos_token }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '[INST]' + message.content + '[/INST]' }}
+{%- elif message.role == 'assistant' %}{{ message.content }}
+{%- for call in message.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+{{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + (call.function.arguments | tojson) }}
+{%- endfor %}{{ eos_token }}
+{%- elif message.role == 'tool' %}
+{{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}"""
+"""Mistral Small 3.2 and Devstral: a tag for each call, with its id before the arguments."""

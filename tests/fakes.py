@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from threading import Event
 
 from jinfercept.clock import Clock, RealClock
-from jinfercept.engine import Endpoints, Engine
+from jinfercept.engine import Engine
 from jinfercept.errors import RequestError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
+from jinfercept.ports import Endpoints
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.estimator import ElapsedEstimator

@@ -204,7 +204,7 @@ def test_the_command_shows_writes_and_draws_what_it_measured(
     out, plot = tmp_path / "profile.json", tmp_path / "profile.png"
     model = str(Path(__file__).parent / "golden" / "llama_gqa")
     flags = ["--page-size", "4", "--kv-tokens", "160", "--max-num-seqs", "8", "--max-num-batched-tokens", "32"]
-    flags += ["--max-model-len", "100", "--dtype", "float32"]
+    flags += ["--max-model-len", "100", "--dtype", "float32", "--layers-per-step", "1"]
     assert main(["profile", model, *flags, "--out", str(out), "--plot", str(plot)]) == 0
     shown = capsys.readouterr().out
     for words in ("a chunk behind", "host link", "S: ", "line: max(", "dispatch: "):

@@ -127,8 +127,13 @@ def check_logprobs(output: RequestOutput) -> None:
     """Assert that what is reported is the softmax of the uncached model's logits; nothing for what tools returned."""
     completion, prompt = output.outputs[0], output.prompt_token_ids
     if completion.logprobs is None:
+        assert completion.cumulative_logprob is None
         return
     assert len(completion.logprobs) == len(completion.token_ids)
+    drawn = [
+        report[token].logprob for token, report in zip(completion.token_ids, completion.logprobs, strict=True) if report
+    ]
+    assert completion.cumulative_logprob == pytest.approx(sum(drawn))
     returned = {i for pause in completion.interceptions for i in range(*pause.span)}
     logits = reference_logits(NAME, (*prompt, *completion.token_ids))
     for index, (token, report) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):

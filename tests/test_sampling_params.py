@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from fakes import POLICIES, make_engine, run_all
 from tiny import tiny_llm
 
 from jinfercept.errors import RequestError
@@ -16,6 +17,7 @@ from jinfercept.sched.options import draw_options
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("max_tokens", 0),
         ("top_k", -2),
         ("top_k", 2.5),
         ("top_p", 0),
@@ -61,6 +63,13 @@ def test_a_parameter_out_of_range_is_refused_by_name(name: str, value: Any) -> N
     with pytest.raises(RequestError, match="fix: ") as caught:
         SamplingParams(**{name: value})
     assert name in caught.value.what or name == "bad_words_token_ids"
+
+
+def test_without_max_tokens_a_request_goes_on_until_its_sequence_is_full() -> None:
+    engine = make_engine(POLICIES["copy_ahead"](), num_pages=10, max_model_len=30)
+    outputs = run_all(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=None, min_tokens=20))])
+    [completion] = outputs["a"].outputs
+    assert (completion.num_generated, completion.finish_reason) == (27, "length")
 
 
 def test_several_greedy_outputs_are_refused() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import PLAIN, QWEN
+from chat_templates import PLAIN, QWEN, QWEN3
 from scripted_model import Make, Scripted
 
 from jinfercept.cli import main
+from jinfercept.endpoints.load import load_tools
 from jinfercept.errors import RequestError
-from jinfercept.function_tools import load_tools
+from jinfercept.function_tools import load_functions
 from jinfercept.request import SamplingParams
 from jinfercept.terminal_chat import TerminalChat
 
@@ -55,7 +56,7 @@ def test_a_chat_shows_answers_calls_and_what_became_of_the_context(
     make_scripted: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    tools = load_tools(tmp_path / "tools.py")
+    tools = load_functions(tmp_path / "tools.py")
     assert [tool.__name__ for tool in tools] == ["price"]
     scripted = make_scripted(QWEN)
     script(scripted, "How much?", f"Well.\n{CALL}{READ}It is 23.<|im_end|>", tools)
@@ -75,6 +76,17 @@ def test_a_chat_shows_answers_calls_and_what_became_of_the_context(
     roles = [message["role"] for message in json.loads(saved.read_text())]
     assert roles == ["user", "assistant", "tool", "assistant"]
     assert chat.messages == []
+
+
+def test_reasoning_is_shown_beside_the_answer(make_scripted: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted = make_scripted(QWEN3)
+    script(scripted, "How much?", "<think>\nA [lamp]?\nOr two?\n</think>\n\nIt is 23.<|im_end|>")
+    chat = TerminalChat(scripted.llm, GREEDY)
+    chat.answer("How much?")
+    shown, aside = capsys.readouterr()
+    assert shown == "It is 23.\n"
+    assert aside.startswith("A [lamp]?\nOr two?\n")
+    assert chat.messages[-1]["reasoning_content"] == "A [lamp]?\nOr two?"
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_the_chat(
@@ -112,10 +124,27 @@ def test_an_answer_that_cannot_be_given_leaves_the_conversation_as_it_was(
     assert "leaves no room" in capsys.readouterr().err
 
 
+def test_a_call_for_a_person_is_answered_at_the_terminal(
+    make_scripted: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "person"\nname = "price"\ndescription = "knows"\n')
+    scripted = make_scripted(QWEN)
+    with load_tools(tmp_path / "tools.toml") as loaded:
+        call = CALL.replace("item", "question")
+        script(scripted, "How much?", f"{call}{READ}It is 23.<|im_end|>", loaded.tools)
+        chat = TerminalChat(scripted.llm, GREEDY, tools=loaded.tools, inbox=loaded.inbox)
+        chat.run(typed("How much?", "23", "/reset", "How much?", ""))
+    shown, aside = capsys.readouterr()
+    assert shown.startswith("It is 23.\n")
+    assert "price asks: lamp" in aside
+    assert 'price(question="lamp") → 23' in aside
+    assert "declined" in aside
+
+
 def test_tools_that_the_model_cannot_call_are_refused_at_once(make_scripted: Make, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     with pytest.raises(RequestError, match="no format of calls"):
-        TerminalChat(make_scripted(PLAIN).llm, GREEDY, tools=load_tools(tmp_path / "tools.py"))
+        TerminalChat(make_scripted(PLAIN).llm, GREEDY, tools=load_functions(tmp_path / "tools.py"))
 
 
 def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
@@ -123,7 +152,7 @@ def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     for name, match in (("none.py", "come from a Python file"), ("empty.py", "no tools"), ("broken.py", "fails")):
         with pytest.raises(RequestError, match=match):
-            load_tools(tmp_path / name)
+            load_functions(tmp_path / name)
 
 
 def test_run_chats_with_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 import codecs
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from jinfercept.intercept.formats import FORMATS
-from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Piece
+from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
+from jinfercept.intercept.source import ToolSchemas
 
 CORPUS = Path(__file__).parent / "intercept" / "corpus"
 
@@ -20,26 +22,27 @@ class Turn(NamedTuple):
     name: str
     text: str
     pieces: list[tuple[str, ...]]
+    tools: ToolSchemas | None
 
 
 def corpus() -> list[Turn]:
     """All entries of all formats."""
     return [
-        Turn(path.stem, entry["name"], entry["text"], [tuple(piece) for piece in entry["pieces"]])
+        Turn(path.stem, entry["name"], entry["text"], [tuple(piece) for piece in entry["pieces"]], entry.get("tools"))
         for path in sorted(CORPUS.glob("*.jsonl"))
         for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines())
     ]
 
 
-def parsed(format: str, parts: Iterable[str]) -> list[tuple[str, ...]]:
+def parsed(format: str, parts: Iterable[str], tools: ToolSchemas | None = None) -> list[tuple[str, ...]]:
     """What a parser says of a turn that comes in these parts; ids that it makes up are left out."""
-    return told(pieces_of(format, parts))
+    return told(pieces_of(format, parts, tools))
 
 
-def pieces_of(format: str, parts: Iterable[str]) -> list[Piece]:
+def pieces_of(format: str, parts: Iterable[str], tools: ToolSchemas | None = None) -> list[Piece]:
     """The pieces themselves."""
     ids = (f"made up {number}" for number in count())
-    parser = FORMATS[format].parser(lambda: next(ids))
+    parser = replace(FORMATS[format], tools=tools).parser(lambda: next(ids))
     return [piece for part in parts for piece in parser.feed(part)] + parser.finish()
 
 
@@ -57,6 +60,10 @@ def told(pieces: list[Piece]) -> list[tuple[str, ...]]:
                 if said and said[-1][0] == "content":
                     text = said.pop()[1] + text
                 said.append(("content", text))
+            case Reasoning(text):
+                assert text
+                assert not said or [one[0] for one in said] == ["reasoning"], "reasoning behind something else"
+                said = [("reasoning", "".join(one[1] for one in said) + text)]
             case CallStarted():
                 assert open_call is None, "a call within a call"
                 assert piece.index == num_calls

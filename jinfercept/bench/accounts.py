@@ -99,7 +99,7 @@ class Accounts:
             completion, metrics = output.outputs[0], output.metrics
             generated, tokens = completion.num_generated, len(completion.token_ids)
             if completion.finish_reason not in ("stop", "length"):
-                generated = request.params.max_tokens
+                generated = request.params.max_tokens or generated
                 tokens = generated + returned_tokens(request)
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s

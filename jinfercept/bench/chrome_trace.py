@@ -26,7 +26,7 @@ from jinfercept.sched.outcome import residency
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import Move
 from jinfercept.sched.records import open_record
-from jinfercept.sched.scheduler import IDLE_STEP_S
+from jinfercept.sched.room import IDLE_STEP_S
 from jinfercept.sched.sequence import Sequence, State
 
 _ENGINE, _REQUESTS = 1, 2  # the two processes that the trace shows

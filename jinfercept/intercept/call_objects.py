@@ -1,5 +1,7 @@
 """Calls written as JSON objects, `{"name": …, "arguments": {…}}`, read while they are written. Knows no tags."""
 
+from collections.abc import Collection
+
 from jinfercept.intercept.json_values import Broken, Ended, plain_arguments, read_short_string, read_value, stream_value
 from jinfercept.intercept.python_calls import read_literal_call
 from jinfercept.intercept.source import Source, Steps
@@ -7,9 +9,10 @@ from jinfercept.intercept.source import Source, Steps
 _SPACE = " \t\r\n"
 _ARGUMENT_KEYS = {"arguments", "parameters"}
 _OTHER_KEYS = {"type", "id"}
+_KEYS = {"name"} | _ARGUMENT_KEYS | _OTHER_KEYS
 
 
-def read_calls(source: Source, tagged: bool) -> Steps[None]:
+def read_calls(source: Source, tagged: bool, names: Collection[str] | None = None) -> Steps[bool]:
     """Read call objects one after another, in a list or not, between them white space, commas and semicolons.
 
     What is no call is left to be read again. A call begins when its name and the first character of its arguments are known;
@@ -21,26 +24,31 @@ def read_calls(source: Source, tagged: bool) -> Steps[None]:
     Args:
         tagged: a tag stands before, so that this is a call unless it cannot be one: unknown keys are skipped, arguments may
             be missing or no object, and what is cut off is dropped. Otherwise it is content at the first doubt.
+        names: nothing else can be called.
+
+    Returns:
+        Whether there was a call.
     """
     start, found = source.at, False
     if (yield from source.skip(_SPACE)) == "[" and tagged:
         source.at += 1
     while (char := (yield from source.skip(_SPACE + ",;" if found else _SPACE))) == "{":
-        if not (yield from _read_call(source, tagged)):
+        if not (yield from _read_call(source, tagged, names)):
             break
         start, found = source.at, True
     if tagged and not found and not char:
         source.drop()
-        return
+        return False
     source.at = start
     if found:
         yield from source.skip(_SPACE + "}])")
+    return found
 
 
-def _read_call(source: Source, tagged: bool) -> Steps[bool]:
+def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:
     """Read the object that begins here; returns whether it is a call, and goes back to where it was if not."""
     start = source.at
-    reading = _CallObject(source, tagged)
+    reading = _CallObject(source, tagged, names)
     try:
         yield from reading.read()
     except Broken:
@@ -59,8 +67,8 @@ def _read_call(source: Source, tagged: bool) -> Steps[bool]:
 class _CallObject:
     """One object and what is known of it."""
 
-    def __init__(self, source: Source, tagged: bool) -> None:
-        self._source, self._tagged, self._start = source, tagged, source.at
+    def __init__(self, source: Source, tagged: bool, names: Collection[str] | None) -> None:
+        self._source, self._tagged, self._names, self._start = source, tagged, names, source.at
         self._name: str | None = None
         self._id = ""
         self._held: str | None = None  # arguments that came before the name
@@ -79,7 +87,7 @@ class _CallObject:
             if char == "}":
                 source.at += 1
                 break
-            key = yield from read_short_string(source)
+            key = yield from read_short_string(source, None if self._tagged or self.begun else _KEYS)
             if (char := (yield from source.skip())) != ":":
                 raise Broken if char else Ended
             source.at += 1
@@ -101,7 +109,7 @@ class _CallObject:
     def _member(self, key: str) -> Steps[None]:
         source = self._source
         if key == "name" and self._name is None:
-            self._name = yield from read_short_string(source)
+            self._name = yield from read_short_string(source, self._names)
             if not self._name:
                 raise Broken
             if self._held is not None:

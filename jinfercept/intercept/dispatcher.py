@@ -2,7 +2,8 @@
 
 A sync function runs in a daemon thread of its own; an async one on one shared event loop in a daemon thread. Deadlines are
 kept by the engine's own polling, so neither a hung thread nor a blocked event loop can hold a request back; what comes after
-a deadline is thrown away. Knows no engine: it is polled, and sets an event when something is there.
+a deadline is thrown away. What an async function still does when nobody waits for it any more is cancelled.
+Knows no engine: it is polled, and sets an event when something is there.
 """
 
 import asyncio
@@ -12,10 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import cast, final
 
 from jinfercept.request import Call, Result, Status, Tool
+
+CALLER = ContextVar("jinfercept_caller", default="")
+"""Within a tool's function: the id of the request that called it."""
 
 
 class _Pause:
@@ -26,7 +32,19 @@ class _Pause:
         self.calls = calls
         self.started = started
         self.results: list[Result | None] = [None] * len(calls)
+        self.tasks: list[Future[None] | None] = [None] * len(calls)  # of async functions
         self.cancelled = False
+
+    def run_task(self, index: int, task: Future[None]) -> None:
+        """A call goes on in an event loop. From its own thread, at any time."""
+        self.tasks[index] = task
+        if self.cancelled or self.results[index] is not None:
+            task.cancel()
+
+    def cancel_task(self, index: int) -> None:
+        """Nobody waits for a call any more."""
+        if (task := self.tasks[index]) is not None:
+            task.cancel()
 
 
 @final
@@ -72,6 +90,7 @@ class Dispatcher:
             _, _, pause, index = heapq.heappop(self._deadlines)
             text = f"error: {pause.calls[index].name} timed out"
             self._settle(pause, index, Result(text, "timeout", duration_s=self._now() - pause.started), done)
+            pause.cancel_task(index)
         return done
 
     def next_s(self) -> float | None:
@@ -88,6 +107,8 @@ class Dispatcher:
         pause = self._paused.pop(request_id, None)
         if pause is not None:
             pause.cancelled = True
+            for index in range(len(pause.calls)):
+                pause.cancel_task(index)
 
     def close(self) -> None:
         """Forget all calls and stop the event loop; threads that hang are left to the end of the process."""
@@ -116,17 +137,21 @@ class Dispatcher:
             try:
                 deliver(await value)
             except BaseException as error:  # not even SystemExit may reach the event loop
-                deliver(_describe(error), "error")
+                fail(error)
+
+        def fail(error: BaseException) -> None:
+            deliver(_describe(error), "timeout" if isinstance(error, TimeoutError) else "error")
 
         def run() -> None:
+            CALLER.set(pause.request_id)
             try:
                 value = tool.function(arguments)
                 if inspect.isawaitable(value):
-                    asyncio.run_coroutine_threadsafe(await_it(value), self._event_loop())
+                    pause.run_task(index, asyncio.run_coroutine_threadsafe(await_it(value), self._event_loop()))
                 else:
                     deliver(value)
             except BaseException as error:  # the thread is ours: whatever a tool raises is its result
-                deliver(_describe(error), "error")
+                fail(error)
 
         try:
             threading.Thread(target=run, name=f"jinfercept-{tool.name}", daemon=True).start()

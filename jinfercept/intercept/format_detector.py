@@ -3,11 +3,16 @@
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import final
+from typing import Protocol, final
 
-from jinfercept.intercept.formats import Format
 from jinfercept.intercept.pieces import CallEnded, Parser, Piece
 from jinfercept.request import Call, Watch
+
+
+class Parsers(Protocol):
+    """Makes a parser for every turn, in order; a `Format` is one."""
+
+    def parser(self) -> Parser: ...
 
 
 @final
@@ -17,11 +22,11 @@ class FormatDetector:
     A turn that is cut off by a length limit calls nothing. What the calls return begins a new turn.
 
     Args:
-        format: how the model writes its calls.
+        format: how the model writes its calls: one of `formats.FORMATS`.
         eos_token_ids: the tokens that end a turn.
     """
 
-    def __init__(self, format: Format, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, format: Parsers, eos_token_ids: Iterable[int]) -> None:
         self._format, self._eos_token_ids = format, frozenset(eos_token_ids)
 
     def watch(self) -> Watch:
@@ -31,7 +36,7 @@ class FormatDetector:
 class _FormatWatch:
     """The turn's parser, its calls so far, and where in the turn's text each token begins."""
 
-    def __init__(self, format: Format, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, format: Parsers, eos_token_ids: frozenset[int]) -> None:
         self._format, self._eos_token_ids = format, eos_token_ids
         self._begin_turn()
 

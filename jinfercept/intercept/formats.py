@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
-from jinfercept.intercept.hermes import CLOSING, OPENING, hermes
-from jinfercept.intercept.llama import PYTHON_TAG, llama3_json
+from jinfercept.intercept.hermes import BARE, CLOSING, OPENING, hermes
+from jinfercept.intercept.llama import PYTHON_END, PYTHON_START, PYTHON_TAG, llama3_json, llama4_json
 from jinfercept.intercept.mistral import ARGS, CALL_ID, TOOL_CALLS, mistral
 from jinfercept.intercept.pieces import Parser
-from jinfercept.intercept.pythonic import PYTHON_END, PYTHON_START, pythonic
-from jinfercept.intercept.source import GrammarParser, Marks, Source, Steps
+from jinfercept.intercept.pythonic import pythonic
+from jinfercept.intercept.qwen_xml import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, qwen3_coder
+from jinfercept.intercept.source import GrammarParser, Marks, Source, Steps, ToolSchemas
 
 
 def _long_id() -> str:
@@ -35,6 +36,9 @@ class Format:
         turn_ends: the texts of the tokens that may end a turn with calls; never content.
         only_at_start: a call without a tag counts only where the turn begins.
         new_id: makes an id for a call, in the form that the family's template takes.
+        ids: regular expression of the ids of calls that its template takes.
+        openings: what a call without tags may begin with, where the tools are known.
+        tools: schemas of the tools that are offered, by name; None if nobody says.
     """
 
     name: str
@@ -44,6 +48,9 @@ class Format:
     turn_ends: tuple[str, ...]
     only_at_start: bool = False
     new_id: Callable[[], str] = _long_id
+    ids: str = ".+"
+    openings: tuple[str, ...] = ()
+    tools: ToolSchemas | None = None
 
     def parser(self, new_id: Callable[[], str] | None = None) -> Parser:
         """A parser for one turn.
@@ -51,17 +58,28 @@ class Format:
         Args:
             new_id: makes ids for calls that the model gave none; the format's own by default.
         """
-        return GrammarParser(self.grammar, Source(Marks(self.tags + self.turn_ends), new_id or self.new_id))
+        marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
+        return GrammarParser(self.grammar, Source(marks, new_id or self.new_id, self.ids, self.tools))
 
 
 _LLAMA_3_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+_LLAMA_4_ENDS = ("<|eot|>", "<|eom|>", "<|end_of_text|>")
+_QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
 
 _HERMES = Format(
     name="hermes",
     family="Hermes 2 and 3, Qwen 2.5 and 3",
     grammar=hermes,
     tags=(OPENING, CLOSING),
-    turn_ends=("<|im_end|>", "<|endoftext|>"),
+    turn_ends=_QWEN_ENDS,
+    openings=tuple(BARE),
+)
+_QWEN3_CODER = Format(
+    name="qwen3_coder",
+    family="Qwen3-Coder, Qwen 3.5",
+    grammar=qwen3_coder,
+    tags=(OPENING, CLOSING, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END),
+    turn_ends=_QWEN_ENDS,
 )
 _LLAMA3_JSON = Format(
     name="llama3_json",
@@ -71,6 +89,14 @@ _LLAMA3_JSON = Format(
     turn_ends=_LLAMA_3_ENDS,
     only_at_start=True,
 )
+_LLAMA4_JSON = Format(
+    name="llama4_json",
+    family="Llama 4",
+    grammar=llama4_json,
+    tags=(PYTHON_START, PYTHON_END, PYTHON_TAG),
+    turn_ends=_LLAMA_4_ENDS,
+    only_at_start=True,
+)
 _MISTRAL = Format(
     name="mistral",
     family="Mistral, Ministral, Devstral, Magistral",
@@ -78,6 +104,7 @@ _MISTRAL = Format(
     tags=(TOOL_CALLS, CALL_ID, ARGS),
     turn_ends=("</s>",),
     new_id=_short_id,
+    ids="[a-zA-Z0-9]{9}",
 )
 _PYTHONIC = Format(
     name="pythonic",
@@ -92,14 +119,20 @@ _LLAMA4_PYTHONIC = Format(
     family="Llama 4",
     grammar=pythonic,
     tags=(PYTHON_START, PYTHON_END),
-    turn_ends=("<|eot|>", "<|eom|>", "<|end_of_text|>"),
+    turn_ends=_LLAMA_4_ENDS,
     only_at_start=True,
 )
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {one.name: one for one in (_HERMES, _LLAMA3_JSON, _MISTRAL, _PYTHONIC, _LLAMA4_PYTHONIC)}
+    {
+        one.name: one
+        for one in (_HERMES, _QWEN3_CODER, _LLAMA3_JSON, _LLAMA4_JSON, _MISTRAL, _PYTHONIC, _LLAMA4_PYTHONIC)
+    }
 )
 """All formats by name."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
+"""Other names that vLLM has for them."""
 
 
 def detect_format(chat_template: str) -> str | None:
@@ -112,10 +145,14 @@ def detect_format(chat_template: str) -> str | None:
     if "[TOOL_CALLS]" in said:
         return "mistral"
     if "<tool_call>" in said:
-        others = ("<function=", "<arg_key>", "<parameter")  # the XML of Qwen3-Coder, GLM, MiniMax
+        if FUNCTION in said:
+            return "qwen3_coder"
+        others = ("<arg_key>", "<parameter")  # the XML of GLM and MiniMax
         return None if any(tag in said for tag in others) else "hermes"
     if "<|header_start|>" in said and "[func_name1(" in said:
         return "llama4_pythonic"
+    if "<|header_start|>" in said and '"parameters"' in said:
+        return "llama4_json"
     if "[func_name1(" in said or "[func1(" in said:
         return "pythonic"
     if "<|start_header_id|>" in said and '"parameters"' in said:

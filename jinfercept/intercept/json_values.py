@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 
 from jinfercept.intercept.source import Source, Steps
 
@@ -20,8 +21,12 @@ class Ended(Exception):
     """The text is over in the middle of a call."""
 
 
-def read_short_string(source: Source) -> Steps[str]:
-    """A key or a name: no markup is in it, nor a line break."""
+def read_short_string(source: Source, among: Collection[str] | None = None) -> Steps[str]:
+    """A key or a name: no markup is in it, nor a line break.
+
+    Args:
+        among: what it may be; anything else is broken at its first character that fits none.
+    """
     start, char = source.at, (yield from source.peek())
     if char != '"':
         raise Broken if char else Ended
@@ -34,12 +39,16 @@ def read_short_string(source: Source) -> Steps[str]:
         source.at += 1
         if char == "\\" and (yield from source.peek()):
             source.at += 1
+        if among is not None and not any(text.startswith(source.text[start + 1 : source.at]) for text in among):
+            raise Broken
     source.at += 1
     try:
         value = json.loads(source.text[start : source.at])
         value.encode()
     except ValueError:
         raise Broken from None
+    if among is not None and value not in among:
+        raise Broken
     return value
 
 

@@ -1,10 +1,11 @@
-"""Llama 3: `{"name": …, "parameters": {…}}` where the turn begins, or after `<|python_tag|>`; several separated by `;`."""
+"""Llama 3 and 4: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`."""
 
 from jinfercept.intercept.call_objects import read_calls
 from jinfercept.intercept.python_calls import read_dotted_call
 from jinfercept.intercept.source import Source, Steps
 
 PYTHON_TAG = "<|python_tag|>"
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
 def llama3_json(source: Source) -> Steps[None]:
@@ -21,3 +22,11 @@ def llama3_json(source: Source) -> Steps[None]:
                 yield from read_dotted_call(source)
             else:
                 yield from read_calls(source, tagged=True)
+
+
+def llama4_json(source: Source) -> Steps[None]:
+    """Reads a turn. As Llama 3's; the tag is `<|python_start|>`, and objects may also stand behind `<|python_end|>`."""
+    yield from read_calls(source, tagged=False)
+    while mark := (yield from source.content()):
+        if mark in (PYTHON_START, PYTHON_TAG, PYTHON_END):
+            yield from read_calls(source, tagged=mark != PYTHON_END)

@@ -1,7 +1,10 @@
-"""What a parser makes of a model's text: what a person may see, and calls as they grow. Knows no format."""
+"""What a parser makes of a model's text: what a person may see, and calls as they grow. Knows no format.
+
+Every piece has the `request_id` of the request that it came of, where a chat's reader put it into a stream.
+"""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, final
 
 from jinfercept.request import Call
 
@@ -11,6 +14,15 @@ class Content:
     """Text for a person; never markup, never half a tag."""
 
     text: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers; never markup, and no part of its content."""
+
+    text: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,7 @@ class CallStarted:
     index: int
     name: str
     id: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,7 @@ class Arguments:
 
     index: int
     text: str
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +56,10 @@ class CallEnded:
 
     index: int
     call: Call
+    request_id: str = ""
 
 
-Piece = Content | CallStarted | Arguments | CallEnded
+Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
 
 
 class Parser(Protocol):
@@ -61,3 +76,21 @@ class Parser(Protocol):
     def finish(self) -> list[Piece]:
         """The turn is over; what was held back. Nothing may be fed afterwards."""
         ...
+
+
+@final
+class FirstCall:
+    """A parser for turns of one call: later ones are read and dropped."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        return _with_first_call(self._parser.feed(text))
+
+    def finish(self) -> list[Piece]:
+        return _with_first_call(self._parser.finish())
+
+
+def _with_first_call(pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if isinstance(piece, Content | Reasoning) or piece.index == 0]

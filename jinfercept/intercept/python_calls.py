@@ -84,8 +84,16 @@ def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
     try:
         value = _value(_expression(source.text[start : source.at]))
         name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
-        return (name, _to_json(arguments)) if isinstance(name, str) and name and _is_sound(name) else None
+        return (name, to_json(arguments)) if isinstance(name, str) and name and _is_sound(name) else None
     except (*_UNSOUND, LookupError, TypeError, AttributeError):
+        return None
+
+
+def literal(text: str) -> Any:
+    """What a Python literal says, as far as JSON can say it too; None if it is something else."""
+    try:
+        return _value(_expression(text.strip()))
+    except _UNSOUND:
         return None
 
 
@@ -153,7 +161,7 @@ def _parse(text: str) -> tuple[str, str]:
         if argument.arg is None:
             raise ValueError("arguments that are not named")
         arguments[argument.arg.removeprefix(_MARK)] = _value(argument.value)
-    return name, _to_json(arguments)
+    return name, to_json(arguments)
 
 
 def _expression(text: str) -> ast.expr:
@@ -161,7 +169,7 @@ def _expression(text: str) -> ast.expr:
         return ast.parse(text, mode="eval").body
 
 
-def _to_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """JSON as a model would write it. Raises ValueError for numbers that JSON does not know."""
     written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return written if _is_sound(written) else json.dumps(value, allow_nan=False)

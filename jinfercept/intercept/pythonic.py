@@ -1,10 +1,8 @@
 """Llama 3.2 and 4, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
-from jinfercept.intercept.llama import PYTHON_TAG
+from jinfercept.intercept.llama import PYTHON_START, PYTHON_TAG
 from jinfercept.intercept.python_calls import read_call_list
 from jinfercept.intercept.source import Source, Steps
-
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
 def pythonic(source: Source) -> Steps[None]:

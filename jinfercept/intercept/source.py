@@ -5,8 +5,8 @@ the last piece it wrote. Knows no format.
 """
 
 import re
-from collections.abc import Callable, Generator
-from typing import final
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, final
 
 from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Piece
 from jinfercept.request import Call
@@ -14,12 +14,26 @@ from jinfercept.request import Call
 type Steps[T] = Generator[None, None, T]
 """Yields whenever more text is needed, and never once there is none to come."""
 
+ToolSchemas = Mapping[str, Mapping[str, Any]]
+"""JSON schemas of the tools' parameters, by the tools' names."""
+
 
 @final
 class Marks:
-    """Texts that are no content wherever they stand: a format's tags and what ends its turns."""
+    """Texts that are looked for.
 
-    def __init__(self, texts: tuple[str, ...]) -> None:
+    Args:
+        texts: no content wherever they stand: a format's tags and what ends its turns.
+        openings: content, unless a call begins with them.
+
+    Attributes:
+        tags: the first of both.
+        openings: the others.
+    """
+
+    def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
+        self.tags, self.openings = texts, openings
+        texts += openings
         self._beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
         self._longest = max(map(len, texts), default=1)
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
@@ -40,15 +54,26 @@ class Source:
 
     White space beside a call belongs to the call: it is held back before one and left out after one.
 
+    Args:
+        marks: of the format.
+        new_id: makes ids for calls.
+        ids: regular expression of the ids that may be taken from the model.
+        tools: the parameters' JSON schemas of the tools that are offered, by name; None if nobody says.
+
     Attributes:
+        tools: see above.
+        tags: what is markup wherever it stands.
         text: what may still be read; `at` is the next character's place in it.
         ended: whether no more text comes.
         pieces: what was written since the last look.
     """
 
-    def __init__(self, marks: Marks, new_id: Callable[[], str]) -> None:
-        self._marks, self._new_id = marks, new_id
-        self._space, self._after_call = "", False
+    def __init__(
+        self, marks: Marks, new_id: Callable[[], str], ids: str = ".+", tools: ToolSchemas | None = None
+    ) -> None:
+        self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
+        self.tools, self.tags = tools, marks.tags
+        self._space, self._after_call, self._said = "", False, False
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
@@ -88,23 +113,47 @@ class Source:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
+    @property
+    def begins_line(self) -> bool:
+        """Whether content written here would stand at the beginning of a line, or of the turn."""
+        return "\n" in self._space or self._after_call or not self._said
+
     def content(self) -> Steps[str]:
-        """Everything up to the next mark is content; returns the mark, "" at the end."""
+        """Everything up to the next mark is content; returns the mark, "" at the end. An opening is left to be read."""
         while True:
             start, end = self._marks.find(self.text, self.at)
             if end < 0 and self.ended:
                 start = len(self.text)
             self._say(self.text[self.at : start])
-            mark, self.at = self.text[start : max(start, end)], max(start, end)
+            mark = self.text[start : max(start, end)]
+            self.at = start if mark in self._marks.openings else max(start, end)
             self._cut()
             if mark or self.ended:
                 return mark
             yield
 
+    def say(self, length: int) -> None:
+        """The next characters are content."""
+        self._say(self.text[self.at : self.at + length])
+        self.at += length
+        self._cut()
+
+    def until(self, marks: Marks) -> Steps[str]:
+        """Pass over everything up to the next of some marks; returns the mark, "" at the end, and stays before it."""
+        while True:
+            self.at, end = marks.find(self.text, self.at)
+            if end >= 0:
+                return self.text[self.at : end]
+            if self.ended:
+                self.at = len(self.text)
+                return ""
+            yield
+
     def begin(self, name: str, start: int, call_id: str = "") -> None:
         """A call begins; its first character is at `start`."""
         assert self._open is None, "a call within a call"
-        call_id = call_id or self._new_id()
+        if not self._ids.fullmatch(call_id):
+            call_id = self._new_id()
         self._open = (name, call_id, self._cut_chars + start, [])
         self._space, self._after_call = "", True
         self.pieces.append(CallStarted(self._num_calls, name, call_id))
@@ -143,6 +192,7 @@ class Source:
         said = text.rstrip()
         self._space = text[len(said) :]
         if said:
+            self._said = True
             self.pieces.append(Content(said))
 
     def _cut(self) -> None:

@@ -69,6 +69,15 @@ class KVManager:
                 context.pages.append(found)
             self.store.count(found, claims=1)
 
+    def names(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
+        """The names that the full pages of these tokens have or would have, first page first.
+
+        Args:
+            context: of which they are the tokens, all accepted.
+        """
+        self._extend_chain(context, tokens, len(tokens) // self.page_size)
+        return context.chain
+
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its claims into references."""
         assert not context.held
@@ -94,6 +103,20 @@ class KVManager:
                 self.store.count(page, claims=-1)
         context.pages.clear()
         context.held = False
+
+    def cut(self, context: Context, num_tokens: int) -> None:
+        """The sequence keeps its first `num_tokens` tokens and has others behind them: give back the pages of the rest."""
+        assert not context.held
+        size = self.page_size
+        num_kept = num_tokens // size
+        if num_kept < len(context.pages):
+            page = context.pages[num_kept]
+            if num_kept * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
+                num_kept += 1  # its tail, which ends before the others begin
+        for page in reversed(context.pages[num_kept:]):
+            self.store.count(page, claims=-1)
+        del context.pages[num_kept:]
+        del context.chain[num_tokens // size :]
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Name the pages that are full, computed and accepted, so that others can share them.

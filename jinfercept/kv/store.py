@@ -51,6 +51,7 @@ class PageStore:
         self._host = SlotPool(num_host_pages)
         self._index: dict[bytes, Page] = {}
         self._claimed: OrderedDict[Page, None] = OrderedDict()  # on the device, claimed by paused contexts only
+        self._claimed_clean: set[Page] = set()  # those of them that are clean
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, unclaimed; least recently used first
         self._spare: OrderedDict[Page, None] = OrderedDict()  # host copies that no paused context counts on
         self._landing: list[Page] = []
@@ -76,6 +77,11 @@ class PageStore:
     def num_claimed(self) -> int:
         """Device slots that only paused contexts count on: a policy decides which of them go."""
         return len(self._claimed)
+
+    @property
+    def num_claimed_clean(self) -> int:
+        """Those of them that the host has a copy of."""
+        return len(self._claimed_clean)
 
     @property
     def num_host_free(self) -> int:
@@ -218,6 +224,7 @@ class PageStore:
             assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
             assert (page in self._cached) == (page.device is not None and not page.refs and not page.claims)
             assert (page in self._claimed) == (page.device is not None and not page.refs and page.claims > 0)
+            assert (page in self._claimed_clean) == (page in self._claimed and page.residency is Residency.CLEAN)
             assert (page in self._spare) == self._is_spare(page), f"spare or not: {page}"
             indexed = page.digest is not None and self._index.get(page.digest) is page
             assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
@@ -259,6 +266,10 @@ class PageStore:
                 members.setdefault(page)
             else:
                 members.pop(page, None)
+        if here is self._claimed and page.host is not None and page.host_filled == page.filled:
+            self._claimed_clean.add(page)
+        else:
+            self._claimed_clean.discard(page)
         if self._is_spare(page):
             self._spare.setdefault(page)
         else:

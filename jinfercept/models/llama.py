@@ -51,7 +51,8 @@ class LlamaLayer(nnx.Module):
         x = x + project("thd,hde->te", attended, self.o)
 
         y = rms_norm(x, self.ffn_norm, eps)
-        y = jax.nn.silu(project("te,ef->tf", y, self.gate)) * project("te,ef->tf", y, self.up)
+        gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
+        y = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(y.dtype)
         return x + project("tf,fe->te", y, self.down), kv
 
 

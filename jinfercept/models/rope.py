@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
@@ -12,7 +13,12 @@ from jinfercept.models.config import RopeConfig
 def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:
     """Turn the first `rotary_dim` dimensions of every head by its token's position; float32 inside, x's dtype out."""
     angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)  # [T, 1, rotary_dim / 2]
-    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+    cos, sin = jax.lax.platform_dependent(
+        jnp.cos(angles) * rope.attention_factor,
+        jnp.sin(angles) * rope.attention_factor,
+        cpu=lambda *waves: jax.lax.optimization_barrier(waves),  # or XLA works them out again for every head
+        default=lambda *waves: waves,
+    )
     turning, rest = x[..., : rope.rotary_dim].astype(jnp.float32), x[..., rope.rotary_dim :]
     if rope.interleaved:
         first, second = turning[..., 0::2], turning[..., 1::2]

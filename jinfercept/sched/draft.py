@@ -34,6 +34,28 @@ class Draft:
     victims: Iterator[Move] | None = None
     host_victims: tuple[Sequence, Iterator[Move]] | None = None
 
+    def seal(self, number: int, bucket: int, drop: tuple[int, ...]) -> "Planned":
+        """The plan, decoding rows first.
+
+        Args:
+            number: of plans that were made before.
+            bucket: query tokens of the executable that runs it.
+            drop: host slots that are free.
+        """
+        self.chunks.sort(key=_is_long)
+        plan = StepPlan(
+            number=number,
+            bucket=bucket,
+            chunks=tuple(chunk for _, chunk in self.chunks),
+            copy_out=tuple(self.copy_out),
+            fetch=tuple(self.fetch),
+            land=tuple(self.fetch),
+            drop=drop,
+        )
+        sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in self.chunks if chunk.sample])
+        scored = tuple([(sequence, sequence.incarnation) for sequence, chunk in self.chunks if chunk.score])
+        return Planned(plan, sampled, tuple(self.recomputing), self.recomputed, scored)
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -51,6 +73,10 @@ class Planned:
     recomputing: tuple[Sequence, ...]
     recomputed_tokens: int
     scored: tuple[tuple[Sequence, int], ...] = ()
+
+
+def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
+    return len(entry[1].tokens) > 1
 
 
 @dataclass(slots=True)

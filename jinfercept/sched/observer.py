@@ -1,6 +1,6 @@
 """Who wants to know what a scheduler does: decision records, trace exports, studies. An observer decides nothing."""
 
-from typing import Protocol
+from typing import Protocol, final
 
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
@@ -22,3 +22,25 @@ class Observer(Protocol):
             freed: its device slot is free now.
         """
         ...
+
+
+@final
+class Observers:
+    """Several, told in turn.
+
+    Args:
+        parts: who is told.
+    """
+
+    def __init__(self, *parts: Observer) -> None:
+        self._parts = parts
+
+    def changed(self, sequence: Sequence) -> None:
+        """See `Observer`."""
+        for part in self._parts:
+            part.changed(sequence)
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+        """See `Observer`."""
+        for part in self._parts:
+            part.moved(move, copied_tokens, freed)

@@ -7,6 +7,9 @@ from typing import final
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.sequence import Sequence, State
 
+_PRIORITY = 1 << 40
+"""More than all sequences that ever arrive."""
+
 
 @final
 class Queues:
@@ -35,10 +38,10 @@ class Queues:
         return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind everybody who was ever put last before it."""
+        """The sequence waits, behind everybody of its priority who was ever put last before it."""
         self.leave(sequence)
         self._next_order += 1
-        sequence.order = self._next_order
+        sequence.order = sequence.priority * _PRIORITY + self._next_order
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:

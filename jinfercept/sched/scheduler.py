@@ -6,17 +6,18 @@ contexts, into what is left of the link. Whoever needs a device slot takes, in t
 a paused context's (the policy says which), and at last the youngest running sequence's.
 """
 
-from bisect import bisect_left
 from typing import Literal
 
+from jinfercept.kv.context import Found
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, StepPlan
+from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.queues import Queues
+from jinfercept.sched.room import Room
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
 from jinfercept.sched.transfers import Transfers
 
@@ -24,9 +25,6 @@ Preemption = Literal["auto", "recompute", "swap"]
 """What becomes of a preempted sequence's pages."""
 
 _FROM_DEVICE = (FROM_DEVICE,)
-
-IDLE_STEP_S = 0.010
-"""Length of a step that only transfers: short, so that an arrival interrupts it."""
 
 
 class Scheduler:
@@ -70,9 +68,9 @@ class Scheduler:
         self.intercepted = self._queues.intercepted
         self._transfers = Transfers(kv, policy, self.counters, observer)
         self._policy = policy
-        self._cost = cost
         self._estimator = estimator
-        self._buckets = buckets
+        self._room = Room(cost, buckets, kv.page_size, policy.synchronous)
+        self._largest = buckets[-1]
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
         self._preemption: Preemption = preemption
@@ -116,10 +114,36 @@ class Scheduler:
             self._estimator.observe(call.name, end.duration_s, end.clean, call.key)
         sequence.given.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
         sequence.tokens.extend(tokens)
-        if self._policy.requeues_at_tail:
-            self._queues.put_last(sequence)
-        else:
+        self._come_back(sequence, in_place=True)
+
+    def follow(self, kept: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
+        """A new sequence goes on from one that has ended and was kept, intercepted: it takes over its context, and its pause.
+
+        Args:
+            kept: is gone afterwards.
+            sequence: new, not added.
+            num_tokens: leading tokens that both have; at least the new one's last is not among them.
+            in_place: it is queued by the kept one's arrival, as after a call; else behind all others.
+        """
+        for call in kept.calls:
+            self._estimator.observe(call.name, now - kept.paused_s, call_key=call.key)
+        self._policy.resume(kept, now)
+        self._queues.finish(kept)
+        self.kv.close(sequence.context)
+        sequence.context, kept.context = kept.context, sequence.context
+        self.kv.cut(sequence.context, num_tokens)
+        sequence.high_water = min(kept.high_water, num_tokens)
+        sequence.adopted = Found(0, 0, 0)
+        self._queues.intercept(sequence)  # for a moment, for the policy: it has been here since the kept one paused
+        sequence.order, sequence.paused_s, sequence.calls = kept.order, kept.paused_s, kept.calls
+        self._policy.pause(sequence, kept.paused_s)
+        self._come_back(sequence, in_place)
+
+    def _come_back(self, sequence: Sequence, in_place: bool) -> None:
+        if in_place and not self._policy.requeues_at_tail:
             self._queues.wait(sequence)
+        else:
+            self._queues.put_last(sequence)
         self._policy.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -135,6 +159,11 @@ class Scheduler:
         self.kv.close(sequence.context)
 
     @property
+    def protects_paused(self) -> bool:
+        """Whether nothing is taken from a paused context while anybody runs."""
+        return self._policy.protects_paused
+
+    @property
     def num_unfinished(self) -> int:
         return len(self.running) + len(self.waiting) + len(self.intercepted)
 
@@ -148,8 +177,8 @@ class Scheduler:
         """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
         self.kv.store.begin()
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
-        hidden = self._hidden_tokens(len(self.running), context_tokens)
-        draft = Draft(hidden, self._buckets[-1], context_tokens, now)
+        hidden = self._room.link_tokens(len(self.running), context_tokens)
+        draft = Draft(hidden, self._largest, context_tokens, now)
         self._stalled = False
         for sequence in self.running:
             sequence.planned = False
@@ -159,22 +188,13 @@ class Scheduler:
             self._run_all(draft, now)
         if not self._whole_prompts:
             self._admit_all(draft, now)
-        draft.link_tokens += self._hidden_tokens(self._buckets[-1] - draft.room, context_tokens) - hidden
+        draft.link_tokens += self._room.link_tokens(self._largest - draft.room, context_tokens) - hidden
         self._move_all(draft, now)
-        return self._seal(draft)
-
-    def _bucket(self, num_tokens: int) -> int:
-        """The executable that runs so many query tokens."""
-        return self._buckets[bisect_left(self._buckets, num_tokens)] if num_tokens else 0
-
-    def _hidden_tokens(self, query_tokens: int, context_tokens: int) -> int:
-        """Tokens that the link moves while so many query tokens compute (InferCept §4.1), or in 10 ms if none do."""
-        if self._policy.synchronous:
-            return 1 << 60
-        seconds = IDLE_STEP_S
-        if query_tokens:
-            seconds = self._cost.step_s(self._bucket(query_tokens), context_tokens)
-        return max(self._cost.link_tokens(seconds), self.kv.page_size)
+        planned = draft.seal(
+            self.counters.plans, self._room.bucket(self._largest - draft.room), self.kv.store.drain_dropped()
+        )
+        self.counters.plans += bool(planned.plan)
+        return planned
 
     def _run_all(self, draft: Draft, now: float) -> None:
         """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
@@ -245,8 +265,11 @@ class Scheduler:
         sequence.planned = False
         draft.context_tokens += sequence.length
         if not sequence.high_water:
-            sequence.num_cached = sequence.high_water = len(context.pages) * kv.page_size
+            sequence.high_water = len(context.pages) * kv.page_size
         sequence.found = kv.survey(context, sequence.high_water)
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.found.device + sequence.found.host
+            sequence.adopted = sequence.adopted and sequence.found
         self._policy.resume(sequence, now)
         return True
 
@@ -363,34 +386,13 @@ class Scheduler:
             self._transfers.force_out(draft, sequence, action)
 
     def _move_all(self, draft: Draft, now: float) -> None:
-        queries = self._buckets[-1] - draft.room
+        queries = self._largest - draft.room
         budget = Budget(draft.room, draft.link_tokens, draft.context_tokens, queries)
         for move in self._policy.moves(budget, now):
             self._transfers.move(draft, move)
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _seal(self, draft: Draft) -> Planned:
-        draft.chunks.sort(key=_is_long)
-        bucket = self._bucket(self._buckets[-1] - draft.room)
-        plan = StepPlan(
-            number=self.counters.plans,
-            bucket=bucket,
-            chunks=tuple(chunk for _, chunk in draft.chunks),
-            copy_out=tuple(draft.copy_out),
-            fetch=tuple(draft.fetch),
-            land=tuple(draft.fetch),
-            drop=self.kv.store.drain_dropped(),
-        )
-        self.counters.plans += bool(plan)
-        sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.sample])
-        scored = tuple([(sequence, sequence.incarnation) for sequence, chunk in draft.chunks if chunk.score])
-        return Planned(plan, sampled, tuple(draft.recomputing), draft.recomputed, scored)
-
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0
         sequence.incarnation += 1
-
-
-def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
-    return len(entry[1].tokens) > 1

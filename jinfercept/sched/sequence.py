@@ -42,6 +42,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adopted",
         "arrival_s",
         "calls",
         "context",
@@ -63,6 +64,7 @@ class Sequence:
         "pending",
         "planned",
         "preemptions",
+        "priority",
         "recomputed",
         "remembered",
         "scored",
@@ -87,6 +89,7 @@ class Sequence:
         options: DrawOptions | None = None,
         num_best: int | None = None,
         leader: "Sequence | None" = None,
+        priority: int = 0,
     ) -> None:
         """A sequence that waits.
 
@@ -94,6 +97,7 @@ class Sequence:
             options: what shapes its draws besides the temperature.
             num_best: likeliest tokens to report beside each of the prompt's; None: nothing is reported.
             leader: a sequence of the same prompt, which computes it for both; this one does not start before.
+            priority: a smaller one is served first, whenever the sequence arrived.
         """
         self.id = sequence_id
         self.tokens = tokens
@@ -108,6 +112,7 @@ class Sequence:
         self.given = [(0, len(tokens))]
         self.remembered = False  # the device knows its history, under `slot`
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
+        self.priority = priority
         self.order = 0  # place in the queues; smaller is served first
         self.state = State.WAITING
         self.slot: int | None = None
@@ -119,7 +124,8 @@ class Sequence:
         self.paused_s = 0.0  # when it was intercepted
         self.calls: tuple[PendingCall, ...] = ()  # and by what
         self.high_water = 0  # tokens whose KV was ever computed
-        self.num_cached = 0  # prompt tokens adopted from others at first admission
+        self.num_cached: int | None = None  # prompt tokens that were there already when it first started to run
+        self.adopted: Found | None = None  # where they were, and how many were lost, if it goes on from a kept one
         self.found = Found(0, 0, 0)  # when it last started to run
         self.copied_out = 0
         self.copied_in = 0

@@ -10,7 +10,7 @@ import pytest
 from fakes import POLICIES, make_engine, run_all
 
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.intercept.dispatcher import CALLER, Dispatcher
 from jinfercept.request import Call, Request, Result, SamplingParams, Tool
 
 SOON_S = 0.05
@@ -241,6 +241,49 @@ def test_nothing_comes_of_a_call_that_was_cancelled() -> None:
     assert service.wake.wait(5)
     time.sleep(SOON_S)
     assert service.dispatcher.poll() == []
+
+
+@pytest.mark.parametrize("timeout_s", [LONG_S, SOON_S])
+def test_an_async_function_is_cancelled_when_nobody_waits_for_it_any_more(timeout_s: float) -> None:
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def waits(arguments: str) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            cancelled.set()
+
+    service = Service()
+    service.call("r", waits, timeout_s)
+    assert started.wait(5)
+    if timeout_s == LONG_S:
+        service.dispatcher.cancel("r")
+    else:
+        assert service.results(1)["r"][0].status == "timeout"
+    assert cancelled.wait(5)
+    service.dispatcher.close()
+
+
+def test_a_function_that_itself_gives_up_in_time_times_out() -> None:
+    def impatient(arguments: str) -> str:
+        raise TimeoutError("nobody answered")
+
+    result = ask(impatient)
+    assert (result.text, result.status) == ("error: TimeoutError: nobody answered", "timeout")
+
+
+def test_a_function_knows_whose_call_it_is() -> None:
+    service = Service()
+
+    async def later(arguments: str) -> str:
+        return CALLER.get()
+
+    service.call("a", lambda arguments: CALLER.get())
+    service.call("b", later)
+    assert {name: result.text for name, (result,) in service.results(2).items()} == {"a": "a", "b": "b"}
+    assert CALLER.get() == ""
+    service.dispatcher.close()
 
 
 def test_a_cancelled_request_may_call_again_under_the_same_id() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from turns import Turn, corpus, decoded, parsed
@@ -15,21 +16,21 @@ EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
 
 @TURNS
 def test_a_turn_of_the_corpus_gives_its_pieces_whole_and_in_single_characters(turn: Turn) -> None:
-    assert parsed(turn.format, [turn.text]) == turn.pieces
-    assert parsed(turn.format, turn.text) == turn.pieces
+    assert parsed(turn.format, [turn.text], turn.tools) == turn.pieces
+    assert parsed(turn.format, turn.text, turn.tools) == turn.pieces
 
 
 @TURNS
 def test_a_turn_of_the_corpus_gives_its_pieces_divided_at_any_byte(turn: Turn) -> None:
     data = turn.text.encode()
-    assert parsed(turn.format, decoded(bytes([byte]) for byte in data)) == turn.pieces
+    assert parsed(turn.format, decoded(bytes([byte]) for byte in data), turn.tools) == turn.pieces
     for at in range(1, len(data)):
-        assert parsed(turn.format, decoded([data[:at], data[at:]])) == turn.pieces, data[:at]
+        assert parsed(turn.format, decoded([data[:at], data[at:]]), turn.tools) == turn.pieces, data[:at]
 
 
 @TURNS
 def test_content_is_never_markup_even_before_the_turn_is_over(turn: Turn) -> None:
-    format = FORMATS[turn.format]
+    format = replace(FORMATS[turn.format], tools=turn.tools)
     parser = format.parser()
     shown = "".join(piece.text for char in turn.text for piece in parser.feed(char) if isinstance(piece, Content))
     for mark in (*format.tags, *format.turn_ends):
@@ -40,12 +41,12 @@ def test_content_is_never_markup_even_before_the_turn_is_over(turn: Turn) -> Non
 
 @TURNS
 def test_what_a_call_spans_is_the_text_that_it_was_written_in(turn: Turn) -> None:
-    parser = FORMATS[turn.format].parser()
+    parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
     pieces = [*parser.feed(turn.text), *parser.finish()]
     for call in (piece.call for piece in pieces if isinstance(piece, CallEnded)):
         written = turn.text[slice(*call.span)]
         assert written.startswith(("{", call.name))
-        assert written.endswith(("}", ")"))
+        assert written.rstrip().endswith(("}", ")", ">"))
 
 
 @EVERY_FORMAT
@@ -84,6 +85,25 @@ def test_arguments_stream_as_they_are_written() -> None:
     assert ended.call.arguments == '{"a": "b\\"c"}'
 
 
+def test_what_might_be_a_call_without_tags_is_shown_at_the_first_doubt() -> None:
+    def shown(text: str) -> str:
+        parser = replace(FORMATS["hermes"], tools={"get_weather": {}}).parser()
+        return "".join(piece.text for char in text for piece in parser.feed(char) if isinstance(piece, Content))
+
+    assert shown('{"n') == shown('```json\n{"name": "get_w') == ""
+    for text in (
+        '{"no',
+        '{"name": "p',
+        '{"name": "get_weather", "d',
+        "{x",
+        "```p",
+        '```json\n{"name": 1',
+        "a {",
+        "<tools>\na",
+    ):
+        assert shown(text) == text
+
+
 def test_ids_have_the_form_that_the_templates_take() -> None:
     def ids(name: str, text: str) -> list[str]:
         parser = FORMATS[name].parser()
@@ -100,12 +120,15 @@ def test_ids_have_the_form_that_the_templates_take() -> None:
 def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str) -> None:
     """A hundred thousand characters in small tokens, with brackets and escapes in a string."""
     value = 'ab{"\\[' * 16_000
-    if FORMATS[name].only_at_start and "pythonic" in name:
+    tools = {"f": {"properties": {"a": {"type": "string"}}}}
+    if name == "qwen3_coder":
+        text = f"<function=f><parameter=a>{value}</parameter></function>"
+    elif FORMATS[name].only_at_start and "pythonic" in name:
         text = f"[f(a={value!r})]"
     else:
         opening = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(name, "")
         text = f'{opening}{{"name": "f", "arguments": {json.dumps({"a": value})}}}'
-    ((_, called, arguments),) = parsed(name, (text[at : at + 5] for at in range(0, len(text), 5)))
+    ((_, called, arguments),) = parsed(name, (text[at : at + 5] for at in range(0, len(text), 5)), tools)
     assert (called, json.loads(arguments)) == ("f", {"a": value})
 
 
@@ -121,9 +144,10 @@ def test_deep_nesting_harms_nobody(name: str) -> None:
 @pytest.mark.parametrize(
     ("template", "name"),
     [
+        ('<|header_start|>{{ \'Respond in the format {"name": function name, "parameters": d\' }}', "llama4_json"),
         ('{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}', "hermes"),
         ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
-        ("<tool_call>\n<function=example_function_name>\n<parameter=example>", None),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
         (
             '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',

@@ -12,26 +12,48 @@ from turns import Turn, corpus, parsed, pieces_of, told
 
 from jinfercept.intercept.formats import FORMATS
 from jinfercept.intercept.pieces import Content
+from jinfercept.intercept.source import ToolSchemas
 
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
 QUICK = settings(max_examples=40)
 LONG = settings(max_examples=3_000)
 TURNS = corpus()
-MARKS = sorted({mark for format in FORMATS.values() for mark in (*format.tags, *format.turn_ends)})
+MARKS = sorted(
+    {mark for format in FORMATS.values() for mark in (*format.tags, *format.turn_ends, *format.openings)} - {"{"}
+)
 FRAGMENTS = [
     *MARKS,
     *(mark[:length] for mark in MARKS for length in (1, 4, len(mark) - 1)),
     *"{}[]()\"'\\,:;=<> \n\té😀\x00\u2028a0-.",
     *('{"name": "f", "arguments": ', '"name"', '"parameters"', '"id"', "{}", "{'name': 'g', 'arguments': {}}", '"f"'),
-    *("f", "[f(", "a=1", "from=", "b='", "null", "None", "1e999", '"""', "\\ud800", "\\u00e9", "f.call(", "text "),
+    *(
+        "f>",
+        "a>",
+        "json",
+        "</tools>",
+        "f",
+        "[f(",
+        "a=1",
+        "from=",
+        "b='",
+        "null",
+        "None",
+        "1e999",
+        '"""',
+        "\\ud800",
+        "\\u00e9",
+        "f.call(",
+        "text ",
+    ),
 ]
 WILD = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=25).map("".join)
 CUTS = st.lists(st.integers(0, 400), max_size=12)
+TOOLS: ToolSchemas = {"f": {"properties": {"a": {"type": "integer"}, "b": {"type": ["array", "null"]}}}, "g": {}}
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> tuple[str, str]:
-    """A turn of the corpus with pieces of it, or of another one, lost, doubled, or put elsewhere; and its format."""
+def mutated(draw: st.DrawFn) -> Turn:
+    """A turn of the corpus with pieces of it, or of another one, lost, doubled, or put elsewhere."""
     turn: Turn = draw(st.sampled_from(TURNS))
     text = turn.text
     for _ in range(draw(st.integers(1, 4))):
@@ -40,19 +62,19 @@ def mutated(draw: st.DrawFn) -> tuple[str, str]:
             st.sampled_from(FRAGMENTS) | st.just(text[first:end]) | st.sampled_from(TURNS).map(lambda t: t.text)
         )
         text = draw(st.sampled_from([text[:first] + text[end:], text[:first] + other + text[first:], text[:end]]))
-    return turn.format, text
+    return turn._replace(text=text)
 
 
-def check(name: str, text: str, cuts: list[int]) -> None:
+def check(name: str, text: str, cuts: list[int], tools: ToolSchemas | None = None) -> None:
     """However the text is divided, it says the same; it shows no markup, and where there is neither markup nor call all of it.
 
     What stands on both sides of a tag may make up a tag anew, `<tool_<tool_call>call>`: nobody can know when it is shown.
     """
-    pieces = pieces_of(name, [text])
+    pieces = pieces_of(name, [text], tools)
     said = told(pieces)
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    assert parsed(name, [text[a:b] for a, b in pairwise(borders)]) == said
-    assert parsed(name, text) == said
+    assert parsed(name, [text[a:b] for a, b in pairwise(borders)], tools) == said
+    assert parsed(name, text, tools) == said
     shown = [piece.text for piece in pieces if isinstance(piece, Content)]
     marks = (*FORMATS[name].tags, *FORMATS[name].turn_ends)
     assert not any(mark in run for mark in marks for run in shown)
@@ -75,6 +97,7 @@ CALLS = st.lists(
     st.tuples(NAMES, st.dictionaries(NAMES | st.sampled_from([*keyword.softkwlist, "from", "in"]), JSON, max_size=4)),
     min_size=1,
     max_size=3,
+    unique_by=lambda call: call[0],
 )
 PROSE = st.sampled_from(["", "Let me see.", "a < b, [1] {x} é😀", "Über <tool"])
 
@@ -82,12 +105,28 @@ PROSE = st.sampled_from(["", "Let me see.", "a < b, [1] {x} é😀", "Über <too
 def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """The calls as the family writes them; `form` picks among ways that are all right."""
     indent, ascii_only = (None, 2)[form % 2], form % 3 == 0
-    arguments = "parameters" if name == "llama3_json" else "arguments"
+    arguments = "parameters" if name in ("llama3_json", "llama4_json") else "arguments"
 
     def dumped(value: object) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only)
 
     objects = [dumped({"name": called, arguments: values}) for called, values in calls]
+    if name == "qwen3_coder":
+        return "\n".join(
+            f"<tool_call>\n<function={called}>\n"
+            + "".join(
+                f"<parameter={key}>\n{value if isinstance(value, str) else dumped(value) if form % 3 else repr(value)}"
+                "\n</parameter>\n"
+                for key, value in values.items()
+            )
+            + "</function>\n</tool_call>"
+            for called, values in calls
+        )
+    if name == "llama4_json":
+        return ("", "<|python_start|>")[form % 2] + "; ".join(objects) + "<|eot|>"
+    if name == "hermes" and form % 3 == 0:
+        fences = (("\n```json\n", "\n```"), ("\n", ""), ("\n<tools>", "</tools>"))[form // 4]
+        return "\n".join(objects).join(fences)
     if name == "hermes":
         return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects) + "<|im_end|>" * (form % 2)
     if name == "llama3_json":
@@ -100,6 +139,15 @@ def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> st
     return ("", FORMATS[name].tags[0])[form % 2] + f"[{', '.join(spoken)}]" + FORMATS[name].turn_ends[0]
 
 
+def declared(calls: list[tuple[str, dict[str, Any]]]) -> ToolSchemas:
+    """Schemas that say of every argument what it is."""
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return {
+        called: {"properties": {key: {"type": kinds.get(type(value), "object")} for key, value in values.items()}}
+        for called, values in calls
+    }
+
+
 def check_good_calls(
     name: str, form: int, prose: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
@@ -107,7 +155,7 @@ def check_good_calls(
     prose = "" if FORMATS[name].only_at_start and form % 2 == 0 else prose
     text = prose + written(name, form, calls)
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = parsed(name, [text[a:b] for a, b in pairwise(borders)])
+    pieces = parsed(name, [text[a:b] for a, b in pairwise(borders)], declared(calls))
     content = [("content", prose)] if prose else []
     assert [piece[:2] for piece in pieces] == content + [("call", called) for called, _ in calls]
     assert [json.loads(piece[2]) for piece in pieces if piece[0] == "call"] == [values for _, values in calls]
@@ -115,15 +163,17 @@ def check_good_calls(
 
 @EVERY_FORMAT
 @QUICK
-@given(text=WILD, cuts=CUTS)
-def test_any_text_gives_the_same_pieces_however_it_is_divided(name: str, text: str, cuts: list[int]) -> None:
-    check(name, text, cuts)
+@given(text=WILD, cuts=CUTS, tools=st.sampled_from([TOOLS, None]))
+def test_any_text_gives_the_same_pieces_however_it_is_divided(
+    name: str, text: str, cuts: list[int], tools: ToolSchemas | None
+) -> None:
+    check(name, text, cuts, tools)
 
 
 @settings(max_examples=250)
 @given(turn=mutated(), cuts=CUTS)
-def test_broken_turns_harm_nobody(turn: tuple[str, str], cuts: list[int]) -> None:
-    check(*turn, cuts)
+def test_broken_turns_harm_nobody(turn: Turn, cuts: list[int]) -> None:
+    check(turn.format, turn.text, cuts, turn.tools)
 
 
 @EVERY_FORMAT
@@ -139,17 +189,19 @@ def test_calls_that_are_written_well_are_found(
 @pytest.mark.timeout(0)
 @EVERY_FORMAT
 @LONG
-@given(text=WILD, cuts=CUTS)
-def test_any_text_gives_the_same_pieces_in_many_more_cases(name: str, text: str, cuts: list[int]) -> None:
-    check(name, text, cuts)
+@given(text=WILD, cuts=CUTS, tools=st.sampled_from([TOOLS, None]))
+def test_any_text_gives_the_same_pieces_in_many_more_cases(
+    name: str, text: str, cuts: list[int], tools: ToolSchemas | None
+) -> None:
+    check(name, text, cuts, tools)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @settings(max_examples=20_000)
 @given(turn=mutated(), cuts=CUTS)
-def test_many_more_broken_turns_harm_nobody(turn: tuple[str, str], cuts: list[int]) -> None:
-    check(*turn, cuts)
+def test_many_more_broken_turns_harm_nobody(turn: Turn, cuts: list[int]) -> None:
+    check(turn.format, turn.text, cuts, turn.tools)
 
 
 @pytest.mark.slow

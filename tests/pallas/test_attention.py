@@ -109,11 +109,11 @@ def test_cpu_attention_agrees_with_the_reference_on_any_ragged_batch(step):
 
 @settings(max_examples=10)
 @given(steps([SMALL, RAGGED]))
-def test_cpu_attention_on_bfloat16_pages_agrees_up_to_the_rounding_of_the_result(step):
+def test_cpu_attention_on_bfloat16_pages_agrees_up_to_rounding(step):
     q, pages, batch = make_step(*step, dtype=jnp.bfloat16)
     got, want = cpu(q, pages, batch), reference(q, pages, batch)
     assert got.dtype == want.dtype == jnp.bfloat16
-    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-5, rtol=2**-7)
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=2**-8, rtol=2**-7)
 
 
 @pytest.mark.parametrize("attend", [reference, cpu], ids=["reference", "cpu"])
@@ -151,10 +151,11 @@ def test_rows_that_share_pages_read_the_same_context():
 
 
 def test_tile_borders_make_no_difference():
+    shapes = RAGGED._replace(num_tokens=480, pages_per_row=18)
     for num_decode in (DECODE_ROWS - 1, DECODE_ROWS, DECODE_ROWS + 1):
-        for chunk in (CHUNK_QUERIES - 1, CHUNK_QUERIES, CHUNK_QUERIES + 1):
-            rows = [(1, 17)] * num_decode + [(chunk, chunk), (RAGGED.num_tokens - num_decode - chunk, 200)]
-            q, pages, batch = make_step(RAGGED, num_decode, rows, seed=chunk)
+        for chunk in (size + more for size in CHUNK_QUERIES for more in (-1, 0, 1)):
+            rows = [(1, 17)] * num_decode + [(chunk, chunk), (min(200, shapes.num_tokens - num_decode - chunk), 210)]
+            q, pages, batch = make_step(shapes, num_decode, rows, seed=chunk)
             np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
 
 

@@ -8,7 +8,7 @@ from jinfercept.bench.arrivals import Arrival
 from jinfercept.bench.workload import Script, Segment
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sched.scheduler import IDLE_STEP_S
+from jinfercept.sched.room import IDLE_STEP_S
 from jinfercept.sched.sequence import Sequence
 
 

@@ -3,7 +3,8 @@
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
 bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `step`, `batch` (decoding rows),
 `context`, `chunk`, `seconds`, `dispatch_s`, `roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline; once
-for each runner `start_s`, what compiling it took.
+for each runner `start_s`, what compiling it took; and last for each model the `choice` that the profiler's rule would make of
+these `layers_per_step`.
 """
 
 import time
@@ -15,6 +16,7 @@ import jax
 from jinfercept.bench.gpu.ceilings import copy_rate, matmul_rate
 from jinfercept.bench.gpu.plans import fill, pages_of, settled, steady_s, step
 from jinfercept.bench.gpu.sizes import GIB, AttentionCase, Heads, Row, Sizes
+from jinfercept.layer_groups import SLACK, choose
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
@@ -35,12 +37,19 @@ class Case(NamedTuple):
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure all models, the settings that matter most first."""
     copy, matmul = copy_rate(sizes), matmul_rate(sizes)
+    seconds: dict[str, dict[int, list[float]]] = {name: {} for name in sizes.models}
     for layers_per_step in sizes.layers_per_step:
         for name, config in sizes.models.items():
             params = random_params(config, sizes.dtype, 0)
+            measured = list[float]()
             for row in _measure(sizes, config, params, layers_per_step, copy, matmul):
+                measured += [row["seconds"]] if "seconds" in row else []
                 yield {"model": name, "layers_per_step": layers_per_step} | row
+            seconds[name][layers_per_step] = measured
             del params
+    for name, costs in seconds.items():
+        if len(set(map(len, costs.values()))) == 1:  # all had pages for the same steps
+            yield {"model": name, "layers_per_step": choose(costs, SLACK), "step": "choice"}
 
 
 def _measure(

@@ -1,0 +1,137 @@
+"""What all tools of a file have in common: a line, a time-out, arguments that are read, a result that is cut.
+
+An endpoint is a function of the arguments; what it raises is, as a result, for the model to read.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from jinfercept.endpoints.background import Background
+from jinfercept.endpoints.tables import Table
+from jinfercept.function_tools import ChatTool
+from jinfercept.intercept.dispatcher import CALLER
+from jinfercept.request import Tool
+
+_GRACE_S = 1.0
+"""An endpoint tells in its own words that it took too long; only if it does not, the dispatcher does, so much later."""
+
+
+class CallFailed(Exception):
+    """A call came to nothing; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call, as an endpoint gets it.
+
+    Attributes:
+        arguments: as the model wrote them.
+        request_id: whose call it is; "" if nobody said.
+        expires_s: when it times out, in seconds of `time.monotonic`.
+    """
+
+    arguments: Mapping[str, Any]
+    request_id: str
+    expires_s: float
+
+
+Endpoint = Callable[[Asked], Coroutine[Any, Any, str]]
+"""Answers; runs on the background's loop and is cancelled when nobody waits any more."""
+
+
+@final
+class Line:
+    """Lets so many calls run at once; the others wait.
+
+    Args:
+        most: None for any number.
+        to_the_end: a call that nobody waits for any more goes on and keeps its place: it runs in a thread.
+    """
+
+    def __init__(self, most: int | None, *, to_the_end: bool = False) -> None:
+        self._slots = asyncio.Semaphore(most) if most is not None else None
+        self._to_the_end = to_the_end
+
+    async def run[T](self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do the work when it is its turn."""
+        if self._slots is not None:
+            await self._slots.acquire()
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(self._leave)
+        return await (asyncio.shield(task) if self._to_the_end else task)
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen, whether anybody waits for it or not
+        if self._slots is not None:
+            self._slots.release()
+
+
+def declare(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's declaration, OpenAI's."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
+
+
+def endpoint_tool(
+    declaration: Mapping[str, Any],
+    table: Table,
+    endpoint: Endpoint,
+    background: Background,
+    line: Line,
+    late: str = "it took longer than",
+) -> ChatTool:
+    """A tool that an endpoint answers.
+
+    Args:
+        table: limits.
+        line: in which its calls wait.
+        late: what to say of a time-out, before its seconds.
+    """
+
+    async def answer(arguments: str, request_id: str, expires_s: float) -> str:
+        asked, begun_s = Asked(_object(arguments), request_id, expires_s), expires_s
+
+        async def begin() -> str:
+            nonlocal begun_s
+            begun_s = time.monotonic()
+            return await endpoint(asked)
+
+        try:
+            async with asyncio.timeout(expires_s - time.monotonic()):
+                text = await line.run(begin)
+        except TimeoutError as error:
+            if time.monotonic() < expires_s:
+                raise
+            waited_s = table.timeout_s - (expires_s - begun_s)
+            others = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > table.timeout_s else ""
+            raise TimeoutError(f"{late} {table.timeout_s:g} s{others}") from error
+        return _cut(text, table.max_result_bytes)
+
+    def call(arguments: str) -> Coroutine[Any, Any, str]:
+        request_id, expires_s = CALLER.get(), time.monotonic() + table.timeout_s
+        return background.run(lambda: answer(arguments, request_id, expires_s))
+
+    name, limit = declaration["function"]["name"], table.max_result_tokens
+    return ChatTool(declaration, Tool(call, name=name, timeout_s=table.timeout_s + _GRACE_S, max_result_tokens=limit))
+
+
+def _cut(text: str, max_bytes: int | None) -> str:
+    """At most so many bytes of UTF-8; that something was cut stands at the end."""
+    if max_bytes is None or len(data := text.encode(errors="replace")) <= max_bytes:
+        return text
+    note = f" ... (cut: {len(data)} bytes, {max_bytes} allowed)"
+    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        values = json.loads(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise CallFailed(f"the arguments are no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CallFailed("the arguments are no JSON object")
+    return values

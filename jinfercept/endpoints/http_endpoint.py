@@ -1,0 +1,157 @@
+"""Tools that are HTTP endpoints: requests made of arguments, sent to hosts that are allowed, repeated where that is safe."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, final
+
+import httpx2
+
+from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.hosts import Hosts, is_address, is_public
+from jinfercept.endpoints.schemas import check_of, texts
+from jinfercept.endpoints.tables import HttpTable, Place
+from jinfercept.endpoints.templates import fill_json, fill_url, names_in, point
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+_BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+_PASSING = frozenset({502, 503, 504})
+_MAX_REDIRECTS = 5
+_FIRST_PAUSE_S = 0.2
+_SHOWN_CHARS = 500
+
+
+@final
+class HttpEndpoint:
+    """One HTTP endpoint.
+
+    Args:
+        table: what it is.
+        place: where that stands.
+
+    Raises:
+        ConfigError: the url is none, or what it needs is not declared.
+    """
+
+    def __init__(self, table: HttpTable, place: Place) -> None:
+        self._table, self._tls = table, httpx2.create_ssl_context()
+        self.parameters = table.parameters or texts(names_in([table.url, table.body]))
+        self._check = check_of(self.parameters, place)
+        host = _check_url(table, place)
+        self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
+        self._hosts = Hosts(table.allow_hosts or [host], named=table.allow_hosts is not None)
+
+    async def __call__(self, asked: Asked) -> str:
+        """The text of the answer. Raises `CallFailed` if there is none or it is an error's."""
+        self._check(asked.arguments)
+        table = self._table
+        arguments = _with_defaults(self.parameters, asked.arguments)
+        url = httpx2.URL(fill_url(table.url, arguments))
+        rest = {name: value for name, value in arguments.items() if name not in names_in(table.url)}
+        body = None if table.body is None else fill_json(table.body, arguments)
+        if body is None and table.method in _BODILESS and rest:
+            url = url.copy_merge_params({name: _query(value) for name, value in rest.items()})
+        elif body is None and table.method not in _BODILESS:
+            body = rest
+        text = await self._repeat(url, body)
+        return text if table.pointer is None else point(text, table.pointer)
+
+    async def _repeat(self, url: httpx2.URL, body: Any) -> str:
+        """The text of the answer, after as many attempts as may be made."""
+        left, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
+        async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
+            while True:
+                try:
+                    status, text = await self._follow(client, url, body)
+                except (httpx2.TransportError, OSError) as error:
+                    status, problem = None, f"{url.host} cannot be reached: {error or type(error).__name__}"
+                else:
+                    if status < 400:
+                        return text
+                    problem = f"HTTP {status}: {text[:_SHOWN_CHARS]}"
+                if not left or (status is not None and status not in _PASSING):
+                    raise CallFailed(problem)
+                await asyncio.sleep(pause_s)
+                left, pause_s = left - 1, 2 * pause_s
+
+    async def _follow(self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any) -> tuple[int, str]:
+        """Status and text of an answer, after redirects to hosts that are allowed."""
+        method, headers = self._table.method, {"accept": "*/*"} | self._headers
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await self._send(client, method, url, headers, body)
+            try:
+                location = response.headers.get("location")
+                if not 300 <= response.status_code < 400 or location is None:
+                    return response.status_code, await self._read(response)
+            finally:
+                await response.aclose()
+            before, url = url, url.join(location)
+            if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
+                method, body = "GET", None
+            if (url.scheme, url.host, url.port) != (before.scheme, before.host, before.port):
+                headers = {"accept": "*/*"}  # what was meant for one host is no other's
+        raise CallFailed(f"more than {_MAX_REDIRECTS} redirects")
+
+    async def _send(
+        self, client: httpx2.AsyncClient, method: str, url: httpx2.URL, headers: Mapping[str, str], body: Any
+    ) -> httpx2.Response:
+        """One request, to the address that was checked. Its answer is not read yet."""
+        if url.scheme not in ("http", "https"):
+            raise CallFailed(f"{url.scheme}: is no scheme that is followed")
+        address = await self._hosts.address(url.host, url.port or (443 if url.scheme == "https" else 80))
+        request = client.build_request(
+            method,
+            url.copy_with(host=address),
+            headers={"host": url.netloc.decode("ascii")} | dict(headers),
+            json=body,
+            extensions={"sni_hostname": url.host},
+        )
+        return await client.send(request, stream=True, follow_redirects=False)
+
+    async def _read(self, response: httpx2.Response) -> str:
+        limit, size, parts = self._table.max_bytes, 0, []
+        async for part in response.aiter_bytes():
+            size += len(part)
+            if size > limit:
+                raise CallFailed(f"the answer is longer than {limit} bytes")
+            parts.append(part)
+        return b"".join(parts).decode(response.encoding or "utf-8", errors="replace")
+
+
+def _check_url(table: HttpTable, place: Place) -> str:
+    """The url's host; raises `ConfigError` for what can never work."""
+    names = names_in(table.url)
+    try:
+        url = httpx2.URL(fill_url(table.url, dict.fromkeys(names, "x")))
+    except httpx2.InvalidURL as error:
+        raise place.error("url is none", repr(table.url), str(error)) from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise place.error("url is none", repr(table.url), 'url = "https://…"')
+    if table.body is not None and table.method in _BODILESS:
+        raise place.error(f"{table.method} has no body", "body", "leave it out: the arguments are the query")
+    if table.parameters is not None:
+        declared = table.parameters.get("properties", {})
+        unknown = [name for name in names_in([table.url, table.body]) if name not in declared]
+        if unknown:
+            raise place.error("these arguments are not declared", ", ".join(unknown), "declare them in parameters")
+    authority = table.url.partition("://")[2].partition("/")[0]
+    if table.allow_hosts is None and names_in(authority):
+        raise place.error("a host that the model chooses", authority, "say in allow_hosts which it may choose")
+    private = url.host == "localhost" or (is_address(url.host) and not is_public(url.host))
+    if private and url.host not in (table.allow_hosts or ()):
+        raise place.error("a private address has to be allowed", url.host, f'allow_hosts = ["{url.host}"]')
+    return url.host
+
+
+def _with_defaults(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments, and what the schema says of those that are not given."""
+    declared = parameters.get("properties", {}).items()
+    return {
+        name: schema["default"] for name, schema in declared if isinstance(schema, Mapping) and "default" in schema
+    } | dict(arguments)
+
+
+def _query(value: Any) -> str | list[str]:
+    if isinstance(value, list):
+        return [str(_query(one)) for one in value]
+    return value if isinstance(value, str) else json.dumps(value)

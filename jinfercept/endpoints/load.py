@@ -1,0 +1,186 @@
+"""Tools from a file, Python or TOML, ready to be called. Everything is checked before anything is started."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self, final
+
+from jinfercept.endpoints.background import Background
+from jinfercept.endpoints.calls import Endpoint, Line, declare, endpoint_tool
+from jinfercept.endpoints.inbox import Inbox
+from jinfercept.endpoints.python_endpoint import python_endpoint
+from jinfercept.endpoints.tables import (
+    HttpTable,
+    McpTable,
+    ModelTable,
+    PersonTable,
+    Place,
+    PythonTable,
+    Table,
+    read_tables,
+)
+from jinfercept.errors import ConfigError
+from jinfercept.function_tools import ChatTool, chat_tools, load_functions
+
+_Source = Callable[[], list[ChatTool]]
+
+
+@final
+class LoadedTools:
+    """Tools that are ready. Close them, or use them in `with` or `async with`.
+
+    Args:
+        sources: say what tools there are.
+        inbox: where calls wait for a person.
+        ends: what ends with them.
+    """
+
+    def __init__(self, sources: list[_Source], inbox: Inbox, ends: ExitStack) -> None:
+        self._sources, self._ends = sources, ends
+        self.inbox = inbox
+
+    @property
+    def tools(self) -> list[ChatTool]:
+        """What can be called now, as `LLM.chat` takes it. An MCP server's tools change; of two of one name the first counts."""
+        listed: dict[str, ChatTool] = {}
+        for source in self._sources:
+            for tool in source():
+                listed.setdefault(tool.name, tool)
+        return list(listed.values())
+
+    def close(self) -> None:
+        """End servers and connections; calls that wait fail. Takes seconds where a server does not end."""
+        self._ends.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def load_tools(path: str | Path) -> LoadedTools:
+    """The tools of a file, servers started and connected to.
+
+    Args:
+        path: a Python file, of which every public function with a docstring is a tool, or a TOML file of `[[tool]]` tables
+            (`tables.py` has their keys).
+
+    Raises:
+        ConfigError: the file is not what it should be, or what it needs is not there.
+        RequestError: a Python function is no tool, or two tools have one name.
+    """
+    path = Path(path)
+    if path.suffix != ".toml":
+        functions = chat_tools(load_functions(path))
+        return LoadedTools([lambda: functions], Inbox(), ExitStack())
+    tables = read_tables(path)
+    loader = _Loader()
+    try:
+        for place, table in tables:
+            loader.add(table, place)
+        return loader.start()
+    except ImportError as error:
+        loader.ends.close()
+        raise ConfigError(
+            f"the tools of {path} need more packages",
+            got=f"no package {error.name}",
+            fix="pip install 'jinfercept[tools]'",
+        ) from error
+    except BaseException:
+        loader.ends.close()
+        raise
+
+
+@final
+class _Loader:
+    """Tools on their way."""
+
+    def __init__(self) -> None:
+        self.ends = ExitStack()
+        self._background = Background()
+        self.ends.callback(self._background.close)
+        self._inbox = Inbox()
+        self._modules: dict[Path, ModuleType] = {}
+        self._sources: list[_Source] = []
+        self._connect: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._load: list[Callable[[], None]] = []
+
+    def add(self, table: Table, place: Place) -> None:
+        """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a package that is missing."""
+        match table:
+            case PythonTable():
+                python = python_endpoint(table, place, self._modules)
+                line = Line(table.max_concurrency, to_the_end=python.in_thread)
+                self._add(dict(python.declaration), table, python, line)
+            case HttpTable():
+                from jinfercept.endpoints.http_endpoint import HttpEndpoint
+
+                http = HttpEndpoint(table, place)
+                self._add(declare(table.name, table.description, http.parameters), table, http)
+            case ModelTable() if table.path is None:
+                from jinfercept.endpoints.remote_model import RemoteModel
+
+                remote = RemoteModel(table, place)
+                self._add(declare(table.name, table.description, remote.parameters), table, remote)
+            case ModelTable():
+                from jinfercept.endpoints.local_model import LocalModel
+
+                local = LocalModel(table, place)
+                self.ends.callback(local.close)
+                self._load.append(local.load)
+                self._add(declare(table.name, table.description, local.parameters), table, local)
+            case PersonTable():
+                from jinfercept.endpoints.person import Person
+
+                person = Person(table, place, self._inbox)
+                declaration = declare(table.name, table.description, person.parameters)
+                self._add(declaration, table, person, late="nobody answered within")
+            case McpTable():
+                self._add_server(table, place)
+
+    def start(self) -> LoadedTools:
+        """Load and connect what has to be."""
+        for load in self._load:
+            load()
+
+        async def connect() -> None:
+            await asyncio.gather(*(one() for one in self._connect))
+
+        self._background.submit(connect).result()
+        chat_tools([tool for source in self._sources for tool in source()])  # no two of one name
+        return LoadedTools(self._sources, self._inbox, self.ends)
+
+    def _add(
+        self, declaration: dict[str, Any], table: Table, endpoint: Endpoint, line: Line | None = None, **more: str
+    ) -> None:
+        line = line or Line(table.max_concurrency)
+        tool = endpoint_tool(declaration, table, endpoint, self._background, line, **more)
+        self._sources.append(lambda: [tool])
+
+    def _add_server(self, table: McpTable, place: Place) -> None:
+        from jinfercept.endpoints.mcp_server import McpServer
+
+        server, line, background = McpServer(table, place), Line(table.max_concurrency), self._background
+        self.ends.callback(lambda: background.submit(server.close).result())
+        self._connect.append(server.start)
+
+        def tools() -> list[ChatTool]:
+            return [
+                endpoint_tool(declaration, table, endpoint, background, line)
+                for declaration, endpoint in server.endpoints()
+            ]
+
+        self._sources.append(tools)

@@ -1,0 +1,52 @@
+"""Another model as a tool, in this process: its requests are batched with each other, not with the first model's."""
+
+from typing import Any, final
+
+from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.questions import QUESTION, conversation
+from jinfercept.endpoints.schemas import check_of
+from jinfercept.endpoints.tables import ModelTable, Place
+from jinfercept.llm import LLM
+from jinfercept.request import SamplingParams
+
+
+@final
+class LocalModel:
+    """A model that is loaded here.
+
+    Args:
+        table: what it is.
+        place: where that stands.
+
+    Raises:
+        ConfigError: its parameters are no schema.
+    """
+
+    def __init__(self, table: ModelTable, place: Place) -> None:
+        self.parameters = table.parameters or QUESTION
+        self._check = check_of(self.parameters, place)
+        self._table = table
+        self._params = SamplingParams(max_tokens=table.max_tokens, temperature=table.temperature)
+        self._llm: LLM | None = None
+
+    def load(self) -> None:
+        """Load it, which takes its time. Raises `ConfigError` and `ModelError` as `LLM` does."""
+        assert self._table.path is not None
+        options: dict[str, Any] = {"quiet": True} | self._table.options
+        self._llm = LLM(self._table.path, **options)
+
+    async def __call__(self, asked: Asked) -> str:
+        """The answer. Raises `CallFailed` if there is none; cancelled, the model's request is given up."""
+        self._check(asked.arguments)
+        assert self._llm is not None, "not loaded"
+        messages = conversation(self._table.system, asked.arguments)
+        [output] = await self._llm.achat(messages, self._params)
+        [completion] = output.outputs
+        if completion.finish_reason not in ("stop", "length"):
+            raise CallFailed(f"the model {self._table.path} failed: {completion.stop_reason}")
+        return completion.messages[-1]["content"] or ""
+
+    def close(self) -> None:
+        """Give up the model."""
+        if self._llm is not None:
+            self._llm.close()

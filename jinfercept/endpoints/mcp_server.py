@@ -1,0 +1,230 @@
+"""An MCP server as a source of tools: started or connected to, asked what it has, begun again when it is lost.
+
+One task lives with the server; calls come from others. While there is no connection they fail at once and say so.
+"""
+
+import asyncio
+import logging
+import re
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, final
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client import IncomingMessage
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
+from mcp_types import (
+    CONNECTION_CLOSED,
+    ToolListChangedNotification,
+)
+from mcp_types import Tool as Declared
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from jinfercept.endpoints.calls import Asked, CallFailed, Endpoint, declare
+from jinfercept.endpoints.mcp_results import result_text
+from jinfercept.endpoints.tables import McpTable, Place
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_MAX_PAGES = 100
+_ENDED = "its connection ended"
+_SESSION_LOST = "Session terminated"
+"""What the SDK says, under no code of its own, when an HTTP server does not know a session any more."""
+
+_NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+@final
+class McpServer:
+    """One server.
+
+    Args:
+        table: what it is.
+        place: where that stands.
+
+    Raises:
+        ConfigError: a variable of its environment or its headers is not set.
+    """
+
+    def __init__(self, table: McpTable, place: Place) -> None:
+        self._table, self._place = table, place
+        self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
+        self._env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
+        self._tools: tuple[Declared, ...] = ()
+        self._client: Client | None = None
+        self._problem = _ENDED
+        self._lost = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect, and stay connected. Raises `ConfigError` if that fails the first time."""
+        connected = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._stay(connected))
+        if problem := await connected:
+            await self.close()
+            given = self._table.url or " ".join([self._table.command or "", *self._table.args])
+            raise self._place.error("the MCP server does not start", given, problem)
+
+    async def close(self) -> None:
+        """Disconnect; a server that was started here ends."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def endpoints(self) -> list[tuple[dict[str, Any], Endpoint]]:
+        """The tools that it has now, with their declarations."""
+        return [
+            (
+                declare(
+                    _NO_NAME.sub("_", self._table.prefix + tool.name)[:64], tool.description or "", tool.input_schema
+                ),
+                partial(self._call, tool.name),
+            )
+            for tool in self._tools
+        ]
+
+    async def _call(self, name: str, asked: Asked) -> str:
+        """Call one of its tools. Raises `CallFailed` for a result that is an error, or when there is no connection."""
+        client = self._client
+        if client is None:
+            raise CallFailed(f"the MCP server {self._table.name} is not there ({self._problem}); it is tried again")
+        try:
+            result = await client.call_tool(name, dict(asked.arguments))
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED and error.message != _SESSION_LOST:
+                raise CallFailed(str(error)) from error
+            if self._client is client:
+                self._lost.set()
+            raise CallFailed(
+                f"the MCP server {self._table.name} was lost during the call, it is tried again"
+            ) from error
+        if result.is_error:
+            raise CallFailed(result_text(result))
+        return result_text(result)
+
+    async def _stay(self, connected: asyncio.Future[str | None]) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout(self._table.connect_timeout_s) as limit, self._connect() as client:
+                    self._tools = await self._list(client)
+                    limit.reschedule(None)
+                    self._client, self._problem, since_s = client, _ENDED, time.monotonic()
+                    if not connected.done():
+                        connected.set_result(None)
+                    await self._until_lost(client)
+                    if time.monotonic() - since_s > _LONGEST_PAUSE_S:  # else it may die of being started
+                        pause_s = _FIRST_PAUSE_S
+            except (Exception, BaseExceptionGroup) as error:
+                self._problem = _describe(error)
+            finally:
+                self._client = None
+            if not connected.done():
+                connected.set_result(self._problem)
+                return
+            log.warning("the MCP server %s was lost: %s", self._table.name, self._problem)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncGenerator[Client]:
+        table = self._table
+        self._lost.clear()
+        self._changed.clear()
+        if table.url is not None:
+            async with (
+                httpx2.AsyncClient(headers=self._headers, timeout=httpx2.Timeout(30.0, read=None)) as http,
+                Client(streamable_http_client(table.url, http_client=http), message_handler=self._hear) as client,
+            ):
+                yield client
+        else:
+            assert table.command is not None
+            server = StdioServerParameters(command=table.command, args=table.args, env=self._env, cwd=table.cwd)
+            async with Client(self._started(server), message_handler=self._hear) as client:
+                yield client
+
+    @asynccontextmanager
+    async def _started(self, server: StdioServerParameters) -> AsyncGenerator[Any]:
+        """A server's streams; when its output ends, `_lost` is set."""
+        forward, received = anyio.create_memory_object_stream[Any](0)
+
+        async def pump() -> None:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                async with forward:
+                    async for message in read:
+                        await forward.send(message)
+            self._client = None
+            self._lost.set()
+
+        errors = sys.__stderr__ or sys.stderr
+        async with stdio_client(server, errors) as (read, write), received, anyio.create_task_group() as tasks:
+            tasks.start_soon(pump)
+            yield received, write
+            tasks.cancel_scope.cancel()
+
+    async def _until_lost(self, client: Client) -> None:
+        """Lists its tools anew whenever it says that they have changed; returns when there is no connection any more."""
+        async with asyncio.TaskGroup() as group:
+            renewing = group.create_task(self._renew(client))
+            listening = group.create_task(self._listen(client))
+            await self._lost.wait()
+            renewing.cancel()
+            listening.cancel()
+
+    async def _renew(self, client: Client) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                self._tools = await self._list(client)
+            except MCPError as error:
+                log.warning("the tools of the MCP server %s cannot be listed: %s", self._table.name, error)
+
+    async def _listen(self, client: Client) -> None:
+        """Hear of changes where servers do not tell unasked."""
+        capability = client.server_capabilities.tools
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
+            return
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            with suppress(MCPError, SubscriptionLost):
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self._changed.set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._changed.set()  # perhaps nobody listened
+
+    async def _hear(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._changed.set()
+
+    async def _list(self, client: Client) -> tuple[Declared, ...]:
+        found: list[Declared] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await client.list_tools(cursor=cursor, cache_mode="bypass")
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        wanted, unwanted = self._table.include, self._table.exclude
+        return tuple(tool for tool in found if (wanted is None or tool.name in wanted) and tool.name not in unwanted)
+
+
+def _describe(error: BaseException) -> str:
+    """What is behind an error, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return f"{type(error).__name__}: {error}"

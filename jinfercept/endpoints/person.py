@@ -1,0 +1,25 @@
+"""A person as a tool: calls wait in an inbox."""
+
+from typing import final
+
+from jinfercept.endpoints.calls import Asked
+from jinfercept.endpoints.inbox import Inbox
+from jinfercept.endpoints.questions import QUESTION
+from jinfercept.endpoints.schemas import check_of
+from jinfercept.endpoints.tables import PersonTable, Place
+
+
+@final
+class Person:
+    """Somebody who looks into an inbox. Raises `ConfigError` for parameters that are no schema."""
+
+    def __init__(self, table: PersonTable, place: Place, inbox: Inbox) -> None:
+        self._name, self._inbox = table.name, inbox
+        inbox.tools |= {table.name}
+        self.parameters = table.parameters or QUESTION
+        self._check = check_of(self.parameters, place)
+
+    async def __call__(self, asked: Asked) -> str:
+        """What the person says. Raises `CallFailed` if that is no."""
+        self._check(asked.arguments)
+        return await self._inbox.ask(self._name, asked)

@@ -1,0 +1,99 @@
+"""Python functions as tools of a file: found by name, declared by their signatures, run in threads."""
+
+import asyncio
+import importlib
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jinfercept.endpoints.calls import Asked
+from jinfercept.endpoints.tables import Place, PythonTable
+from jinfercept.errors import RequestError
+from jinfercept.function_tools import chat_tools, load_module
+from jinfercept.request import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEndpoint:
+    """A Python function.
+
+    Attributes:
+        declaration: what the model is told of it.
+        function: of the arguments' JSON.
+        in_thread: it is a sync one.
+    """
+
+    declaration: Mapping[str, Any]
+    function: Callable[[str], Any]
+    in_thread: bool
+
+    async def __call__(self, asked: Asked) -> str:
+        """What the function returns, as text."""
+        arguments = json.dumps(dict(asked.arguments))
+        if not self.in_thread:
+            return await self.function(arguments)
+        value = await in_thread(self.function, arguments)
+        return await value if inspect.isawaitable(value) else value
+
+
+def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, ModuleType]) -> PythonEndpoint:
+    """The function that a table names.
+
+    Args:
+        modules: files that were run already; those of one file are one module.
+
+    Raises:
+        ConfigError: there is no such function, or it cannot be a tool.
+    """
+    home, _, name = table.function.rpartition(":")
+    try:
+        function = getattr(_module(home, place.path.parent, modules), name)
+        [made] = chat_tools([Tool(function, name=table.name or name)])
+    except (ImportError, AttributeError) as error:
+        raise place.error("there is no such function", table.function, str(error)) from error
+    except RequestError as error:
+        raise place.error(error.what, error.got, error.fix) from error
+    assert made.tool is not None
+    told = dict(made.declaration["function"])
+    told |= {} if table.description is None else {"description": table.description}
+    told |= {} if table.parameters is None else {"parameters": table.parameters}
+    is_async = inspect.iscoroutinefunction(function)
+    return PythonEndpoint({"type": "function", "function": told}, made.tool.function, not is_async)
+
+
+def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleType:
+    if not home.endswith(".py"):
+        return importlib.import_module(home)
+    path = folder / home
+    if path not in modules:
+        modules[path] = load_module(path)
+    return modules[path]
+
+
+async def in_thread[A, T](function: Callable[[A], T], argument: A) -> T:
+    """What a function returns, run in a daemon thread of its own: one that hangs holds up nobody, not even the end."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not done.cancelled():
+            done.set_result(value) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = context.run(function, argument)
+        except BaseException as raised:  # the function is the user's
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, name="jinfercept-tool", daemon=True).start()
+    return await done

@@ -1,0 +1,41 @@
+"""Arguments checked against the JSON schema that a tool declares."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError
+
+from jinfercept.endpoints.calls import CallFailed
+from jinfercept.endpoints.tables import Place
+
+Check = Callable[[Mapping[str, Any]], None]
+"""Raises `CallFailed`, for the model to read, if arguments do not fit."""
+
+_SHOWN = 5
+
+
+def texts(names: list[str]) -> dict[str, Any]:
+    """The schema of arguments that are texts."""
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+
+
+def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
+    """A check against a schema. Raises `ConfigError` for what is none of an object."""
+    try:
+        Draft202012Validator.check_schema(parameters)
+    except SchemaError as error:
+        where = ".".join(["parameters", *map(str, error.path)])
+        raise place.error(f"{where} is no JSON schema", repr(error.instance)[:80], error.message[:200]) from error
+    if parameters.get("type") != "object":
+        raise place.error("parameters are an object's schema", repr(parameters.get("type")), 'type = "object"')
+    validator = Draft202012Validator(parameters)
+
+    def check(arguments: Mapping[str, Any]) -> None:
+        wrong = sorted(
+            f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message[:200]}"
+            for error in validator.iter_errors(arguments)
+        )
+        if wrong:
+            raise CallFailed(f"the arguments do not fit: {'; '.join(wrong[:_SHOWN])}")
+
+    return check

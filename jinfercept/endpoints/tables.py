@@ -1,0 +1,239 @@
+"""What may stand in a file of tools: every kind of `[[tool]]` with its keys. Reading it starts nothing.
+
+Unknown keys are errors. `${NAME}` in headers and in a server's environment stands for a variable of this process.
+"""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from jinfercept.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class _Table(BaseModel):
+    """What every kind has.
+
+    Attributes:
+        name: by which the model calls it; of an MCP server, by which messages call it.
+        timeout_s: seconds for a call, the time in line included.
+        max_concurrency: calls at once, of an MCP server those of all its tools; more of them wait in line.
+        max_result_tokens, max_result_bytes: a longer result is cut, and says so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    timeout_s: float = Field(60.0, gt=0, le=86400 * 7)
+    max_concurrency: int | None = Field(None, ge=1)
+    max_result_tokens: int = Field(1024, ge=1)
+    max_result_bytes: int | None = Field(None, ge=64)
+
+
+class _Described(_Table):
+    """A tool that says itself what it is for.
+
+    Attributes:
+        parameters: JSON schema of its arguments, an object's.
+    """
+
+    name: Name
+    description: str = Field(min_length=1)
+    parameters: dict[str, Any] | None = None
+
+
+class PythonTable(_Table):
+    """A Python function.
+
+    Attributes:
+        function: `module:function` or `path/to/file.py:function`, from the folder of the file of tools.
+        name, description, parameters: instead of what signature and docstring say.
+    """
+
+    kind: Literal["python"]
+    function: str = Field(pattern=r"^[^:]+(:[^:]+)*:\w+$")
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class HttpTable(_Described):
+    """An HTTP endpoint.
+
+    Attributes:
+        url: with `{argument}`s, escaped as they are put in. Without `parameters`, these are its arguments: texts.
+        body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the url;
+            with a method that sends none they are the query.
+        retries: after failed connections and 502, 503 and 504, of methods that may be repeated.
+        max_bytes: of an answer; a longer one is an error.
+        allow_hosts: `host` or `*.domain`; default: the url's. Only a host that is named here may be at a private address.
+        pointer: JSON pointer (RFC 6901) to what the result is, in an answer that is JSON.
+    """
+
+    kind: Literal["http"]
+    method: Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    url: str
+    headers: dict[str, str] = {}
+    body: dict[str, Any] | None = None
+    retries: int = Field(2, ge=0, le=10)
+    max_bytes: int = Field(1 << 20, ge=1)
+    allow_hosts: list[str] | None = None
+    pointer: str | None = Field(None, pattern=r"^(/.*)?$")
+
+
+class McpTable(_Table):
+    """An MCP server, of whose tools each is a tool.
+
+    Attributes:
+        command, args, env, cwd: of a server that is started here and talks over its standard input and output.
+        url, headers: of one that talks streamable HTTP.
+        prefix: before the names of its tools.
+        include, exclude: names of its tools, without the prefix.
+        connect_timeout_s: seconds until it has to say what tools it has.
+    """
+
+    kind: Literal["mcp"]
+    name: Name
+    command: str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str | None = Field(None, pattern=r"^https?://")
+    headers: dict[str, str] = {}
+    prefix: str = Field("", pattern=r"^[a-zA-Z0-9_-]{0,32}$")
+    include: list[str] | None = None
+    exclude: list[str] = []
+    connect_timeout_s: float = Field(30.0, gt=0)
+
+
+class ModelTable(_Described):
+    """Another model, that is asked one question.
+
+    Attributes:
+        base_url, model, api_key_env: of an OpenAI-compatible server, and the variable that holds its key.
+        path, options: of a model that is loaded into this process, as `LLM` takes them.
+        system: what it is told first.
+        max_tokens, temperature: of its answer.
+    """
+
+    kind: Literal["model"]
+    base_url: str | None = Field(None, pattern=r"^https?://")
+    model: str | None = None
+    api_key_env: str | None = None
+    path: str | None = None
+    options: dict[str, Any] = {}
+    system: str | None = None
+    max_tokens: int = Field(512, ge=1)
+    temperature: float = Field(0.0, ge=0)
+
+
+class PersonTable(_Described):
+    """A person, who finds the calls in an inbox."""
+
+    kind: Literal["person"]
+    timeout_s: float = Field(600.0, gt=0, le=86400 * 7)
+
+
+Table = PythonTable | HttpTable | McpTable | ModelTable | PersonTable
+
+KINDS: dict[str, type[Table]] = {
+    "python": PythonTable,
+    "http": HttpTable,
+    "mcp": McpTable,
+    "model": ModelTable,
+    "person": PersonTable,
+}
+
+
+class Place:
+    """One table of a file, as errors name it.
+
+    Args:
+        path: of the file.
+        number: of the table, from 1.
+    """
+
+    def __init__(self, path: Path, number: int) -> None:
+        self.path, self.number = path, number
+
+    def error(self, what: str, got: object, fix: str) -> ConfigError:
+        """What is wrong in this table."""
+        return ConfigError(f"{self.path}, tool {self.number}: {what}", got=got, fix=fix)
+
+    def expand(self, text: str, key: str) -> str:
+        """A text with the variables that stand in it. Raises `ConfigError` for those that are not set."""
+        missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
+        if missing:
+            raise self.error(f"{key} needs a variable that is not set", ", ".join(missing), "set it in the environment")
+        return _VARIABLE.sub(lambda match: os.environ[match[1]], text)
+
+
+def read_tables(path: Path) -> list[tuple[Place, Table]]:
+    """The tables of a TOML file, each with its place. Raises `ConfigError` for the first mistake."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            "the file of tools cannot be read", got=error, fix="give the path of a .py or .toml"
+        ) from error
+    except ValueError as error:  # TOML's and UTF-8's
+        raise ConfigError(f"{path} is no TOML", got=error, fix="mend it there") from error
+    others = sorted(set(content) - {"tool"})
+    if others:
+        raise ConfigError(
+            f"{path} has keys that mean nothing", got=", ".join(others), fix="begin every tool by [[tool]]"
+        )
+    tables = content.get("tool")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path} has no tools", got=sorted(content), fix='[[tool]] and below it kind = "python"')
+    return [(place := Place(path, number), _read(table, place)) for number, table in enumerate(tables, 1)]
+
+
+def _read(table: dict[str, Any], place: Place) -> Table:
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise place.error("kind says what it is", repr(kind), f"one of {', '.join(KINDS)}")
+    try:
+        read = TypeAdapter[Table](KINDS[kind]).validate_python(table)
+    except ValidationError as error:
+        raise _mistake(error, place, KINDS[kind]) from error
+    _check(read, place)
+    return read
+
+
+def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> ConfigError:
+    """The first thing that is wrong with a table."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    match first["type"]:
+        case "extra_forbidden":
+            return place.error("no such key", key, f"the keys are {', '.join(kind.model_fields)}")
+        case "missing":
+            return place.error("a key is missing", f"no {key}", f"{key} = …")
+    return place.error(f"{key} does not fit", repr(first["input"])[:80], first["msg"])
+
+
+def _check(table: Table, place: Place) -> None:
+    """What cannot stand together."""
+    match table:
+        case McpTable() if (table.command is None) == (table.url is None):
+            given = "both" if table.command else "neither"
+            raise place.error("an MCP server has a command or a url", given, "give one of them")
+        case McpTable() if table.url is not None and (table.args or table.env or table.cwd):
+            raise place.error("args, env and cwd belong to a command", f"url = {table.url!r}", "leave them out")
+        case McpTable() if table.command is not None and table.headers:
+            raise place.error("headers belong to a url", f"command = {table.command!r}", "leave them out")
+        case ModelTable() if (table.base_url is None) == (table.path is None):
+            given = "both" if table.path else "neither"
+            raise place.error("a model is at a base_url or at a path", given, "give one of them")
+        case ModelTable() if table.base_url is not None and (table.model is None or table.options):
+            given = "options" if table.options else "no model"
+            raise place.error("a base_url needs the name of a model, and takes no options", given, 'model = "name"')
+        case ModelTable() if table.path is not None and (table.model or table.api_key_env):
+            raise place.error("model and api_key_env belong to a base_url", f"path = {table.path!r}", "leave them out")

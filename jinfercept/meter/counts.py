@@ -1,0 +1,129 @@
+"""What is counted of an engine since it began. Plain numbers; tokens unless the name says otherwise.
+
+Where vLLM has a histogram of the same meaning, the bounds are its own, so that quantiles can be compared.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import final
+
+from jinfercept.meter.histogram import Histogram
+
+OTHER = "other"
+"""Stands for all names after the first so many."""
+
+_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_CALL_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
+
+
+@final
+class Names:
+    """Keeps the number of names bounded: models and clients make up as many as they like.
+
+    Args:
+        most: names that are told apart.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """The name, or `OTHER` if there were too many others before it."""
+        if name not in self._known and len(self._known) < self._most:
+            self._known[name] = name
+        return self._known.get(name, OTHER)
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """The interceptions by one tool, or by a person who reads an answer.
+
+    Attributes:
+        begun: interceptions.
+        given_up: ended without a return: aborted, or nobody came back.
+        results: calls that returned, by status.
+        duration_s: of those interceptions that ended in a return.
+        predicted_s: what was expected of these when they began, added up.
+        error_s: |expected - actual| of these, added up.
+        kept, copied_in, recomputed: tokens of contexts that ran again: still there, brought from the host, lost.
+        resume_s: from the return to the next token.
+    """
+
+    begun: int = 0
+    given_up: int = 0
+    results: Counter[str] = field(default_factory=Counter)
+    duration_s: Histogram = field(default_factory=lambda: Histogram(_CALL_S))
+    predicted_s: float = 0.0
+    error_s: float = 0.0
+    kept: int = 0
+    copied_in: int = 0
+    recomputed: int = 0
+    resume_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
+
+
+@dataclass(slots=True)
+class Waste:
+    """Device memory that was held without being used, in token·seconds; as `bench.accounts` has it.
+
+    Attributes:
+        preserve: by paused contexts.
+        recompute: by everybody while steps are longer for recomputation, and by those who are recomputed until they are.
+        stall: by everybody while a step waits for its transfers.
+        fetch: by those who were admitted and whose pages are still to come.
+    """
+
+    preserve: float = 0.0
+    recompute: float = 0.0
+    stall: float = 0.0
+    fetch: float = 0.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """All of it.
+
+    Attributes:
+        prompt: of requests that got a first token; `cached` of them were not computed.
+        finished: requests, by reason.
+        steps, step_s: by bucket; 0 is that of steps that only move pages.
+        moved_pages: by action and reason.
+        copied_out, copied_in: what the link carried, empty places of pages included.
+        link_budget: what it could have carried in the time of the steps.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    steps: Counter[int] = field(default_factory=Counter)
+    step_s: dict[int, float] = field(default_factory=dict)
+    moved_pages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    copied_out: int = 0
+    copied_in: int = 0
+    link_budget: float = 0.0
+    waste: Waste = field(default_factory=Waste)
+    tools: dict[str, ToolCounts] = field(default_factory=dict)
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
+    token_s: Histogram = field(default_factory=lambda: Histogram(_TOKEN_S))
+    request_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
+    queued_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
+    prefill_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
+    decode_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))
+    mean_token_s: Histogram = field(default_factory=lambda: Histogram(_TOKEN_S))
+    request_prompt: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    request_generated: Histogram = field(default_factory=lambda: Histogram(_TOKENS))

@@ -1,0 +1,112 @@
+"""What a person sees who watches an engine: the pool over time, who runs, who is paused at what price, what was decided."""
+
+from typing import Any
+
+from jinfercept.kv.page import Residency
+from jinfercept.meter.meter import Meter, Sample
+from jinfercept.meter.pauses import Pause
+from jinfercept.sched.decision import Case
+from jinfercept.sched.estimator import remaining_s
+from jinfercept.sched.sequence import Sequence, State
+
+SHOWN = 30
+"""Requests of each kind that are shown; all are counted."""
+
+
+def overview(meter: Meter, *, texts: bool) -> dict[str, Any]:
+    """Everything of it, for JSON; whoever paused last is first. Seconds are ages or, where their name is `at_s`, of the clock.
+
+    Asks the policy's estimator, as the policy itself does all the time.
+
+    Args:
+        meter: asked between two steps.
+        texts: show what was said to tools, and the ends of answers.
+    """
+    now = meter.now()
+    paused = list(reversed(meter.pauses.open.values()))
+    intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
+    kept = [pause for pause in paused if pause.kept and pause.returned_s is None]
+    others = sum([sequence.length for sequence in meter.running.values()])
+    return {
+        "now_s": now,
+        "page_size": meter.kv.page_size,
+        "link_tokens_per_s": meter.known.cost.link_tokens(1.0),
+        "counts": {
+            "running": len(meter.running),
+            "waiting": len(meter.waiting),
+            "intercepted": len(intercepted),
+            "kept": len(kept),
+        },
+        "sample": _point(meter.sample()),
+        "history": [_point(sample) for sample in meter.history],
+        "running": [_runs(sequence, now) for sequence in list(meter.running.values())[:SHOWN]],
+        "waiting": [_runs(sequence, now) for sequence in list(meter.waiting.values())[:SHOWN]],
+        "intercepted": [_paused(meter, pause, now, others, texts) for pause in intercepted[:SHOWN]],
+        "kept": [_paused(meter, pause, now, others, texts) for pause in kept[:SHOWN]],
+        "decisions": [
+            {
+                "age_s": now - decided.at_s,
+                "request": decided.request_id,
+                "tool": decided.tool,
+                "state": decided.state,
+                "action": decided.action,
+                "why": decided.why,
+                "copied_tokens": decided.copied_tokens,
+                "freed_pages": decided.freed_pages,
+            }
+            for decided in reversed(meter.decisions)
+        ],
+    }
+
+
+def _point(sample: Sample) -> dict[str, Any]:
+    return sample._asdict() | {"pages": sample.pages._asdict()}
+
+
+def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
+    return {
+        "request": sequence.id,
+        "age_s": now - sequence.arrival_s,
+        "tokens": sequence.length,
+        "generated": sequence.generated,
+        "computed": min(sequence.high_water, sequence.length),
+        "preemptions": sequence.preemptions,
+    }
+
+
+def _paused(meter: Meter, pause: Pause, now: float, others: int, texts: bool) -> dict[str, Any]:
+    """One paused context: where it is, and what keeping it, or losing what has no copy, would waste in token·seconds."""
+    sequence, age_s = pause.sequence, now - pause.began_s
+    rest_s = remaining_s(meter.known.estimator, sequence, age_s)
+    places, own, alone = _places(sequence)
+    case = Case(now, State.INTERCEPTED, rest_s, own, others, meter.costs.chunk(meter.last_queries))
+    lost = case._replace(context=alone)
+    price = {"per_s": own, "keep": meter.costs.waste(case).preserve, "drop": meter.costs.waste(lost).discard}
+    return {
+        "request": sequence.id,
+        "tool": pause.tool,
+        "tools": [call.name for call in sequence.calls],
+        "age_s": age_s,
+        "remaining_s": rest_s,
+        "tokens": len(sequence.tokens),
+        **places,
+        "price": price,
+    } | ({"said": pause.said} if texts else {})
+
+
+def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
+    """Where a context's tokens are, how many on the device only it uses or claims, and how many of these are nowhere else."""
+    dirty = clean = host = own = alone = 0
+    for page in sequence.context.pages:
+        residency = page.residency
+        if residency is Residency.DIRTY:
+            dirty += page.filled
+        elif residency is Residency.CLEAN:
+            clean += page.filled
+        elif residency is Residency.HOST:
+            host += page.host_filled
+        if page.refs + page.claims == 1:
+            own += page.filled
+            alone += page.filled if residency is Residency.DIRTY else 0
+    missing = max(0, sequence.high_water - dirty - clean - host)
+    return {"dirty": dirty, "clean": clean, "host": host, "missing": missing}, own, alone

@@ -1,0 +1,175 @@
+"""Contexts of finished requests that somebody is expected to go on from: kept, found again, given up. Plans nothing.
+
+To the scheduler such a request is intercepted: by the tools that its caller runs for it, or by a person who reads the answer.
+So there is one order of loss for all who are paused, and what nobody comes back for is lost first, page by page.
+"""
+
+from itertools import islice, takewhile
+from operator import eq
+from typing import NamedTuple, final
+
+from jinfercept.kv.page import Residency
+from jinfercept.request import Request
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.session import Session
+
+MOST = 1024
+"""Kept contexts; the one kept longest goes first."""
+
+LONGEST_S = 3600.0
+"""Seconds for which one is kept."""
+
+
+class _Kept(NamedTuple):
+    """A kept context.
+
+    Attributes:
+        sequence: intercepted.
+        prompt: the name of the last full page of its prompt; None if there is none.
+        session: under the root of its pages, so that no two salts share a session.
+        asked: its turn ended in calls.
+    """
+
+    sequence: Sequence
+    prompt: bytes | None
+    session: tuple[bytes, str] | None
+    asked: bool
+
+
+@final
+class Returners:
+    """The kept contexts of one scheduler.
+
+    Args:
+        scheduler: to which they are intercepted.
+        most: that are kept.
+        longest_s: that one is kept for.
+    """
+
+    def __init__(self, scheduler: Scheduler, most: int = MOST, longest_s: float = LONGEST_S) -> None:
+        self._scheduler = scheduler
+        self._most, self._longest_s = most, longest_s
+        self._kept: dict[str, _Kept] = {}  # by request, longest kept first
+        self._by_session: dict[tuple[bytes, str], str] = {}
+        self._by_prompt: dict[bytes, dict[str, None]] = {}
+        self._turns: list[str] = []  # who is looked at next
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, session: Session, now: float) -> bool:
+        """Keep the context of a session that ends here, if its request asks for that; False if it is to be finished.
+
+        Under a policy that takes no page of a paused context while anybody runs, nothing is kept.
+        """
+        keep, sequence = session.request.keep, session.sequence
+        if keep is None or keep.last or self._scheduler.protects_paused:
+            return False
+        names = [call.name for call in session.asked] or [keep.reader]
+        pending = tuple(
+            PendingCall(name, (sequence.id, "returns", index), keep.expected_s) for index, name in enumerate(names)
+        )
+        self._scheduler.intercept(sequence, now, pending)
+        root = sequence.context.root
+        num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
+        kept = _Kept(
+            sequence,
+            sequence.context.chain[num_full - 1] if 0 < num_full <= len(sequence.context.chain) else None,
+            (root, keep.session) if keep.session else None,
+            bool(session.asked),
+        )
+        if kept.session is not None:
+            self.drop(self._by_session.get(kept.session), now)
+            self._by_session[kept.session] = sequence.id
+        if kept.prompt is not None:
+            self._by_prompt.setdefault(kept.prompt, {})[sequence.id] = None
+        self._kept[sequence.id] = kept
+        if len(self._kept) > self._most:
+            self.drop(next(iter(self._kept)), now)
+        return True
+
+    def follow(self, request: Request, sequence: Sequence, now: float) -> bool:
+        """Let a new sequence go on from the kept one that it follows; False if there is none.
+
+        A kept one that the request names, or whose session it names, and that has nothing in common with it, is given up.
+
+        Args:
+            request: whose sequence it is.
+            sequence: not added yet.
+        """
+        kept, num_tokens = self._followed(request, sequence)
+        if kept is None:
+            return False
+        if num_tokens < self._scheduler.kv.page_size or sequence.wants_scores:
+            self.drop(kept.sequence.id, now)
+            return False
+        self._forget(kept)
+        self._scheduler.follow(kept.sequence, sequence, num_tokens, now, in_place=kept.asked)
+        return True
+
+    def release(self, root: bytes, session: str, now: float) -> bool:
+        """Nobody comes back to this session; False if nothing is kept of it."""
+        return self.drop(self._by_session.get((root, session)), now)
+
+    def drop(self, request_id: str | None, now: float) -> bool:
+        """Give up a kept context: what it has alone is free, what others could use is a finished prefix."""
+        kept = self._kept.get(request_id) if request_id is not None else None
+        if kept is None:
+            return False
+        self._forget(kept)
+        self._scheduler.finish(kept.sequence, now)
+        return True
+
+    def look(self, now: float) -> None:
+        """Look at one of them, and give it up if it was kept too long or has no page left."""
+        if not self._turns:
+            self._turns = list(self._kept)
+        while self._turns:
+            kept = self._kept.get(self._turns.pop())
+            if kept is not None:
+                pages = kept.sequence.context.pages
+                too_long = now - kept.sequence.paused_s > self._longest_s
+                if too_long or all(page.residency is Residency.MISSING for page in pages):
+                    self.drop(kept.sequence.id, now)
+                return
+
+    def clear(self, now: float) -> None:
+        """Give up all of them."""
+        for request_id in list(self._kept):
+            self.drop(request_id, now)
+
+    def _followed(self, request: Request, sequence: Sequence) -> tuple[_Kept | None, int]:
+        """The kept one that a request goes on from, and how many leading tokens they share."""
+        tokens, context = sequence.tokens, sequence.context
+        for name in (request.follows, self._session_of(request, context.root)):
+            kept = self._kept.get(name) if name is not None else None
+            if kept is not None and kept.sequence.context.root == context.root:
+                return kept, _shared(kept.sequence, tokens)
+        for digest in reversed(self._scheduler.kv.names(context, tokens)):
+            if digest in self._by_prompt:
+                found = [(_shared(self._kept[name].sequence, tokens), name) for name in self._by_prompt[digest]]
+                num_tokens, name = max(found)
+                return self._kept[name], num_tokens
+        return None, 0
+
+    def _session_of(self, request: Request, root: bytes) -> str | None:
+        keep = request.keep
+        return self._by_session.get((root, keep.session)) if keep is not None and keep.session else None
+
+    def _forget(self, kept: _Kept) -> None:
+        name = kept.sequence.id
+        del self._kept[name]
+        if kept.session is not None and self._by_session.get(kept.session) == name:
+            del self._by_session[kept.session]
+        if kept.prompt is not None:
+            names = self._by_prompt[kept.prompt]
+            del names[name]
+            if not names:
+                del self._by_prompt[kept.prompt]
+
+
+def _shared(kept: Sequence, tokens: list[int]) -> int:
+    """Leading tokens that a kept sequence and a new one have in common; the new one's last is left to be computed."""
+    pairs = islice(map(eq, kept.tokens, tokens), len(tokens) - 1)
+    return sum(1 for _ in takewhile(bool, pairs))

@@ -1,0 +1,196 @@
+"""What comes of a conversation's requests, as OpenAI's chat completion: whole, or chunk by chunk."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from jinfercept.async_streaming import AsyncStream
+from jinfercept.chat import Chats
+from jinfercept.forks import joined
+from jinfercept.intercept.pieces import Arguments, CallStarted, Content, Reasoning
+from jinfercept.request import (
+    CompletionOutput,
+    Event,
+    Finished,
+    Intercepted,
+    Logprob,
+    RequestOutput,
+    Resumed,
+    Token,
+)
+from jinfercept.server.chat_protocol import ChatBody
+from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
+from jinfercept.server.service import Service, check_finish
+from jinfercept.server.sse import DONE, event
+from jinfercept.server.usage import UsageCount
+from jinfercept.streaming import StreamEvent
+from jinfercept.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of `n` answers on its way: what the next chunk has to carry along."""
+
+    index: int
+    begun: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
+
+    def note(self, told: Token, body: ChatBody) -> None:
+        if body.logprobs:
+            self.logprobs.append((told.token_id, told.logprobs))
+        if body.return_token_ids:
+            self.token_ids.append(told.token_id)
+
+
+@final
+class ChatAnswer:
+    """The answer to one body.
+
+    Args:
+        name: its id.
+        model: as the client called it.
+        body: what was asked.
+        chats: what was made of it.
+        tokenizer: names tokens.
+        details: for the log; filled in as they become known.
+    """
+
+    def __init__(
+        self, name: str, model: str, body: ChatBody, chats: Chats, tokenizer: Tokenizer, details: dict[str, Any]
+    ) -> None:
+        requests = chats.requests
+        self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
+        self._prompt = list(requests[0].prompt_token_ids)
+        self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
+        details["id"] = name
+        self._usage = UsageCount(requests, details)
+        self._choices = {request.id: _Choice(index) for index, request in enumerate(requests)}
+        self._first_call_only = body.parallel_tool_calls is False
+
+    def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """All of it.
+
+        Args:
+            outputs: by request id.
+        """
+        [output] = joined(self._requests, outputs)
+        for one in outputs.values():
+            self._usage.add(one)
+        answer = self._head | {
+            "choices": [self._whole_choice(completion) for completion in output.outputs],
+            "usage": self._usage.body(),
+        }
+        if output.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            answer["prompt_token_ids"] = output.prompt_token_ids
+        return answer
+
+    def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        said = completion.messages[-1]
+        calls = list(said.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
+        message |= _thought(said["reasoning_content"]) if said.get("reasoning_content") else {}
+        message |= {"tool_calls": calls} if calls else {}
+        choice: dict[str, Any] = {
+            "index": completion.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if completion.logprobs is not None:
+            pairs = list(zip(completion.token_ids, completion.logprobs, strict=True))
+            choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+    async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events. Closed before its end, it gives the requests up.
+
+        Args:
+            stream: of the requests, as the engine tells of them.
+        """
+        self._head["object"] = "chat.completion.chunk"
+        options = self._body.stream_options
+        try:
+            async for told in stream:
+                assert isinstance(told, Token | Intercepted | Resumed | Finished), "a stream without readers"
+                for chunk in self._chunks(told):
+                    yield event(chunk)
+            if options is not None and options.include_usage:
+                yield event(self._head | {"choices": [], "usage": self._usage.body()})
+            yield DONE
+        finally:
+            await service.close(stream)
+
+    def _chunks(self, told: Event) -> Iterator[dict[str, Any]]:
+        """The chunks that an event of one request makes."""
+        choice = self._choices[told.request_id]
+        if isinstance(told, Token):
+            self._usage.count(1)
+            choice.note(told, self._body)
+        for shown in self._readers[told.request_id].read(told):
+            if (delta := self._delta(shown)) is not None:
+                yield from self._begun(choice)
+                yield self._chunk(choice, delta)
+            elif isinstance(shown, Finished):
+                check_finish(shown.output)
+                yield from self._begun(choice)
+                self._usage.add(shown.output)
+                yield self._chunk(choice, {}, shown.output.outputs[0])
+
+    def _begun(self, choice: "_Choice") -> Iterator[dict[str, Any]]:
+        """The chunk that every choice begins with."""
+        if not choice.begun:
+            choice.begun = True
+            prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
+            yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
+
+    def _delta(self, shown: StreamEvent) -> dict[str, Any] | None:
+        """What is new in a message."""
+        match shown:
+            case Content():
+                return {"content": shown.text}
+            case Reasoning():
+                return _thought(shown.text)
+            case CallStarted() if self._wanted(shown.index):
+                function = {"name": shown.name, "arguments": ""}
+                call = {"index": shown.index, "id": shown.id, "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case Arguments() if self._wanted(shown.index):
+                return {"tool_calls": [{"index": shown.index, "function": {"arguments": shown.text}}]}
+        return None
+
+    def _wanted(self, call: int) -> bool:
+        return call == 0 or not self._first_call_only
+
+    def _chunk(
+        self, choice: "_Choice", delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
+    ) -> dict[str, Any]:
+        one: dict[str, Any] = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": end.finish_reason if end else None,
+        }
+        if end is not None:
+            one["stop_reason"] = end.stop_reason
+        if carry and choice.logprobs:
+            one["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
+            choice.logprobs = []
+        if carry and choice.token_ids:
+            one["token_ids"], choice.token_ids = choice.token_ids, []
+        chunk = self._head | {"choices": [one]}
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._usage.body() if options.continuous_usage_stats else None
+        return chunk
+
+
+def _thought(text: str) -> dict[str, str]:
+    """What a model thinks before it answers, by the name that vLLM has for it now and by the one that most clients read."""
+    return {"reasoning": text, "reasoning_content": text}

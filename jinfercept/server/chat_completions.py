@@ -1,0 +1,91 @@
+"""`/v1/chat/completions`: a conversation becomes requests, and what comes of them an answer."""
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.chat import Chats
+from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.function_tools import chat_tools
+from jinfercept.server.access_log import DETAILS
+from jinfercept.server.chat_answer import ChatAnswer
+from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
+from jinfercept.server.encoding import Reply
+from jinfercept.server.errors import ApiError
+from jinfercept.server.hints import Hints, read_hints, with_hints
+from jinfercept.server.refusals import check_extras
+from jinfercept.server.route import GuardedRoute
+from jinfercept.server.sampling import sampling_params
+from jinfercept.server.service import Service, check_requests, finished, service_of
+from jinfercept.server.sse import EventStream
+
+_OPTIONS = ("chat_template_kwargs", "tool_choice")
+"""Fields that errors are about which begin with their names."""
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    hints = read_hints(body, request)
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    chats = await service.prepare(lambda: make_chat(service, body, hints, name), body.n or 1)
+    answer = ChatAnswer(name, model, body, chats, service.tokenizer, request.scope[DETAILS])
+    if body.stream:
+        return EventStream(answer.stream(service, service.submit(chats.requests)))
+    outputs = await finished(service, request, service.submit(*chats, ends_only=True))
+    return Reply(answer.whole(outputs))
+
+
+def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chats:
+    """The requests that a body asks for, and who reads what comes of them. Takes a while: renders, tokenises, compiles.
+
+    Args:
+        name: of the first request.
+
+    Raises:
+        ApiError: 400.
+    """
+    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service.llm)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options belong to a stream", "stream_options")
+    tools = _tools(body)
+    options = service.chat_options(
+        chat_template_kwargs=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt is not False,
+        tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+    )
+    messages = [message.as_read() for message in body.messages]
+    try:
+        chats = service.llm.make_chats([messages], params, tools, options, iter([name]))
+    except RequestError as error:
+        field = "tools" if tools and "tool" in error.what else "messages"
+        field = next((name for name in _OPTIONS if error.what.startswith(name)), field)
+        raise ApiError.of(error, field) from error
+    except JinferceptError as error:
+        raise ApiError.of(error, "messages") from error
+    check_requests(service, chats.requests, "messages")
+    return chats._replace(requests=with_hints(chats.requests, hints))
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError.bad("top_logprobs need logprobs", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _tools(body: ChatBody) -> list[dict[str, Any]]:
+    """What the model reads that it may call."""
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    try:
+        chat_tools(tools)
+    except RequestError as error:
+        raise ApiError.of(error, "tools") from error
+    return tools

@@ -1,0 +1,170 @@
+"""What comes of completions' requests, as OpenAI's text completion: whole, or chunk by chunk."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from jinfercept.async_streaming import AsyncStream
+from jinfercept.forks import joined
+from jinfercept.request import CompletionOutput, Finished, Request, RequestOutput, Token
+from jinfercept.server.completion_protocol import CompletionBody
+from jinfercept.server.errors import ApiError
+from jinfercept.server.logprobs import Reported, completion_logprobs, prompt_logprobs
+from jinfercept.server.service import Service, check_finish
+from jinfercept.server.sse import DONE, event
+from jinfercept.server.usage import UsageCount
+from jinfercept.streaming import StreamEvent
+from jinfercept.tokenizer import Tokenizer
+
+
+class _Choice:
+    """One text on its way: what the next chunk has to carry along."""
+
+    def __init__(self, index: int, request: Request) -> None:
+        self.index, self.request = index, request
+        self.begun = False
+        self.tokens: list[Reported] = []
+        self.offset = 0
+
+
+@final
+class CompletionAnswer:
+    """The answer to one body.
+
+    Args:
+        name: its id.
+        model: as the client called it.
+        body: what was asked.
+        requests: what was made of it, forks after their first.
+        tokenizer: names tokens; None if the model has none.
+        details: for the log; filled in as they become known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        body: CompletionBody,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer | None,
+        details: dict[str, Any],
+    ) -> None:
+        self._body, self._requests, self._tokenizer = body, requests, tokenizer
+        if tokenizer is None and (body.echo or body.logprobs is not None):
+            raise ApiError.bad(
+                "this model has no tokenizer: no echo and no logprobs", "echo" if body.echo else "logprobs"
+            )
+        self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
+        details["id"] = name
+        self._usage = UsageCount(requests, details)
+        self._choices = {request.id: _Choice(index, request) for index, request in enumerate(requests)}
+        self._only_echo = body.max_tokens == 0
+
+    def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """All of it.
+
+        Args:
+            outputs: by request id.
+        """
+        for one in outputs.values():
+            self._usage.add(one)
+        choices: list[dict[str, Any]] = []
+        for output in joined(self._requests, outputs):
+            for completion in output.outputs:
+                choices.append(self._whole_choice(len(choices), output, completion))
+        return self._head | {"choices": choices, "usage": self._usage.body()}
+
+    def _whole_choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        body, echo = self._body, ""
+        text, token_ids = completion.text, completion.token_ids
+        reported = list(zip(token_ids, completion.logprobs or [None] * len(token_ids), strict=True))
+        if self._only_echo:
+            text, token_ids, reported = "", [], []
+        if body.echo:
+            echo = self._echo(output.prompt, output.prompt_token_ids)
+            prompt = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+            reported = [*zip(output.prompt_token_ids, prompt, strict=True), *reported]
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": echo + text,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if body.logprobs is not None and self._tokenizer is not None:
+            choice["logprobs"] = completion_logprobs(reported, body.logprobs, self._tokenizer)
+        if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice |= {"token_ids": token_ids, "prompt_token_ids": output.prompt_token_ids}
+        return choice
+
+    async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events. Closed before its end, it gives the requests up."""
+        options = self._body.stream_options
+        try:
+            async for told in stream:
+                for chunk in self._chunks(told):
+                    yield event(chunk)
+            if options is not None and options.include_usage:
+                yield event(self._head | {"choices": [], "usage": self._usage.body()})
+            yield DONE
+        finally:
+            await service.close(stream)
+
+    def _chunks(self, told: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The chunks that an event of one request makes."""
+        if isinstance(told, Token):
+            choice = self._choices[told.request_id]
+            self._usage.count(1)
+            if not self._only_echo:
+                choice.tokens.append((told.token_id, told.logprobs))
+            text = self._begin(choice) + ("" if self._only_echo else told.text)
+            if text or self._carries:
+                yield self._chunk(choice, text)
+        elif isinstance(told, Finished):
+            choice = self._choices[told.request_id]
+            check_finish(told.output)
+            self._usage.add(told.output)
+            text = self._begin(choice) + ("" if self._only_echo else told.text)
+            yield self._chunk(choice, text, told.output.outputs[0])
+
+    @property
+    def _carries(self) -> bool:
+        """Whether a chunk tells of its tokens too."""
+        return self._body.logprobs is not None or bool(self._body.return_token_ids)
+
+    def _begin(self, choice: _Choice) -> str:
+        """What stands before the first token of a text."""
+        if choice.begun:
+            return ""
+        request = choice.request
+        return self._echo(request.prompt, request.prompt_token_ids) if self._body.echo else ""
+
+    def _chunk(self, choice: _Choice, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
+        body = self._body
+        one: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": end.finish_reason if end else None,
+        }
+        if end is not None:
+            one["stop_reason"] = end.stop_reason
+        if body.logprobs is not None and self._tokenizer is not None and choice.tokens:
+            one["logprobs"] = completion_logprobs(choice.tokens, body.logprobs, self._tokenizer, choice.offset)
+        if body.return_token_ids:
+            one["token_ids"] = [token_id for token_id, _ in choice.tokens]
+            if not choice.begun:
+                one["prompt_token_ids"] = list(choice.request.prompt_token_ids)
+        choice.begun, choice.tokens = True, []
+        choice.offset += len(text)
+        chunk = self._head | {"choices": [one]}
+        options = body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._usage.body() if options.continuous_usage_stats else None
+        return chunk
+
+    def _echo(self, prompt: str | None, token_ids: Sequence[int]) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(token_ids) if prompt is None else prompt

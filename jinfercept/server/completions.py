@@ -1,0 +1,91 @@
+"""`/v1/completions`: texts that go on."""
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.errors import RequestError
+from jinfercept.request import Request as EngineRequest
+from jinfercept.server.access_log import DETAILS
+from jinfercept.server.completion_answer import CompletionAnswer
+from jinfercept.server.completion_protocol import Completion, CompletionBody
+from jinfercept.server.encoding import Reply
+from jinfercept.server.errors import ApiError
+from jinfercept.server.hints import Hints, read_hints, with_hints
+from jinfercept.server.protocol import MAX_CHOICES
+from jinfercept.server.refusals import check_extras
+from jinfercept.server.route import GuardedRoute
+from jinfercept.server.sampling import sampling_params
+from jinfercept.server.service import Service, check_requests, finished, service_of
+from jinfercept.server.sse import EventStream
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/completions", response_model=Completion)
+async def create_completion(body: CompletionBody, request: Request) -> Response:
+    """Go on with a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    hints = read_hints(body, request)
+    name = f"cmpl-{uuid.uuid4().hex}"
+    number = len(_prompts(body)) * (body.n or 1)
+    requests = await service.prepare(lambda: make_completions(service, body, hints, name), number)
+    answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
+    if body.stream:
+        return EventStream(answer.stream(service, service.submit(requests)))
+    outputs = await finished(service, request, service.submit(requests, ends_only=True))
+    return Reply(answer.whole(outputs))
+
+
+def make_completions(service: Service, body: CompletionBody, hints: Hints, name: str) -> list[EngineRequest]:
+    """The requests that a body asks for. Takes a while: tokenises, compiles.
+
+    Args:
+        name: what their ids begin with.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options belong to a stream", "stream_options")
+    if body.echo and body.stream and body.logprobs is not None:
+        raise ApiError.bad("log probabilities of an echo do not come in a stream", "echo", "unsupported_parameter")
+    prompts = _prompts(body)
+    if len(prompts) * (body.n or 1) > MAX_CHOICES * 16:
+        raise ApiError.bad(f"at most {MAX_CHOICES * 16} texts are made of one request", "prompt")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        body = body.model_copy(update={"prompt_logprobs": body.logprobs})
+    params = sampling_params(body, max(1, max_tokens), body.logprobs, service.llm)
+    ids = (f"{name}-{index}" for index in range(len(prompts)))
+    try:
+        given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
+        requests = service.llm.make_requests(given, params, (), None, ids)
+    except RequestError as error:
+        raise ApiError.of(error, "prompt") from error
+    check_requests(service, requests, "prompt")
+    return with_hints(requests, hints)
+
+
+def _prompts(body: CompletionBody) -> list[Any]:
+    """A text or a list of token ids each."""
+    prompt = body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return list(prompt)
+
+
+def _prompt(service: Service, prompt: str | list[int], add_special_tokens: bool) -> str | dict[str, Any]:
+    if isinstance(prompt, str) and add_special_tokens:
+        return prompt
+    if isinstance(prompt, str):
+        return {"prompt": prompt, "prompt_token_ids": service.tokenizer.encode(prompt)}
+    return {"prompt_token_ids": prompt}

@@ -1,0 +1,128 @@
+"""What a client is told when something cannot be done: OpenAI's error object, with the status that its clients expect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from jinfercept.errors import JinferceptError
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
+"""Names that pydantic gives to the branches of a union; no field has them."""
+
+
+class ApiError(HTTPException):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP.
+        message: for a person.
+        param: the field of the body that is wrong, `messages[0].content` for example.
+        code: for a program, as OpenAI has them.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    @classmethod
+    def bad(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
+        """A mistake of the client's (400)."""
+        return cls(400, message, param=param, code=code)
+
+    @classmethod
+    def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
+        """A mistake that was found beyond the protocol (400)."""
+        return cls.bad(str(error), param)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": {…}}`."""
+        default = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status_code, default)
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+class ErrorObject(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorObject
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request is wrong; `param` names the field."},
+    401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
+    404: {"model": ErrorBody, "description": "There is no such model, or no such thing."},
+    408: {"model": ErrorBody, "description": "The body did not arrive in time."},
+    413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
+    415: {"model": ErrorBody, "description": "The body is not JSON."},
+    429: {"model": ErrorBody, "description": "The queue is full; `Retry-After` says when to come again."},
+    500: {"model": ErrorBody, "description": "The engine failed."},
+    503: {"model": ErrorBody, "description": "The server is shutting down."},
+    "default": {"model": ErrorBody, "description": "Every other error."},
+}
+"""For the OpenAPI document."""
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every error in one shape."""
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(Exception, _answer_failure)
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    error = cast(HTTPException, error)
+    if not isinstance(error, ApiError):
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        error = ApiError(error.status_code, message, headers=error.headers)
+    return JSONResponse(error.body, error.status_code, error.headers)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """The deepest of the problems: within a union it is the branch that was meant."""
+    problem = max(cast(RequestValidationError, error).errors(), key=lambda one: len(one["loc"]))
+    param = _path(problem["loc"][1:])
+    message = f"{param or 'the body'}: {problem['msg']}"
+    wrong = ApiError.bad(message, param or None)
+    return JSONResponse(wrong.body, wrong.status_code)
+
+
+async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+    failed = ApiError(500, f"the server failed: {type(error).__name__}")
+    return JSONResponse(failed.body, failed.status_code)
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    """`messages[0].content` of where a problem was found."""
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _BRANCHES and part.isidentifier() and part[:1].islower() and "function-" not in part:
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,86 @@
+"""`/inbox`: calls that wait for a person, listed, answered and declined. Arguments are shown: nobody could answer without."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from jinfercept.endpoints.inbox import Inbox
+from jinfercept.errors import RequestError
+from jinfercept.server.errors import ApiError
+from jinfercept.server.protocol import Body, Text
+from jinfercept.server.route import GuardedRoute
+from jinfercept.server.service import service_of
+
+router = APIRouter(route_class=GuardedRoute, tags=["tools"])
+
+_CallId = Annotated[str, Field(max_length=64)]
+
+
+class WaitingCall(BaseModel):
+    """A call that waits; times are seconds since 1970."""
+
+    id: str
+    tool: str
+    arguments: dict[str, Any]
+    request_id: str
+    asked_at: float
+    expires_at: float
+
+
+class WaitingCalls(BaseModel):
+    """All of them, the oldest first."""
+
+    data: list[WaitingCall]
+
+
+class AnswerBody(Body):
+    """What the model is told."""
+
+    text: Text
+
+
+class DeclineBody(Body):
+    """Why there is no answer; the model is told that too."""
+
+    why: Annotated[str, Field(max_length=10_000)] = ""
+
+
+class Taken(BaseModel):
+    """The call waits no more."""
+
+    id: str
+
+
+@router.get("/inbox")
+async def list_calls(request: Request) -> WaitingCalls:
+    """The calls that wait."""
+    return WaitingCalls(data=[WaitingCall(**asdict(pending)) for pending in _inbox(request).pending()])
+
+
+@router.post("/inbox/{call_id}/answer")
+async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
+    """Give a call its result."""
+    try:
+        _inbox(request).answer(call_id, body.text)
+    except RequestError as error:
+        raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
+    return Taken(id=call_id)
+
+
+@router.post("/inbox/{call_id}/decline")
+async def decline(call_id: _CallId, body: DeclineBody, request: Request) -> Taken:
+    """Tell a call that there will be no answer."""
+    try:
+        _inbox(request).decline(call_id, body.why)
+    except RequestError as error:
+        raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
+    return Taken(id=call_id)
+
+
+def _inbox(request: Request) -> Inbox:
+    inbox = service_of(request).inbox
+    if inbox is None:
+        raise ApiError(404, "no tool of this server asks a person", code="no_inbox")
+    return inbox

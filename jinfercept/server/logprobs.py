@@ -1,0 +1,84 @@
+"""Log probabilities in the shapes that clients read: a chat's, a completion's, and vLLM's of a prompt."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinfercept.request import Logprob
+from jinfercept.tokenizer import Tokenizer
+
+_LEAST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+Reported = tuple[int, Mapping[int, Logprob] | None]
+"""A token and what is known of its place; None for what a tool returned."""
+
+
+def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """`logprobs` of a chat's choice.
+
+    Args:
+        top: likeliest tokens to name beside each.
+    """
+
+    def one(token_id: int, logprob: Logprob) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token_id)
+        return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob.logprob), "bytes": list(text)}
+
+    return {
+        "content": [
+            one(token_id, known[token_id]) | {"top_logprobs": [one(other, known[other]) for other in _best(known, top)]}
+            for token_id, known in tokens
+            if known is not None
+        ]
+    }
+
+
+def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer, offset: int = 0) -> dict[str, Any]:
+    """`logprobs` of a completion's choice.
+
+    Args:
+        tokens: of the text; the first of a prompt has no report.
+        offset: characters before them.
+    """
+    texts = [tokenizer.token_text(token_id) for token_id, _ in tokens]
+    offsets: list[int] = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [None if known is None else _finite(known[token_id].logprob) for token_id, known in tokens],
+        "tokens": texts,
+        "top_logprobs": [
+            None
+            if known is None
+            else {tokenizer.token_text(other): _finite(known[other].logprob) for other in _best(known, top)}
+            for _, known in tokens
+        ],
+    }
+
+
+def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> list[Any]:
+    """vLLM's `prompt_logprobs`: of every token of the prompt, by token id; None for the first."""
+    return [
+        None
+        if one is None
+        else {
+            str(token_id): {
+                "logprob": _finite(logprob.logprob),
+                "rank": logprob.rank,
+                "decoded_token": logprob.decoded_token,
+            }
+            for token_id, logprob in one.items()
+        }
+        for one in known
+    ]
+
+
+def _best(known: Mapping[int, Logprob], top: int) -> list[int]:
+    return sorted((token_id for token_id in known if known[token_id].rank <= top), key=lambda one: known[one].rank)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LEAST

@@ -1,0 +1,42 @@
+"""What machines ask of a server: whether it lives, whether it takes requests, what it is."""
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from jinfercept import __version__
+from jinfercept.server.errors import ApiError
+from jinfercept.server.service import service_of
+
+router = APIRouter(tags=["operations"])
+
+
+class Condition(BaseModel):
+    """How it is."""
+
+    status: str
+
+
+class Version(BaseModel):
+    """Which it is."""
+
+    version: str
+
+
+@router.get("/health")
+async def health() -> Condition:
+    """Whether it lives."""
+    return Condition(status="ok")
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Condition:
+    """Whether it takes requests: 503 while it shuts down."""
+    if service_of(request).draining:
+        raise ApiError(503, "the server is shutting down", code="draining")
+    return Condition(status="ready")
+
+
+@router.get("/version")
+async def version() -> Version:
+    """The version of jinfercept."""
+    return Version(version=__version__)

@@ -1,0 +1,95 @@
+"""What a server is told, once: the fields are the flags of `jinfercept serve`. Imports nothing heavy."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinfercept.config import option
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.formats import ALIASES, FORMATS
+from jinfercept.intercept.reasoning import THINKINGS
+
+KEY_VARIABLE = "JINFERCEPT_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How requests reach the model. Names as in `vllm serve` where the meaning is the same; tuples are flags that repeat."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
+    port: int = option(8000, "0: one that is free; it is printed")
+    uds: str | None = option(None, "path of a Unix socket to listen on instead")
+    served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
+    api_key: tuple[str, ...] = option(
+        (),
+        f"a key that clients have to bring; those of one key share no cached context with others; "
+        f"/health, /ready, /version, /metrics and the empty page at / need none. Also ${KEY_VARIABLE}",
+    )
+    chat_template: str | None = option(None, "a Jinja file instead of the model's template")
+    tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
+    reasoning_parser: str = option("auto", "how the model marks its thinking; auto: as its template shows; none: not")
+    max_body_size: int = option(16 * 2**20, "bytes of the largest request body")
+    max_queue_len: int = option(1024, "requests that may wait for their turn; more are answered 429")
+    response_ttl: float = option(86400.0, "seconds for which a response is stored, for those that go on from it")
+    max_stored_responses: int = option(4096, "responses that are stored; the oldest go first")
+    header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
+    body_timeout: float = option(60.0, "seconds until its body has to be there")
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
+    drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
+    allowed_origins: tuple[str, ...] = option(
+        (), "an origin whose web pages may use the server (CORS); *: all; default: its own"
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that they may use")
+    allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that they may send")
+    allow_credentials: bool = option(False, "whether they may send cookies")
+    show_texts: bool = option(
+        False, "the live page at / shows what was said to tools, and the ends of answers, to everybody with a key"
+    )
+    log_format: str = option("text", "a line for each request, as key=value or as JSON", ("text", "json"))
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("port", 0),
+            ("max_body_size", 1),
+            ("max_queue_len", 1),
+            ("response_ttl", 0),
+            ("max_stored_responses", 0),
+            ("header_timeout", 0.001),
+            ("body_timeout", 0.001),
+            ("timeout_keep_alive", 0),
+            ("drain_timeout", 0),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} is too small", got=getattr(self, name), fix=f"at least {least}")
+        if self.port > 65535:
+            raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
+        self._check_parsers()
+        self.template()
+        if not all(self.api_key):
+            raise ConfigError("an API key is empty", got="''", fix="leave it out, or give one")
+
+    def _check_parsers(self) -> None:
+        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *THINKINGS)
+        if self.tool_call_parser is not None and self.tool_call_parser not in calls:
+            raise ConfigError("no such tool_call_parser", got=self.tool_call_parser, fix=f"one of {', '.join(calls)}")
+        if self.reasoning_parser not in thinkings:
+            raise ConfigError(
+                "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
+            )
+
+    def template(self) -> str | None:
+        """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "the chat template cannot be read", got=error, fix="give a file of Jinja source"
+            ) from error
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys, that of the environment among them; none: everybody may come."""
+        told = os.environ.get(KEY_VARIABLE)
+        return (*self.api_key, told) if told else self.api_key

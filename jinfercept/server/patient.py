@@ -1,0 +1,59 @@
+"""uvicorn's connections, with a limit to their patience: the head of a request has to arrive in time, and in bounds."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 2**16
+
+
+def patient_protocol(timeout_s: float) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn.
+
+    Args:
+        timeout_s: from the beginning of a connection, or of the next request on it, to the end of the request's head.
+    """
+
+    class PatientProtocol(HttpToolsProtocol):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self._deadline: asyncio.TimerHandle | None = None
+            self._head_bytes = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+                self._wait()
+            if self._deadline is not None:
+                self._head_bytes += len(data)
+            super().data_received(data)
+            if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
+                self._end()
+
+        def on_headers_complete(self) -> None:
+            self._unwait()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwait()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            self._head_bytes = 0
+            self._deadline = self.loop.call_later(timeout_s, self._end)
+
+        def _unwait(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _end(self) -> None:
+            self._unwait()
+            if not self.transport.is_closing():
+                self.transport.close()
+
+    return PatientProtocol

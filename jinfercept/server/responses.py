@@ -1,0 +1,205 @@
+"""`/v1/responses`: answers that are stored, go on from one another, and may be written while nobody waits."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from jinfercept.request import Token
+from jinfercept.server.access_log import DETAILS
+from jinfercept.server.encoding import Reply
+from jinfercept.server.errors import ApiError
+from jinfercept.server.hints import read_hints
+from jinfercept.server.logprobs import chat_logprobs
+from jinfercept.server.refusals import check_extras
+from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
+from jinfercept.server.responses_items import Item, messages_of, read_items
+from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
+from jinfercept.server.responses_run import BackgroundRun, write, written
+from jinfercept.server.responses_store import Stored
+from jinfercept.server.responses_writer import ResponseWriter
+from jinfercept.server.route import GuardedRoute
+from jinfercept.server.service import Service, service_of, unless_gone
+from jinfercept.server.sse import EventStream
+from jinfercept.server.usage import UsageCount
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+_ANSWERED = ("completed", "incomplete")
+"""What a response can be gone on from."""
+
+
+@router.post("/v1/responses", response_model=ResponseObject)
+async def create_response(body: ResponsesBody, request: Request) -> Response:
+    """Answer a conversation, all of it or what is new in it. With `stream`, in typed server-sent events."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_asked(body)
+    owner = _owner(request)
+    before = _before(service, body.previous_response_id, owner)
+    asked = read_items(body.input, before, lambda name: service.responses.item(name, owner, _now()))
+    hints = replace(read_hints(body, request), follows=body.previous_response_id)
+    name = f"resp_{uuid.uuid4().hex}"
+
+    def make() -> Any:
+        return make_response_chat(service, body, messages_of([*before, *asked], body.instructions), hints, name)
+
+    chats = await service.prepare(make, 1)
+    response = _begun(name, model, body)
+    usage = UsageCount(chats.requests, request.scope[DETAILS])
+    writer = ResponseWriter(response, usage, body.parallel_tool_calls is False, _logprobs(service, body))
+    stream = service.submit(*chats)
+    request.scope[DETAILS]["id"] = name
+    run = BackgroundRun(service, stream, writer, kept=bool(body.stream)) if body.background else None
+    if body.store is not False:
+        service.responses.add(Stored(owner, response, before, asked, run), _now())
+    if run is not None:
+        return EventStream(run.follow(0)) if body.stream else Reply(response)
+    if body.stream:
+        return EventStream(write(service, stream, writer))
+    await unless_gone(request, written(service, stream, writer))
+    return Reply(response)
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+async def get_response(
+    response_id: str,
+    request: Request,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+) -> Response:
+    """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
+    stored = _stored(request, response_id)
+    if not stream:
+        return Reply(stored.response)
+    if stored.background is None:
+        raise ApiError.bad("only a response in the background can be streamed again", "stream")
+    return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
+
+
+@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+async def delete_response(response_id: str, request: Request) -> Response:
+    """Store it no longer. If it is still being written in the background, it is given up."""
+    stored = service_of(request).responses.delete(response_id, _owner(request), _now())
+    if stored.background is not None and stored.is_open:
+        await stored.background.cancel()
+    return Reply({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
+async def cancel_response(response_id: str, request: Request) -> Response:
+    """Give up what is written in the background. One that has ended stays as it is."""
+    stored = _stored(request, response_id)
+    if stored.background is None:
+        raise ApiError.bad("only a response in the background can be cancelled: close the connection of another one")
+    if stored.is_open:
+        await stored.background.cancel()
+    return Reply(stored.response)
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """The conversation that a response answers, from page to page; instructions are no part of it."""
+    stored = _stored(request, response_id)
+    items = [*stored.before, *stored.asked]
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
+        items = items[places[-1] + 1 :]
+    shown = items[:limit]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return Reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
+
+
+def _stored(request: Request, response_id: str) -> Stored:
+    return service_of(request).responses.get(response_id, _owner(request), _now())
+
+
+def _before(service: Service, previous_id: str | None, owner: str) -> list[Item]:
+    """The conversation that a body goes on from."""
+    if previous_id is None:
+        return []
+    field = "previous_response_id"
+    try:
+        previous = service.responses.get(previous_id, owner, _now())
+    except ApiError as error:
+        raise ApiError.bad(error.detail, field, "previous_response_not_found") from error
+    if previous.response["status"] not in _ANSWERED:
+        raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
+    return previous.conversation
+
+
+def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
+    """A response of which nothing is written."""
+    form, reasoning, chosen = body.text and body.text.format, body.reasoning, body.tool_choice
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "tool_choice": (chosen if isinstance(chosen, str) else {"type": "function", "name": chosen.name})
+        if chosen
+        else "auto",
+        "tools": [
+            tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+            for tool in body.tools or ()
+        ],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def _logprobs(service: Service, body: ResponsesBody) -> Any:
+    """How tokens are reported, if they are."""
+    if not wants_logprobs(body):
+        return None
+    top, tokenizer = body.top_logprobs or 0, service.tokenizer
+
+    def report(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+        return chat_logprobs([(token.token_id, token.logprobs) for token in tokens], top, tokenizer)["content"]
+
+    return report
+
+
+def _owner(request: Request) -> str:
+    return request.scope["jinfercept.key"]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

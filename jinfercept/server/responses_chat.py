@@ -1,0 +1,123 @@
+"""A body of `/v1/responses` as one of `/v1/chat/completions`: the same requests are made of both, by the same code."""
+
+from typing import Any
+
+from jinfercept.chat import Chats
+from jinfercept.server.chat_completions import make_chat
+from jinfercept.server.chat_protocol import (
+    MAX_MESSAGES,
+    ChatBody,
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    ToolDeclaration,
+)
+from jinfercept.server.errors import ApiError
+from jinfercept.server.hints import Hints
+from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
+from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
+from jinfercept.server.service import Service
+
+_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "logprobs": "top_logprobs",
+}
+"""What a chat's fields are called here."""
+_ELSEWHERE = ("conversation", "prompt", "context_management")
+"""What OpenAI keeps of a client besides responses, or does to them."""
+_MOST_METADATA = (16, 64, 512)
+"""Pairs, characters of a name, characters of a value."""
+
+
+def check_asked(body: ResponsesBody) -> None:
+    """Raise 400 for what a response cannot be asked for."""
+    for name, harmless in (("n", 1), ("response_format", None), ("prompt_logprobs", None), ("return_token_ids", False)):
+        if getattr(body, name) not in (None, harmless):
+            raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
+    for name in _ELSEWHERE:
+        if (body.model_extra or {}).get(name) is not None:
+            raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
+    if body.truncation == "auto":
+        raise ApiError.bad("nothing of a conversation is left out here", "truncation", "unsupported_value")
+    if body.background and body.store is False:
+        raise ApiError.bad("a response in the background has to be stored", "background")
+    pairs, name_length, value_length = _MOST_METADATA
+    metadata = body.metadata or {}
+    fits = all(
+        len(name) <= name_length and isinstance(value, str) and len(value) <= value_length
+        for name, value in metadata.items()
+    )
+    if len(metadata) > pairs or not fits:
+        limits = f"{pairs} texts of {value_length} characters, under names of {name_length}"
+        raise ApiError.bad(f"metadata are at most {limits}", "metadata")
+
+
+def make_response_chat(
+    service: Service, body: ResponsesBody, messages: list[Message], hints: Hints, name: str
+) -> Chats:
+    """One request, and who reads what comes of it. Takes a while, as `make_chat`.
+
+    Args:
+        messages: the whole conversation.
+        name: of the request.
+
+    Raises:
+        ApiError: 400, with the field as it is called here.
+    """
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
+    try:
+        return make_chat(service, _chat_body(body, messages), hints, name)
+    except ApiError as error:
+        error.param = _FIELDS.get(error.param, error.param) if error.param else None
+        raise
+
+
+def _chat_body(body: ResponsesBody, messages: list[Message]) -> ChatBody:
+    alike = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    chosen = body.tool_choice
+    fields: dict[str, Any] = {
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": wants_logprobs(body),
+        "top_logprobs": body.top_logprobs,
+        "tools": [
+            ToolDeclaration.model_construct(
+                type="function",
+                function=Function.model_construct(
+                    name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+                ),
+            )
+            for tool in body.tools or ()
+        ],
+        "tool_choice": chosen
+        if chosen is None or isinstance(chosen, str)
+        else NamedTool(type="function", function=NamedFunction(name=chosen.name)),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": _template_kwargs(body),
+        "response_format": _response_format(body),
+    }
+    return ChatBody.model_construct(**(alike | fields))
+
+
+def wants_logprobs(body: ResponsesBody) -> bool:
+    """Whether the answer's tokens are reported with how likely they were."""
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+
+
+def _template_kwargs(body: ResponsesBody) -> dict[str, Any]:
+    quiet = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
+    return quiet | (body.chat_template_kwargs or {})
+
+
+def _response_format(body: ResponsesBody) -> ResponseFormat | None:
+    form = body.text.format if body.text else None
+    if form is None:
+        return None
+    schema = JsonSchema.model_construct(schema_=form.schema_) if form.type == "json_schema" else None
+    return ResponseFormat.model_construct(type=form.type, json_schema=schema)

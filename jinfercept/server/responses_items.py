@@ -1,0 +1,140 @@
+"""Items of `/v1/responses`: as a client sends them, as they are stored, and as the messages that a chat template reads.
+
+Stored items are plain objects, of one form for what was said to the model and for what it said.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
+from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_protocol import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    RefusalPart,
+)
+
+Item = dict[str, Any]
+"""With `id`, `type`, `status`, and what its type has."""
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
+    """An item with an id of its own."""
+    return {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
+
+
+def read_items(given: str | Sequence[InputItem], before: Iterable[Item], find: Callable[[str], Item]) -> list[Item]:
+    """What a client says, to be stored.
+
+    Args:
+        given: the body's `input`.
+        before: the conversation that it goes on from.
+        find: an item of a stored response by its id; raises 404.
+
+    Raises:
+        ApiError: 400 for a result without its call, 404 for a reference to nothing.
+    """
+    if isinstance(given, str):
+        return [new_item("message", role="user", content=[_text(given, "user")])]
+    called = {item["call_id"] for item in before if item["type"] == "function_call"}
+    items: list[Item] = []
+    for index, one in enumerate(given):
+        item = find(one.id) if isinstance(one, ItemReference) else _stored(one)
+        if item["type"] == "function_call":
+            called.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in called:
+            raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
+        items.append(item)
+    return items
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
+    """A conversation as messages: reasoning, text and calls of one turn are one. A call that was cut off is left out."""
+    messages = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
+    names: dict[str, str] = {}
+    turn: Message | None = None  # of the assistant, to which more may come
+    for item in items:
+        match item["type"]:
+            case "function_call_output":
+                call_id = item["call_id"]
+                said = {"role": "tool", "tool_call_id": call_id, "name": names.get(call_id), "content": item["output"]}
+                messages.append(Message.model_construct(**said))
+                turn = None
+            case "message" if item["role"] != "assistant":
+                messages.append(Message.model_construct(role=item["role"], content=_joined(item["content"])))
+                turn = None
+            case "function_call" if item["status"] == "incomplete":
+                continue
+            case kind:
+                if turn is None or not _joins(kind, turn):
+                    turn = Message.model_construct(role="assistant")
+                    messages.append(turn)
+                _join(item, turn)
+                if kind == "function_call":
+                    names[item["call_id"]] = item["name"]
+    return messages
+
+
+def _joins(kind: str, turn: Message) -> bool:
+    """Whether an item belongs to a turn that has begun: its text comes behind its reasoning, its calls behind both."""
+    if kind == "function_call":
+        return True
+    empty = turn.content is None and turn.tool_calls is None
+    return empty and (kind == "message" or getattr(turn, "reasoning_content", None) is None)
+
+
+def _join(item: Item, turn: Message) -> None:
+    match item["type"]:
+        case "message":
+            turn.content = _joined(item["content"])
+        case "reasoning":
+            turn.reasoning_content = _joined(item["content"])  # pyright: ignore[reportAttributeAccessIssue] # a template's own
+        case _:
+            function = CalledFunction.model_construct(name=item["name"], arguments=item["arguments"])
+            call = ToolCall.model_construct(id=item["call_id"], type="function", function=function)
+            turn.tool_calls = [*(turn.tool_calls or ()), call]
+
+
+def _stored(item: InputItem) -> Item:
+    fields: dict[str, Any]
+    match item:
+        case MessageItem():
+            parts = [item.content] if isinstance(item.content, str) else [_said(part) for part in item.content]
+            fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
+        case FunctionCallItem():
+            fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            fields["status"] = item.status or "completed"
+        case FunctionCallOutputItem():
+            output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+            fields = {"call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            thoughts = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
+            fields = {"summary": [part.model_dump(include={"type", "text"}) for part in item.summary or ()]}
+            fields["content"] = thoughts
+        case ItemReference():
+            raise AssertionError("references are looked up")
+    own = new_item(item.type, **fields)
+    return own | {"id": item.id} if item.id is not None else own
+
+
+def _said(part: Any) -> str:
+    return part.refusal if isinstance(part, RefusalPart) else part.text
+
+
+def _text(text: str, role: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []} if role == "assistant" else _given(text)
+
+
+def _given(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts)

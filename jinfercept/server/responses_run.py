@@ -1,0 +1,108 @@
+"""Responses while they are written: for somebody who listens, or in the background."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import final
+
+from jinfercept.async_streaming import AsyncStream
+from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_writer import ResponseWriter
+from jinfercept.server.service import Service
+from jinfercept.server.sse import event
+
+log = logging.getLogger(__name__)
+
+
+async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -> AsyncGenerator[bytes]:
+    """Server-sent events, the last one final, whatever happens. Closed before its end, it gives the response up.
+
+    Args:
+        stream: of the response's request, read as a chat.
+    """
+    try:
+        for said in writer.begin():
+            yield event(said, said["type"])
+        try:
+            async for told in stream:
+                for said in writer.take(told):
+                    yield event(said, said["type"])
+        except Exception as error:
+            log.exception("a response failed")
+            for said in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
+                yield event(said, said["type"])
+    finally:
+        await service.close(stream)
+        writer.cancel()
+        for _ in writer.fail(ApiError(499, "the client has gone")):
+            pass
+
+
+async def written(service: Service, stream: AsyncStream, writer: ResponseWriter) -> None:
+    """Write it to the end.
+
+    Raises:
+        ApiError: there is no answer.
+    """
+    events = write(service, stream, writer)
+    try:
+        async for _ in events:
+            pass
+    finally:
+        await events.aclose()
+    if writer.error is not None:
+        raise writer.error
+
+
+@final
+class BackgroundRun:
+    """A response that is written whether somebody listens or not. See `responses_store.Background`.
+
+    Args:
+        kept: whether its events can be followed.
+    """
+
+    def __init__(self, service: Service, stream: AsyncStream, writer: ResponseWriter, kept: bool) -> None:
+        self._service, self._writer = service, writer
+        self._stream: AsyncStream | None = stream  # until it is over
+        self._kept, self._events = kept, list[bytes]()
+        self._changed = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run(stream))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self._events))
+
+    async def _run(self, stream: AsyncStream) -> None:
+        self._service.entered()
+        try:
+            async for said in write(self._service, stream, self._writer):
+                if self._kept:
+                    self._events.append(said)
+                    self._changed.set()
+        finally:
+            self._service.left()
+            self._stream = None
+            self._changed.set()
+
+    async def cancel(self) -> None:
+        self._writer.cancel()
+        if self._stream is not None:
+            self._stream.abort()
+        await asyncio.wait((self._task,))
+
+    def follow(self, start: int) -> AsyncGenerator[bytes]:
+        if not self._kept:
+            raise ApiError.bad("its events were not kept: create it with stream", "stream")
+        return self._follow(start)
+
+    async def _follow(self, start: int) -> AsyncGenerator[bytes]:
+        while True:
+            if news := self._events[start:]:
+                start += len(news)
+                yield b"".join(news)
+            elif self._task.done():
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()

@@ -1,0 +1,205 @@
+"""What comes of a response's request, as it stands and as typed events. Knows no engine and no HTTP."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
+from jinfercept.request import Finished, RequestOutput, Token
+from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_items import Item, new_item
+from jinfercept.server.service import check_finish
+from jinfercept.server.usage import UsageCount
+from jinfercept.streaming import StreamEvent
+
+Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
+"""How likely tokens were."""
+
+_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""The parts of which items of text are made; their events are named after them."""
+
+
+@final
+class ResponseWriter:
+    """One response on its way.
+
+    Events are to be written out as they are yielded: they show the response itself, which changes.
+
+    Args:
+        response: as it begins, `queued` or `in_progress`; changed from now on.
+        usage: counts the request's tokens.
+        first_call_only: leave out the calls after the first.
+        logprobs: reports tokens; None: they are not reported.
+
+    Attributes:
+        error: why there is no answer, once that is so.
+    """
+
+    def __init__(
+        self, response: dict[str, Any], usage: UsageCount, first_call_only: bool, logprobs: Logprobs | None
+    ) -> None:
+        self.response = response
+        self.error: ApiError | None = None
+        self._usage, self._first_call_only, self._logprobs = usage, first_call_only, logprobs
+        self._number = 0
+        self._open: Item | None = None  # the last item, while more of it comes
+        self._pieces: list[str] = []  # of its text
+        self._unread: list[Token] = []  # of which nothing was shown yet
+        self._blank = ""  # text before anything that can be seen
+        self._reasoning_tokens = 0
+        self._cancelled = False
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """The events that a response begins with."""
+        yield self._event("response.created", response=self.response)
+        yield self._event(f"response.{self.response['status']}", response=self.response)
+
+    def take(self, told: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The events that something of the request makes."""
+        if self.response["status"] == "queued":
+            self.response["status"] = "in_progress"
+            yield self._event("response.in_progress", response=self.response)
+        match told:
+            case Token():
+                self._usage.count(1)
+                self._unread.append(told)
+            case Reasoning():
+                self._reasoning_tokens += len(self._unread)
+                yield from self._say("reasoning", told.text)
+            case Content() if self._is("message") or not told.text.isspace():
+                yield from self._say("message", told.text)
+            case Content():
+                self._blank += told.text
+            case CallStarted() if self._wanted(told.index):
+                yield from self._call(told)
+            case Arguments() if self._wanted(told.index):
+                yield self._delta("response.function_call_arguments.delta", told.text)
+            case CallEnded() if self._wanted(told.index):
+                yield from self._close("completed")
+            case Finished():
+                yield from self._finish(told.output)
+            case _:
+                pass
+
+    def cancel(self) -> None:
+        """It is given up because somebody asked for that, or because nobody waits for it."""
+        self._cancelled = True
+
+    def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """End it without an answer; nothing if it has ended."""
+        if self.response["completed_at"] is not None:
+            return
+        yield from self._close("incomplete")
+        if self._cancelled:
+            yield self._last("cancelled", "response.incomplete")
+        else:
+            self.error = error
+            self.response["error"] = {"code": "server_error", "message": error.detail}
+            yield self._last("failed", "response.failed")
+
+    def _finish(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        self._usage.add(output)
+        self.response["usage"] = self._counted()
+        try:
+            check_finish(output)
+        except ApiError as error:
+            yield from self.fail(error)
+            return
+        if output.outputs[0].finish_reason == "length":
+            yield from self._close("incomplete")
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            yield self._last("incomplete", "response.incomplete")
+            return
+        if not any(item["type"] in ("message", "function_call") for item in self.response["output"]):
+            yield from self._say("message", "")  # what answers nothing answers an empty text
+        yield from self._close("completed")
+        yield self._last("completed", "response.completed")
+
+    def _last(self, status: str, event: str) -> dict[str, Any]:
+        self.response |= {"status": status, "completed_at": int(time.time())}
+        return self._event(event, response=self.response)
+
+    def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        """More of a text."""
+        if not self._is(kind):
+            yield from self._begin_text(kind)
+            text, self._blank = (self._blank + text if kind == "message" else text), ""
+        assert self._open is not None
+        part = self._open["content"][0]
+        more: dict[str, Any] = {"content_index": 0}
+        if kind == "message":
+            more["logprobs"] = self._logprobs(self._unread) if self._logprobs else []
+            part["logprobs"] += more["logprobs"]
+        self._unread.clear()
+        if text:
+            yield self._delta(f"response.{part['type']}.delta", text, **more)
+
+    def _begin_text(self, kind: str) -> Iterator[dict[str, Any]]:
+        said = {"role": "assistant"} if kind == "message" else {"summary": []}
+        yield from self._add(new_item(kind, "in_progress", **said, content=[]))
+        part: dict[str, Any] = {"type": _PARTS[kind], "text": ""}
+        part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
+        assert self._open is not None
+        self._open["content"].append(part)
+        yield self._item_event("response.content_part.added", content_index=0, part=part)
+
+    def _call(self, started: CallStarted) -> Iterator[dict[str, Any]]:
+        self._unread.clear()
+        self._blank = ""
+        call = new_item("function_call", "in_progress", call_id=started.id, name=started.name, arguments="")
+        yield from self._add(call)
+
+    def _add(self, item: Item) -> Iterator[dict[str, Any]]:
+        yield from self._close("completed")
+        self.response["output"].append(item)
+        self._open = item
+        yield self._item_event("response.output_item.added", item=item)
+
+    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        """The last item is whole, or as whole as it gets."""
+        item, text = self._open, "".join(self._pieces)
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            yield self._item_event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        else:
+            [part] = item["content"]
+            part["text"] = text
+            reported = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._item_event(f"response.{part['type']}.done", content_index=0, text=text, **reported)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        item["status"] = status
+        yield self._item_event("response.output_item.done", item=item)
+        self._open = None
+        self._pieces.clear()
+
+    def _delta(self, event: str, text: str, **more: Any) -> dict[str, Any]:
+        self._pieces.append(text)
+        return self._item_event(event, delta=text, **more)
+
+    def _item_event(self, event: str, **fields: Any) -> dict[str, Any]:
+        """An event of the last item; those that show all of it do not name it."""
+        assert self._open is not None
+        name = {} if "item" in fields else {"item_id": self._open["id"]}
+        return self._event(event, **name, output_index=len(self.response["output"]) - 1, **fields)
+
+    def _event(self, event: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": event, "sequence_number": self._number - 1, **fields}
+
+    def _is(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+    def _wanted(self, call: int) -> bool:
+        return call == 0 or not self._first_call_only
+
+    def _counted(self) -> dict[str, Any]:
+        usage = self._usage.body()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": usage["total_tokens"],
+        }

@@ -1,0 +1,93 @@
+"""How every endpoint that is not open to all takes a request: first the key, then a JSON body, in time and within bounds."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from jinfercept.server.errors import ApiError
+from jinfercept.server.service import service_of
+
+_LINGER_S = 2.0
+"""Seconds that the rest of a body that is too large is read and dropped, so that its sender can read the answer."""
+
+
+class GuardedRoute(APIRoute):
+    """A route of an `APIRouter(route_class=GuardedRoute)`."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            service = service_of(request)
+            request.scope["jinfercept.key"] = service.keys.check(request.headers.get("authorization"))
+            options = service.options
+            return await handler(_JsonRequest(request, options.max_body_size, options.body_timeout))
+
+        return handle
+
+
+class _JsonRequest(Request):
+    """A request whose body is JSON: nothing is taken for it that is not (NaN, lone surrogates, nesting without end)."""
+
+    def __init__(self, request: Request, max_bytes: int, timeout_s: float) -> None:
+        super().__init__(request.scope, request.receive)
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._read: bytes | None = None
+        self._more = True
+
+    async def body(self) -> bytes:
+        if self._read is None:
+            declared = self.headers.get("content-length", "")
+            if not (declared.isdecimal() and int(declared) > self._max_bytes):
+                self._read = await self._in_time()
+            if self._read is None:
+                await self._linger()
+                message = f"the body is larger than {self._max_bytes} bytes"
+                raise ApiError(413, message, headers={"Connection": "close"})
+            kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if self._read and kind not in ("", "application/json"):
+                raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")
+        return self._read
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError.bad(f"the body is not JSON: {error}", code="invalid_json") from None
+
+    async def _in_time(self) -> bytes | None:
+        """All of it; None if it is too large. Raises 408."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._more:
+                    parts.append(await self._next())
+                    size += len(parts[-1])
+                    if size > self._max_bytes:
+                        return None
+        except TimeoutError:
+            message = f"the body did not arrive in {self._timeout_s:g} s"
+            raise ApiError(408, message, headers={"Connection": "close"}) from None
+        return b"".join(parts)
+
+    async def _linger(self) -> None:
+        """Drop what still comes; a client that has asked whether to send it is not told to."""
+        if "expect" not in self.headers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_S):
+                    while self._more:
+                        await self._next()
+
+    async def _next(self) -> bytes:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self._more = message.get("more_body", False)
+        return message.get("body", b"")

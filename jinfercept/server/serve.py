@@ -1,0 +1,119 @@
+"""Runs the application under uvicorn: the socket first, so that a port that is taken costs nothing; a drain at the end.
+
+On SIGTERM or SIGINT nothing new is taken (503), what runs may go on for `--drain-timeout` seconds, what is left is given up,
+and the exit status is 0. A second signal ends it at once.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+import uvicorn
+
+from jinfercept.errors import ConfigError
+from jinfercept.llm import LLM
+from jinfercept.server.app import create_app
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.patient import patient_protocol
+from jinfercept.server.service import Service
+
+log = logging.getLogger(__name__)
+
+_SWITCH_S = 0.0005
+"""Seconds for which the engine's thread may keep the event loop's waiting; Python's own 5 ms is long for sending a token."""
+_LAST_WORDS_S = 5
+"""Seconds for clients to read how their requests ended."""
+
+
+@final
+class Server(uvicorn.Server):
+    """A uvicorn server that drains before it ends.
+
+    Args:
+        service: what it serves.
+        listener: a bound socket, or None for `--uds`.
+    """
+
+    def __init__(self, service: Service, listener: socket.socket | None) -> None:
+        options = service.options
+        config = uvicorn.Config(
+            create_app(service),
+            uds=options.uds,
+            http=patient_protocol(options.header_timeout),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=options.timeout_keep_alive,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+        super().__init__(config)
+        self._service, self._listener = service, listener
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def serve_until_told(self) -> None:
+        """Returns when everything is over."""
+        self.run(sockets=[self._listener] if self._listener is not None else None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by signals; from any thread it can be called too."""
+        if self._loop is None or self._service.draining:
+            self.should_exit = self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._draining is None:
+            log.info("shutting down: nothing new is taken")
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain(self._service.options.drain_timeout)
+        self.should_exit = True
+
+
+def serve(llm: LLM, model: str | Path, options: ServerOptions, listener: socket.socket | None) -> None:
+    """Serve a model until a signal ends it.
+
+    Args:
+        model: as it was asked for.
+        listener: from `listen`.
+    """
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        Server(Service(llm, model, options), listener).serve_until_told()
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def listen(options: ServerOptions) -> tuple[socket.socket | None, str]:
+    """A socket that is bound and takes no connection yet, and the URL that clients use.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    if options.uds is not None:
+        return None, f"unix:{options.uds}"
+    host = options.host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, options.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            "the server cannot listen there", got=f"{host}:{options.port}: {error}", fix="give another --host or --port"
+        ) from error
+    port = listener.getsockname()[1]
+    return listener, f"http://{f'[{host}]' if ':' in host else host}:{port}"

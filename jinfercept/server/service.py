@@ -1,0 +1,259 @@
+"""What all endpoints share: the model and its names, who may come, what runs, and the way of a request into the engine.
+
+Everything here happens on the event loop, except what `prepare` is given: that runs in a few threads, since templates and
+tokenizers take their time.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from starlette.requests import Request as HttpRequest
+
+from jinfercept.admission import check_request
+from jinfercept.async_streaming import AsyncStream
+from jinfercept.chat import ChatOptions
+from jinfercept.endpoints.inbox import Inbox
+from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.llm import LLM
+from jinfercept.request import Finished, Request, RequestOutput
+from jinfercept.server.errors import ApiError
+from jinfercept.server.keys import Keys
+from jinfercept.server.mailbox import Mailbox
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.responses_store import ResponseStore
+from jinfercept.streaming import Reader
+from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tokenizer import Tokenizer
+
+_PREPARERS = 2
+"""Threads that render and tokenise; more would only wait for each other."""
+_RETRY_S = 1
+
+
+@final
+class Service:
+    """One model, served.
+
+    Args:
+        llm: answers; its owner closes it.
+        model: as it was asked for at the start.
+        options: of the server.
+
+    Attributes:
+        names: by which clients may ask for the model, the one that is shown first.
+        created: when it was started, in seconds since 1970.
+        draining: nothing new is taken any more.
+        keys: who may come.
+        ignored: fields that clients sent and that are not known.
+        chat_template: the source that was given instead of the model's.
+        responses: those that were asked to be stored.
+        inbox: where calls wait for a person; None if no tool asks one.
+    """
+
+    inbox: Inbox | None = None
+
+    def __init__(self, llm: LLM, model: str | Path, options: ServerOptions) -> None:
+        self.llm, self.options = llm, options
+        self.root = str(model)
+        self.names = options.served_model_name or (self.root,)
+        self.created = int(time.time())
+        self.draining = False
+        self.keys = Keys(options.keys)
+        self.chat_template = options.template()
+        self.ignored: set[str] = set()
+        self.responses = ResponseStore(options.response_ttl, options.max_stored_responses)
+        self._pool = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="jinfercept-prepare")
+        self._mailbox: Mailbox | None = None
+        self._preparing = 0
+        self._streams: set[AsyncStream] = set()
+        self._busy = 0
+        self._idle = asyncio.Event()
+
+    async def warm_up(self) -> None:
+        """Do once what would take the first client's time: imports, and the vocabulary of grammars."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._warm_up)
+
+    def _warm_up(self) -> None:
+        with suppress(JinferceptError):  # a model may have no template: then nobody chats with it
+            self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
+        if self.llm.grammars is not None:
+            self.llm.grammars.compile(StructuredOutputsParams(json_object=True))
+
+    def chat_options(self, **more: Any) -> ChatOptions:
+        """How conversations are rendered and read, `more` being what a request says of it."""
+        return ChatOptions(
+            chat_template=self.chat_template,
+            tool_call_parser=self.options.tool_call_parser,
+            reasoning_parser=None if self.options.reasoning_parser == "none" else self.options.reasoning_parser,
+            **more,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's; raises `ApiError` if it has none."""
+        if self.llm.tokenizer is None:
+            raise ApiError.bad("this model has no tokenizer: send token ids", code="no_tokenizer")
+        return self.llm.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.llm.shape.max_model_len
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name; raises 404 if there is no such model."""
+        if name is None or name in self.names:
+            return name or self.names[0]
+        known = ", ".join(self.names)
+        raise ApiError(
+            404, f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found"
+        )
+
+    def check_room(self) -> None:
+        """Raise 503 while draining, 429 while as many requests wait as may."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{_RETRY_S}"})
+        waiting = self.llm.engine.num_waiting + self._preparing
+        if waiting >= self.options.max_queue_len:
+            raise ApiError(
+                429,
+                f"{waiting} requests are waiting, {self.options.max_queue_len} may",
+                code="queue_full",
+                headers={"Retry-After": f"{_RETRY_S}"},
+            )
+
+    async def prepare[T](self, work: Callable[[], T], number: int = 0) -> T:
+        """Do what takes long on the way to the engine; raises `ApiError`, for a `JinferceptError` too.
+
+        Args:
+            number: requests that it makes; if any, there has to be room for them.
+        """
+        if number:
+            self.check_room()
+        self._preparing += number
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except JinferceptError as error:
+            raise ApiError.of(error) from error
+        finally:
+            self._preparing -= number
+
+    def submit(
+        self, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None, *, ends_only: bool = False
+    ) -> AsyncStream:
+        """Give requests to the engine. Raises `ApiError` for what it refuses; none of them is started then."""
+        self.check_room()
+        self._mailbox = self._mailbox or Mailbox()
+        try:
+            stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._mailbox.post)
+        except RequestError as error:
+            raise ApiError.of(error) from error
+        self._streams.add(stream)
+        return stream
+
+    async def close(self, stream: AsyncStream) -> None:
+        """Give up what is not finished of a stream; its pages are free within a step."""
+        self._streams.discard(stream)
+        await stream.aclose()
+
+    def entered(self) -> None:
+        """A request to the server began."""
+        self._busy += 1
+        self._idle.clear()
+
+    def left(self) -> None:
+        """It was answered, or gave up."""
+        self._busy -= 1
+        if not self._busy:
+            self._idle.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new; return when everything has been answered. What takes longer than `timeout_s` is given up."""
+        self.draining = True
+        if self._busy:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        for stream in list(self._streams):
+            stream.abort()
+
+    def shut(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def service_of(request: HttpRequest) -> Service:
+    """The service that a request was sent to."""
+    return request.app.state.service
+
+
+async def finished(service: Service, request: HttpRequest, stream: AsyncStream) -> Mapping[str, RequestOutput]:
+    """The outputs of a stream, once all are there, by request id. A client that goes away gives them up.
+
+    Raises:
+        ApiError: 499 for nobody to read, 503 if the server gave them up, 500 if the engine did.
+    """
+
+    async def all_of_it() -> Mapping[str, RequestOutput]:
+        try:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    check_finish(event.output)
+            return stream.outputs
+        finally:
+            await service.close(stream)
+
+    return await unless_gone(request, all_of_it())
+
+
+async def unless_gone[T](request: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns; it is cancelled, and 499 raised, if the client goes away."""
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(499, "the client has gone")
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
+    """Raise 400 for what the engine would refuse, a prompt that leaves no room for an answer for example.
+
+    Args:
+        param: the field that the prompts came from.
+    """
+    limit = service.max_model_len
+    for request in requests:
+        length = len(request.prompt_token_ids)
+        if length >= limit:
+            message = f"the prompt has {length} tokens; with its answer it may have {limit}"
+            raise ApiError.bad(message, param, "context_length_exceeded")
+        try:
+            check_request(request, service.llm.model.config.vocab_size, limit)
+        except RequestError as error:
+            raise ApiError.of(error, param) from error
+
+
+def check_finish(output: RequestOutput) -> None:
+    """Raise `ApiError` if an output is no answer."""
+    for completion in output.outputs:
+        if completion.finish_reason == "abort":
+            raise ApiError(503, "the server gave the request up", code="aborted")
+        if completion.finish_reason == "error":
+            raise ApiError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
+
+
+async def _gone(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

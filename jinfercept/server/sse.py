@@ -1,0 +1,77 @@
+"""Server-sent events: a response that is written as it comes about, and is given up when nobody reads it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Any, final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jinfercept.server.access_log import DETAILS
+from jinfercept.server.encoding import encode
+from jinfercept.server.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One event, with a name or without."""
+    said = b"data: " + encode(data) + b"\n\n"
+    return f"event: {name}\n".encode() + said if name else said
+
+
+@final
+class EventStream(Response):
+    """Writes what a generator yields. An error in it becomes an event, and the end.
+
+    Args:
+        events: closed when the client goes away, where it stands.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            else:
+                scope[DETAILS]["disconnected"] = True
+        finally:
+            leaving.cancel()
+            if not writing.done():
+                writing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await writing
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ApiError as error:
+            await send({"type": "http.response.body", "body": event(error.body) + DONE, "more_body": True})
+        except Exception as error:
+            log.exception("a stream failed")
+            failed = ApiError(500, f"the server failed: {type(error).__name__}")
+            await send({"type": "http.response.body", "body": event(failed.body) + DONE, "more_body": True})
+        finally:
+            await self._events.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,24 @@
+"""Constraints that differ from turn to turn of a chat. Knows neither of them."""
+
+from typing import final
+
+from jinfercept.request import Constraint, Grammar
+
+
+@final
+class Turnwise:
+    """A `Grammar` for one request.
+
+    Args:
+        first: of the first turn.
+        later: of all others; None if they are free.
+    """
+
+    def __init__(self, first: Grammar, later: Grammar | None) -> None:
+        self._next: Grammar | None = first
+        self._later = later
+
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
+        """The next turn; see `request.Grammar`."""
+        turn, self._next = self._next, self._later
+        return None if turn is None else turn.constrain(end_token_ids)

@@ -1,0 +1,212 @@
+"""Tools from files in chats: Python functions with limits, another model at a URL, and who is told of what."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import QWEN
+from scripted_model import Make
+from toolbox import toolbox, until
+
+from jinfercept import load_tools
+from jinfercept.cli import main
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.dispatcher import CALLER
+from jinfercept.request import SamplingParams
+
+FUNCTIONS = '''
+import asyncio
+import threading
+import time
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.dispatcher import CALLER
+
+running, most, cancelled = 0, 0, 0
+go = threading.Event()
+
+def price(item: str, number: int = 1) -> str:
+    """The price of an item."""
+    return f"{number} {item}: 23, for {CALLER.get()}"
+
+def hold(name: str) -> str:
+    global running, most
+    running += 1
+    most = max(most, running)
+    go.wait(5)
+    running -= 1
+    return name
+
+async def wait() -> str:
+    global cancelled
+    try:
+        await asyncio.sleep(100)
+    except asyncio.CancelledError:
+        cancelled += 1
+        raise
+
+def bad() -> str:
+    raise ValueError("out of stock")
+'''
+
+
+def python(function: str, more: str = "") -> str:
+    return f'[[tool]]\nkind = "python"\nfunction = "shop.py:{function}"\n{more}\n'
+
+
+def shop() -> dict[str, Any]:
+    """The functions' module, once they are loaded."""
+    return vars(sys.modules["jinfercept_tools_shop"])
+
+
+def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(FUNCTIONS)
+    with load_tools(tmp_path / "shop.py") as loaded:
+        assert [tool.name for tool in loaded.tools] == ["price"]
+        assert loaded.inbox.pending() == []
+
+
+def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(FUNCTIONS)
+    toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 3')
+    with toolbox(
+        tmp_path, toml + python("bad") + python("wait") + '[[tool]]\nkind="python"\nfunction="os.path:basename"'
+    ) as box:
+        cost, _, _, base = box.loaded.tools
+        assert (cost.name, cost.declaration["function"]["description"]) == ("cost", "what it costs")
+        assert cost.parameters["required"] == ["item"]
+        assert box.ask("cost", item="lamp", number="2").text == "2 lamp: 23, for one"
+        assert box.ask("cost", item="lamp" * 40).text.endswith("... (cut: 175 bytes, 64 allowed)")
+        assert "item: Missing required argument" in box.ask("cost").text
+        assert box.ask("bad").text == "error: ValueError: out of stock"
+        assert box.ask(base.name, p="a/b").text == "b"
+        box.call("r", "wait")
+        time.sleep(0.05)
+        box.dispatcher.cancel("r")
+        until(lambda: shop()["cancelled"] == 1)
+    assert CALLER.get() == ""
+
+
+def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(FUNCTIONS)
+    with toolbox(tmp_path, python("hold", "max_concurrency = 2\ntimeout_s = 0.3")) as box:
+        for name in "abcd":
+            box.call(name, "hold", name=name)
+        until(lambda: shop()["running"] == 2)
+        box.dispatcher.cancel("d")
+        texts = [box.result(name).text for name in "abc"]
+        assert all("it took longer than 0.3 s" in text for text in texts)
+        assert (shop()["running"], shop()["most"]) == (2, 2)
+        shop()["go"].set()
+        until(lambda: shop()["running"] == 0)
+        assert box.ask("hold", name="e").text == "e"
+        assert shop()["most"] == 2
+
+
+class Oracle(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server, as far as a question goes."""
+
+    asked: dict[str, Any]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked = body | {"path": self.path, "key": self.headers["authorization"]}  # pyright: ignore
+        answer = {"choices": [{"message": {"content": "42"}}]} if body["max_tokens"] > 1 else {"error": "too short"}
+        data = json.dumps(answer).encode()
+        self.send_response(200 if body["max_tokens"] != 2 else 429)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def oracle() -> Iterator[Any]:
+    server = HTTPServer(("127.0.0.1", 0), Oracle)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.01))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_another_model_at_a_url_is_asked(oracle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JINFERCEPT_TEST_KEY", "s3cret")
+    toml = "".join(
+        f'[[tool]]\nkind = "model"\nname = "{name}"\ndescription = "knows"\nmodel = "big"\nsystem = "Be brief."\n'
+        f'base_url = "http://127.0.0.1:{oracle.server_address[1]}/v1/"\napi_key_env = "JINFERCEPT_TEST_KEY"\n'
+        f"max_tokens = {most}\n"
+        for name, most in (("wise", 9), ("hasty", 1), ("busy", 2))
+    )
+    with toolbox(tmp_path, toml) as box:
+        assert box.ask("wise", question="Why?").text == "42"
+        assert oracle.asked == {
+            "path": "/v1/chat/completions",
+            "key": "Bearer s3cret",
+            "model": "big",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}],
+            "max_tokens": 9,
+            "temperature": 0.0,
+        }
+        assert "no chat completion" in box.ask("hasty", question="Why?").text
+        assert "the model big says HTTP 429" in box.ask("busy", question="Why?").text
+        oracle.server_close()
+        assert "the model big cannot be reached" in box.ask("wise", question="Why?").text
+
+
+@pytest.mark.slow
+def test_another_model_in_the_process_is_asked(tmp_path: Path) -> None:
+    toml = (
+        '[[tool]]\nkind = "model"\nname = "small"\ndescription = "knows little"\npath = "smollm2-135m"\nmax_tokens = 8\n'
+        "options = {kv_tokens = 512, max_num_seqs = 2, max_num_batched_tokens = 32}\n"
+    )
+    with toolbox(tmp_path, toml) as box:
+        assert "Paris" in box.ask("small", question="What is the capital of France?").text
+        (tmp_path / "tools.toml").write_text(toml.replace("kv_tokens", "kv_token"))
+        with pytest.raises(ConfigError, match="no such option; got kv_token"):
+            load_tools(tmp_path / "tools.toml")
+
+
+def test_a_chat_asks_a_person_and_goes_on(make_scripted: Make, tmp_path: Path) -> None:
+    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n')
+    scripted = make_scripted(QWEN)
+    messages = [{"role": "user", "content": "May I?"}]
+    call = '<tool_call>\n{"name": "boss", "arguments": {"question": "May they?"}}\n</tool_call>'
+    read = "<|im_end|>\n<|im_start|>user\n<tool_response>\nYes.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    with load_tools(tmp_path / "tools.toml") as loaded:
+        scripted.follow()
+        [first] = scripted.llm.chat(messages, SamplingParams(max_tokens=1, temperature=0), tools=loaded.tools)
+        assert first.prompt is not None
+        scripted.follow(f"{first.prompt}{call}{read}You may.<|im_end|>")
+
+        def boss() -> None:
+            until(lambda: bool(loaded.inbox.pending()))
+            loaded.inbox.answer(loaded.inbox.pending()[0].id, "Yes.")
+
+        person = threading.Thread(target=boss)
+        person.start()
+        [output] = scripted.llm.chat(messages, SamplingParams(max_tokens=200, temperature=0), tools=loaded.tools)
+        person.join()
+        assert output.outputs[0].messages[-1]["content"] == "You may."
+
+        stream = scripted.llm.stream(messages, SamplingParams(max_tokens=200, temperature=0), tools=loaded.tools)
+        until(lambda: bool(loaded.inbox.pending()))
+        assert loaded.inbox.pending()[0].request_id.startswith("request-")
+        stream.abort()
+        until(lambda: not loaded.inbox.pending())
+
+
+def test_run_refuses_a_bad_file_of_tools_before_it_loads_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "persan"\n')
+    assert main(["run", "no-such-model", "--tools", str(tmp_path / "tools.toml")]) == 2
+    assert "tool 1: kind says what it is; got 'persan'" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Tools of MCP servers: a real one over stdio that learns and dies, a real one over HTTP that goes and comes back."""
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
+from toolbox import toolbox, until
+
+from jinfercept.endpoints.load import load_tools
+from jinfercept.endpoints.mcp_results import result_text
+from jinfercept.errors import ConfigError
+
+SHOP = Path(__file__).with_name("mcp_shop.py")
+STDIO = f'''
+[[tool]]
+kind = "mcp"
+name = "shop"
+command = "{sys.executable}"
+args = ["{SHOP}"]
+prefix = "shop_"
+exclude = ["photo"]
+env = {{SHOP = "${{JINFERCEPT_TEST_SHOP}}"}}
+timeout_s = 10
+'''
+
+
+def test_a_server_over_stdio_is_discovered_learns_dies_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JINFERCEPT_TEST_SHOP", "Anna")
+    with toolbox(tmp_path, STDIO) as box:
+        names = ["shop_price", "shop_hang", "shop_die", "shop_learn"]
+        assert [tool.name for tool in box.loaded.tools] == names
+        price = box.loaded.tools[0]
+        assert price.declaration["function"]["description"] == "The price of an item."
+        assert price.parameters["required"] == ["item"]
+        assert box.ask("shop_price", item="lamp", number=2).text == "2 lamp: 46, says Anna"
+        refused = box.ask("shop_price", item="moon")
+        assert (refused.status, refused.text[-24:]) == ("error", "the moon is not for sale")
+        assert "Field required" in box.ask("shop_price", thing="lamp").text
+
+        assert box.ask("shop_learn", name="fly").text == "learnt"
+        until(lambda: [tool.name for tool in box.loaded.tools] == [*names, "shop_fly"])
+        assert box.ask("shop_fly").text == "fly!"
+
+        box.call("waits", "shop_hang")
+        assert "lost during the call" in box.ask("shop_die").text
+        assert "lost during the call" in box.result("waits").text
+        meanwhile = box.ask("shop_price", item="lamp")
+        assert (meanwhile.status, "MCP server shop is not there" in meanwhile.text) == ("error", True)
+        until(lambda: box.ask("shop_price", item="lamp").status == "ok")
+        assert [tool.name for tool in box.loaded.tools] == names
+        before = threading.active_count()
+    assert threading.active_count() < before
+
+
+@contextmanager
+def http_shop(port: int) -> Iterator[None]:
+    """A server over streamable HTTP, in a thread."""
+    shop = MCPServer("shop")
+
+    @shop.tool()
+    def price(item: str) -> str:
+        """The price of an item."""
+        return f"{item}: 23"
+
+    server = uvicorn.Server(uvicorn.Config(shop.streamable_http_app(), port=port, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield
+    server.should_exit = server.force_exit = True
+    thread.join()
+
+
+def test_a_server_over_http_that_goes_away_is_found_again(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    toml = f'[[tool]]\nkind = "mcp"\nname = "shop"\nurl = "http://127.0.0.1:{port}/mcp"\ntimeout_s = 10\n'
+    with http_shop(port):
+        began_s = time.monotonic()
+        manager = toolbox(tmp_path, toml)
+        box = manager.__enter__()
+        assert box.ask("price", item="lamp").text == "lamp: 23"
+    gone = box.ask("price", item="lamp")
+    assert gone.status == "error"
+    assert "MCP server shop" in gone.text
+    with http_shop(port):
+        until(lambda: box.ask("price", item="lamp").text == "lamp: 23")
+        manager.__exit__(None, None, None)
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_server_that_does_not_start_is_an_error_at_once(tmp_path: Path) -> None:
+    for start, problem in (
+        ('command = "no-such-program-of-mine"', "No such file"),
+        (f'command = "{sys.executable}"\nargs = ["-c", "pass"]', "Connection closed"),
+        (
+            f'command = "{sys.executable}"\nargs = ["-c", "import sys; list(sys.stdin)"]\nconnect_timeout_s = 0.3',
+            "does not answer",
+        ),
+        ('url = "http://127.0.0.1:9/mcp"', "ConnectError"),
+    ):
+        (tmp_path / "tools.toml").write_text(f'[[tool]]\nkind = "mcp"\nname = "shop"\n{start}\n')
+        with pytest.raises(ConfigError, match=problem):
+            load_tools(tmp_path / "tools.toml")
+
+
+def test_loaded_tools_close_in_an_event_loop_too(tmp_path: Path) -> None:
+    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks"\n')
+
+    async def use() -> str:
+        async with load_tools(tmp_path / "tools.toml") as loaded:
+            [tool] = loaded.tools
+            assert tool.tool is not None
+            function: Any = tool.tool.function
+            call = asyncio.ensure_future(function('{"question": "?"}'))
+            while not loaded.inbox.pending():
+                await asyncio.sleep(0.01)
+            loaded.inbox.answer(loaded.inbox.pending()[0].id, "yes")
+            return await call
+
+    assert asyncio.run(use()) == "yes"
+
+
+def test_of_a_result_everything_is_named_that_is_no_text() -> None:
+    image = ImageContent(type="image", data="YWJj", mime_type="image/png")
+    link = ResourceLink(type="resource_link", uri="file:///a", name="a")
+    text = EmbeddedResource(type="resource", resource=TextResourceContents(uri="file:///b", text="inside"))
+    parts = [TextContent(type="text", text="see"), image, link, text]
+    assert result_text(CallToolResult(content=parts)) == "see\n(image/png, 3 bytes)\n(file:///a)\ninside"
+    assert result_text(CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'

@@ -1,0 +1,213 @@
+"""What is counted of an engine agrees with what its requests say of themselves, under every policy."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
+from serving import request, tokens_in
+
+from jinfercept.engine import Engine
+from jinfercept.kv.manager import KVManager
+from jinfercept.meter.counts import OTHER, Names
+from jinfercept.meter.histogram import Histogram
+from jinfercept.meter.meter import HISTORY_S, Meter
+from jinfercept.meter.overview import overview
+from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
+from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.scheduler import Scheduler
+
+SIZE = 4
+COST = AffineCost(link_tokens_per_s=2_000.0)
+
+
+@dataclass
+class World:
+    """An engine on a fake runner, with its meter."""
+
+    engine: Engine
+    meter: Meter
+    clock: ManualClock
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+
+    def step(self) -> None:
+        events = self.engine.step()
+        self.meter.told(events)
+        self.outputs |= {event.request_id: event.output for event in events if isinstance(event, Finished)}
+
+    def serve(self, *requests: Request) -> None:
+        for one in requests:
+            self.engine.submit(one)
+        for _ in range(5000):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("it hangs")
+
+
+class TimedRunner(FakeRunner):
+    """Its steps take a moment."""
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        return ticket._replace(elapsed_s=0.01)
+
+
+def world(
+    name: str, *, num_pages: int = 24, depth: int = 1, latency: Callable[[Call], float] = lambda call: 0.5
+) -> World:
+    kv, clock, estimator = KVManager(num_pages, 40, SIZE), ManualClock(), HistoryEstimator()
+    known = Knowledge(COST, 16, SIZE, estimator)
+    policy = known.make(name)
+    meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
+    sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
+    scheduler = Scheduler(kv, policy, COST, estimator, observer=meter, **sizes)  # pyright: ignore[reportArgumentType]
+    endpoints = InstantEndpoints(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
+    runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
+    engine = Engine(
+        scheduler, runner, endpoints, clock, wake, depth=depth, vocab_size=97, observe=meter.planned, check=True
+    )
+    return World(engine, meter, clock)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(7 * number + index * index) % 97 for index in range(length)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> None:
+    one = world(name, depth=depth)
+    one.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
+    counts, outputs = one.meter.read(), one.outputs.values()
+    said = [output.outputs[0] for output in outputs]
+    pauses = [pause for completion in said for pause in completion.interceptions]
+    assert len(pauses) == 12
+    assert counts.generated == sum(completion.num_generated for completion in said) == 60
+    assert counts.prompt == sum(len(output.prompt_token_ids) for output in outputs)
+    assert counts.cached == sum(output.num_cached_tokens for output in outputs)
+    assert dict(counts.finished) == {"length": 6}
+    assert counts.first_token_s.count == counts.request_s.count == counts.decode_s.count == 6
+    assert counts.token_s.count == 60 - 6 - 12  # a first token, and one after each pause, have none before them
+    assert sum(counts.steps.values()) == one.engine.scheduler.counters.plans
+    [tool] = counts.tools.values()
+    assert (tool.begun, tool.given_up, tool.duration_s.count, tool.resume_s.count) == (12, 0, 12, 12)
+    assert dict(tool.results) == {"ok": 12}
+    contexts = [pause.context for pause in pauses if pause.context]
+    assert (tool.kept, tool.copied_in, tool.recomputed) == tuple(map(sum, zip(*contexts, strict=True)))
+    assert tool.duration_s.total == pytest.approx(sum(pause.duration_s for pause in pauses), rel=0.05)
+    counters = one.engine.scheduler.counters
+    assert counts.copied_in >= counters.copied_in
+    assert counts.copied_out >= counters.copied_out
+    assert (counts.waste.recompute > 0) == (counters.recomputed > 0)
+
+
+def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> None:
+    one = world("copy_ahead")
+    one.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
+    counts, metrics = one.meter.read(), [output.metrics for output in one.outputs.values()]
+    firsts = [m.first_token_s - m.arrival_s for m in metrics if m.first_token_s is not None]
+    assert counts.first_token_s.total == pytest.approx(sum(firsts), rel=0.1)
+    assert counts.request_s.total == pytest.approx(sum(m.finished_s - m.arrival_s for m in metrics))
+    own_s = sum(m.finished_s - m.arrival_s - m.intercepted_s for m in metrics)
+    assert counts.queued_s.total + counts.prefill_s.total + counts.decode_s.total == pytest.approx(own_s)
+    assert counts.queued_s.total > 0
+
+
+def test_a_context_that_is_preserved_wastes_its_tokens_for_as_long_as_it_is_paused() -> None:
+    one = world("preserve", latency=lambda call: 20.0)
+    one.serve(request("a", prompt(1, 15), 4, {1: [5]}))
+    assert one.meter.read().waste.preserve == pytest.approx(4 * SIZE * 20.0, rel=0.02)  # four pages hold 16 tokens
+
+
+def test_the_error_of_an_estimate_is_what_was_expected_at_the_pause_against_what_it_took() -> None:
+    one = world("copy_ahead", latency=lambda call: 3.0)
+    one.serve(request("a", prompt(1, 9), 4, {1: [5]}))
+    tool = one.meter.read().tools["tool"]
+    assert (tool.predicted_s, tool.error_s) == (0.0, pytest.approx(3.0, rel=0.01))  # nothing was known yet
+    one.serve(request("b", prompt(2, 9), 4, {1: [5]}))
+    tool = one.meter.read().tools["tool"]
+    assert tool.predicted_s == pytest.approx(3.0, rel=0.01)
+    assert tool.error_s == pytest.approx(3.0, rel=0.02)
+
+
+def ask(name: str, tokens: list[int], session: str) -> Request:
+    return Request(name, tuple(tokens), SamplingParams(max_tokens=5, temperature=0), keep=Keep(session))
+
+
+def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_or_it_is_given_up() -> None:
+    one = world("copy_ahead")
+    one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
+    seen = overview(one.meter, texts=False)
+    assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_kept, 0)
+    assert [row["tool"] for row in seen["kept"]] == ["person", "person"]
+    one.clock.time += 7.0
+    first = one.outputs["a"]
+    one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
+    one.engine.release("t")
+    one.step()
+    tool = one.meter.read().tools["person"]
+    assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)
+    assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
+    assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
+    assert set(one.meter.pauses.open) == {"c"}
+
+
+def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
+    one = world("copy_ahead", latency=lambda call: 1e6)
+    one.engine.submit(request("a", prompt(1, 9), 8, {2: [1]}))
+    while not one.meter.pauses.open:
+        one.step()
+    seen = overview(one.meter, texts=True)
+    assert [(row["request"], row["tools"], row["said"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
+    assert "said" not in overview(one.meter, texts=False)["intercepted"][0]
+    [row] = seen["intercepted"]
+    assert row["dirty"] + row["clean"] + row["host"] + row["missing"] == row["tokens"] == 11
+    one.engine.abort("a")
+    one.step()
+    counts = one.meter.read()
+    assert (counts.tools["tool"].given_up, dict(counts.finished)) == (1, {"abort": 1})
+    assert not one.meter.pauses.open
+    assert not one.meter.running
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_the_history_of_the_pool_has_a_sample_a_second_and_every_page_in_each(name: str) -> None:
+    one = world(name, latency=lambda call: 2.0)
+    one.serve(*[request(f"r{i}", prompt(i, 20), 30, {3: [1, 2], 9: [3]}) for i in range(20)])
+    seconds = [int(sample.at_s) for sample in one.meter.history]
+    assert seconds == sorted(set(seconds))
+    assert 3 < len(seconds) <= HISTORY_S
+    assert {sum(sample.pages[:5]) for sample in one.meter.history} == {24}
+    assert {sample.pages.host + sample.pages.host_free for sample in one.meter.history} == {40}
+    assert one.meter.history[-1].pages.used == 0
+
+
+def test_decisions_are_one_for_each_context_and_reason() -> None:
+    one = world("copy_ahead", latency=lambda call: 2.0)
+    one.serve(*[request(f"r{i}", prompt(i, 30), 10, {3: [1, 2]}) for i in range(6)])
+    decisions = list(one.meter.decisions)
+    assert {decided.why for decided in decisions} >= {"copy ahead", "clean"}
+    assert sum(decided.copied_tokens for decided in decisions) <= one.meter.counts.copied_out
+    assert sum(decided.freed_pages for decided in decisions) > 0
+    assert {decided.tool for decided in decisions} == {"tool"}
+    assert sum(one.meter.counts.moved_pages.values()) > len(decisions)
+
+
+def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:
+    names = Names(100)
+    told = [names.of(f"tool-{number}") for number in range(250)]
+    assert told[:100] == [f"tool-{number}" for number in range(100)]
+    assert set(told[100:]) == {OTHER}
+    assert names.of("tool-7") == "tool-7"
+
+
+def test_a_histogram_counts_what_is_at_most_as_large_as_each_bound() -> None:
+    values = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        values.add(value)
+    values.add(2.0, times=3)
+    assert values.cumulative == [(1.0, 2), (2.0, 6), (float("inf"), 7)]
+    assert (values.count, values.total) == (7, 18.0)

@@ -1,0 +1,28 @@
+"""A server for all tests of this folder, on a model that writes what each of them says."""
+
+from collections.abc import Iterator
+
+import pytest
+from chat_templates import QWEN
+from scripted_model import Make, Scripted
+from served import Running, running
+
+
+@pytest.fixture(scope="session")
+def _running(make_scripted: Make) -> Iterator[Running]:
+    with running(make_scripted(QWEN).llm) as one:
+        yield one
+
+
+@pytest.fixture
+def scripted(_running: Running, make_scripted: Make) -> Scripted:
+    """The model behind the server: empty pages, a template that knows tools, nothing to say yet."""
+    _running.wait_idle()
+    return make_scripted(QWEN)
+
+
+@pytest.fixture
+def served(scripted: Scripted, _running: Running) -> Iterator[Running]:
+    """The server; afterwards nothing may be left in its engine."""
+    yield _running
+    _running.wait_idle()

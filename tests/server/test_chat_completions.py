@@ -1,0 +1,346 @@
+"""`/v1/chat/completions` as OpenAI's own client sees it."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from scripted_model import Scripted
+from served import END, MODEL, Running, prompt_of
+
+QUESTION: Any = [{"role": "user", "content": "How much is a lamp?"}]
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
+PEN = CALL.replace("lamp", "pen")
+PRICE: Any = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "The price of an item.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    },
+}
+
+
+def says(scripted: Scripted, text: str, messages: Any = QUESTION, tools: Any = (), **options: Any) -> None:
+    """Have the model answer a conversation with a text."""
+    scripted.follow(prompt_of(scripted, messages, tools, **options) + text)
+
+
+def test_a_chat_is_answered(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    done = served.client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert done.id.startswith("chatcmpl-")
+    assert done.object == "chat.completion"
+    assert done.model == MODEL
+    [choice] = done.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "It costs 23.")
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+    usage = done.usage
+    assert usage is not None
+    assert usage.prompt_tokens == len(scripted.tokenizer.encode(prompt_of(scripted, QUESTION)))
+    assert usage.completion_tokens == len("It costs 23.") + 1
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_a_prompt_that_was_there_before_counts_as_cached(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END)
+    first, second = (
+        served.client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0).usage for _ in range(2)
+    )
+    assert first is not None
+    assert second is not None
+    assert second.prompt_tokens_details is not None
+    assert second.prompt_tokens_details.cached_tokens == second.prompt_tokens // 16 * 16
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_usage(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    chunks = list(
+        served.client.chat.completions.create(
+            model=MODEL, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    first, *rest, last, usage = chunks
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert all(chunk.choices[0].delta.role is None for chunk in rest)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in rest) == "It costs 23."
+    assert [chunk.choices[0].finish_reason for chunk in (first, *rest)] == [None] * (len(rest) + 1)
+    assert last.choices[0].finish_reason == "stop"
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == len("It costs 23.") + 1
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_a_stream_ends_with_done(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END)
+    lines = served.chat(messages=QUESTION, stream=True).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith("data: ") for line in lines[:-1])
+    assert "usage" not in json.loads(lines[-3].removeprefix("data: "))
+
+
+def test_a_tool_is_called_by_the_client_and_its_result_is_read(served: Running, scripted: Scripted) -> None:
+    says(scripted, "Let me see.\n" + CALL + END, tools=[PRICE])
+    create = served.client.chat.completions.create
+    done = create(model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0)
+    [choice] = done.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("price", {"item": "lamp"})
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "23"}
+    messages = [*QUESTION, choice.message.model_dump(exclude_none=True), result]
+    says(scripted, "It costs 23." + END, messages, tools=[PRICE])
+    answer = create(model=MODEL, messages=messages, tools=[PRICE], temperature=0)
+    assert answer.choices[0].message.content == "It costs 23."
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 100
+
+
+def test_calls_are_streamed_with_their_name_first_and_arguments_in_pieces(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
+    stream = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, stream=True
+    )
+    deltas = [chunk.choices[0] for chunk in stream]
+    calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+    for index, item in ((0, "lamp"), (1, "pen")):
+        first, *rest = [call for call in calls if call.index == index]
+        assert first.function is not None
+        assert (first.type, first.function.name, first.function.arguments) == ("function", "price", "")
+        assert first.id
+        assert all(call.id is None and call.function and call.function.name is None for call in rest)
+        assert len(rest) > 3
+        assert json.loads("".join((call.function and call.function.arguments) or "" for call in rest)) == {"item": item}
+    assert "".join(delta.delta.content or "" for delta in deltas).strip() == ""
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_only_the_first_is_returned(served: Running, scripted: Scripted, stream: bool) -> None:
+    says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    done = create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, parallel_tool_calls=False, stream=stream
+    )
+    if stream:
+        calls = [call for chunk in done for call in chunk.choices[0].delta.tool_calls or ()]
+        assert {call.index for call in calls} == {0}
+    else:
+        [call] = done.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"item": "lamp"}
+
+
+def test_tools_that_may_not_be_called_are_read_of_and_nothing_is_a_call(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + END, tools=[PRICE])
+    done = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice="none", temperature=0
+    )
+    assert (done.choices[0].message.content, done.choices[0].message.tool_calls) == (CALL, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "price"}}])
+def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any, stream: bool) -> None:
+    parameters = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
+    tool = {"type": "function", "function": {"name": "price", "parameters": parameters}}
+    says(scripted, "<tool_call>I had rather not." + END, tools=[tool])
+    create: Any = served.client.chat.completions.create
+    options = {"temperature": 1, "seed": 3, "max_tokens": 300, "parallel_tool_calls": False}
+    done = create(model=MODEL, messages=QUESTION, tools=[tool], tool_choice=choice, stream=stream, **options)
+    if stream:
+        *_, last = chunks = list(done)
+        calls = [call.function for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        name, written = calls[0].name, "".join(call.arguments or "" for call in calls)
+        assert last.choices[0].finish_reason == "tool_calls"
+    else:
+        call = done.choices[0].message.tool_calls[0].function
+        name, written = call.name, call.arguments
+        assert done.choices[0].finish_reason == "tool_calls"
+    assert name == "price"
+    assert json.loads(written)["item"] in ("lamp", "pen")
+
+
+def test_an_answer_has_the_form_that_was_asked_for(served: Running, scripted: Scripted) -> None:
+    schema = {"type": "object", "properties": {"price": {"enum": [23, 24]}}, "required": ["price"]}
+    for form in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "price", "schema": schema}}},
+        {"extra_body": {"guided_json": schema}},
+        {"extra_body": {"structured_outputs": {"json": schema}}},
+    ):
+        says(scripted, '{"price": 23}' + END)
+        done = served.client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=60, **form)  # pyright: ignore
+        assert json.loads(done.choices[0].message.content or "")["price"] in (23, 24)
+    says(scripted, "pencil" + END)
+    done = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, extra_body={"guided_choice": ["lamp", "pen"]}
+    )
+    assert done.choices[0].message.content == "pen"
+
+
+def test_n_answers_are_told_apart_by_their_index(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23." + END)
+    create: Any = served.client.chat.completions.create
+    done = create(model=MODEL, messages=QUESTION, n=3, seed=1, temperature=0.1)
+    assert [(choice.index, choice.message.content) for choice in done.choices] == [(i, "23.") for i in range(3)]
+    assert done.usage.completion_tokens == 3 * 4
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in create(model=MODEL, messages=QUESTION, n=3, temperature=0.1, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert set(texts.values()) == {"23."}
+
+
+def test_log_probabilities_come_with_their_tokens(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23" + END)
+    create: Any = served.client.chat.completions.create
+    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = create(**asked).choices[0].logprobs.content
+    assert [one.token for one in whole] == ["2", "3", END]
+    assert whole[0].bytes == [ord("2")]
+    assert [len(one.top_logprobs) for one in whole] == [2, 2, 2]
+    assert all(one.top_logprobs[0].token == one.token and one.logprob > -1e-3 for one in whole)
+    pieces = [chunk.choices[0].logprobs for chunk in create(stream=True, **asked)]
+    assert [one for piece in pieces if piece for one in piece.content] == whole
+
+
+def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23" + END)
+    prompt = scripted.tokenizer.encode(prompt_of(scripted, QUESTION))
+    ids = scripted.tokenizer.encode("23" + END)
+    whole = served.chat(messages=QUESTION, return_token_ids=True).json()
+    assert whole["prompt_token_ids"] == prompt
+    assert whole["choices"][0]["token_ids"] == ids
+    lines = served.chat(messages=QUESTION, return_token_ids=True, stream=True).text.split("\n\n")[:-2]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert chunks[0]["prompt_token_ids"] == prompt
+    assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())] == ids
+
+
+def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripted) -> None:
+    says(scripted, "one two three" + END)
+    create: Any = served.client.chat.completions.create
+    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    stopped = create(stop=[" two"], **asked).choices[0]
+    assert (stopped.message.content, stopped.finish_reason, stopped.stop_reason) == ("one", "stop", " two")
+    cut = create(max_completion_tokens=3, max_tokens=99, **asked).choices[0]
+    assert (cut.message.content, cut.finish_reason) == ("one", "length")
+    extra = {
+        "ignore_eos": True,
+        "top_k": 1,
+        "min_p": 0.1,
+        "repetition_penalty": 1.01,
+        "min_tokens": 5,
+        "max_tokens": 20,
+    }
+    assert create(extra_body=extra, **asked).usage.completion_tokens == 20
+    [space] = scripted.tokenizer.encode(" ")
+    assert create(extra_body={"stop_token_ids": [space]}, **asked).choices[0].message.content.strip() == "one"
+    [o] = scripted.tokenizer.encode("o")
+    other = create(logit_bias={str(o): -100}, max_tokens=1, **asked).choices[0].message.content
+    assert other != "o"
+
+
+def test_contents_in_parts_the_developer_and_template_options(served: Running, scripted: Scripted) -> None:
+    plain: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi there"}]
+    says(scripted, "<think></think>Yes." + END, plain)
+    says(scripted, "Yes." + END, plain, chat_template_kwargs={"enable_thinking": False})
+    parts: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
+    ]
+    done = served.client.chat.completions.create(
+        model=MODEL,
+        messages=parts,
+        temperature=0,
+        user="me",
+        metadata={"a": "b"},
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}, "unheard_of": 1},
+    )
+    assert done.choices[0].message.content == "Yes."
+
+
+def test_what_the_model_thinks_is_told_apart_from_what_it_says(served: Running, scripted: Scripted) -> None:
+    says(scripted, "<think>A lamp?</think>It costs 23." + END)
+    create: Any = served.client.chat.completions.create
+    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    message = create(**asked).choices[0].message
+    assert (message.reasoning_content, message.reasoning, message.content) == ("A lamp?", "A lamp?", "It costs 23.")
+    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **asked)]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "A lamp?"
+    assert "".join(delta.content or "" for delta in deltas) == "It costs 23."
+
+
+def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    with served.client.chat.completions.stream(model=MODEL, messages=QUESTION, temperature=0) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert final.choices[0].message.content == "It costs 23."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [99999]}, "allowed_token_ids"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "buy"}}, "tools": [PRICE]}, "tool_choice"),
+        ({"tools": [PRICE, PRICE]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+            "response_format",
+        ),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ({"jinfercept": {"expected_s": -1}}, "jinfercept.expected_s"),
+        ({"session_id": ""}, "session_id"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(served: Running, fields: dict[str, Any], param: str) -> None:
+    answer = served.chat(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+def test_openais_client_raises_what_it_has_for_each_status(served: Running) -> None:
+    create: Any = served.client.chat.completions.create
+    with pytest.raises(openai.BadRequestError, match="temperature") as bad:
+        create(model=MODEL, messages=QUESTION, temperature=-3)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="gpt-9", messages=QUESTION)
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as long:
+        create(model=MODEL, messages=[{"role": "user", "content": "x" * 3000}])
+    assert long.value.code == "context_length_exceeded"

@@ -1,0 +1,142 @@
+"""`/v1/completions` as OpenAI's own client sees it."""
+
+import json
+from typing import Any
+
+import pytest
+from scripted_model import Scripted
+from served import END, MODEL, Running
+
+
+def test_a_text_goes_on(served: Running, scripted: Scripted) -> None:
+    scripted.follow("Once upon a time" + END)
+    done = served.client.completions.create(model=MODEL, prompt="Once", temperature=0, max_tokens=99)
+    assert (done.object, done.id[:5]) == ("text_completion", "cmpl-")
+    [choice] = done.choices
+    assert (choice.index, choice.text, choice.finish_reason) == (0, " upon a time", "stop")
+    assert done.usage is not None
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (4, 13)
+    assert done.usage.prompt_tokens_details is not None
+    assert done.usage.prompt_tokens_details.cached_tokens == 0
+    assert (
+        served.client.completions.create(model=MODEL, prompt="Once", temperature=0).choices[0].finish_reason == "stop"
+    )
+    cut = served.client.completions.create(model=MODEL, prompt="O", temperature=0, max_tokens=None)
+    assert (cut.choices[0].text, cut.choices[0].finish_reason) == ("nce upon a time", "stop")
+
+
+def test_a_stream_gives_the_text_in_pieces_and_the_usage_last(served: Running, scripted: Scripted) -> None:
+    scripted.follow("Once upon a time" + END)
+    chunks = list(
+        served.client.completions.create(
+            model=MODEL,
+            prompt="Once",
+            temperature=0,
+            max_tokens=99,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        )
+    )
+    *pieces, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in pieces) == " upon a time"
+    assert pieces[-1].choices[0].finish_reason == "stop"
+    assert [chunk.usage and chunk.usage.completion_tokens for chunk in pieces[:3]] == [1, 2, 3]
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 13
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_several_prompts_each_with_several_outputs(served: Running, scripted: Scripted, as_ids: bool) -> None:
+    texts = ["one, two", "three, four"]
+    scripted.follow(*(text + END for text in texts))
+    prompts: Any = ["one", "three"]
+    prompts = [scripted.tokenizer.encode(text) for text in prompts] if as_ids else prompts
+    create: Any = served.client.completions.create
+    done = create(model=MODEL, prompt=prompts, n=2, temperature=0.1, max_tokens=30)
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in done.choices] == [", two", ", two", ", four", ", four"]
+    assert done.usage.prompt_tokens == 3 + 5
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in create(model=MODEL, prompt=prompts, n=2, temperature=0.1, max_tokens=30, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(streamed.values()) == [choice.text for choice in done.choices]
+
+
+def test_an_echo_has_the_prompt_and_its_log_probabilities(served: Running, scripted: Scripted) -> None:
+    scripted.follow("Once!" + END)
+    done = served.client.completions.create(
+        model=MODEL, prompt="Once", temperature=0, echo=True, logprobs=2, max_tokens=1
+    )
+    [choice] = done.choices
+    assert choice.text == "Once!"
+    known = choice.logprobs
+    assert known is not None
+    assert known.tokens == ["O", "n", "c", "e", "!"]
+    assert known.text_offset == [0, 1, 2, 3, 4]
+    assert known.token_logprobs is not None
+    assert known.token_logprobs[0] is None
+    assert all(one is not None and one > -1e-3 for one in known.token_logprobs[1:])
+    assert known.top_logprobs is not None
+    assert next(iter(known.top_logprobs[4])) == "!"
+    streamed = served.client.completions.create(
+        model=MODEL, prompt="Once", temperature=0, echo=True, max_tokens=1, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "Once!"
+
+
+def test_a_prompt_alone_can_be_scored(served: Running, scripted: Scripted) -> None:
+    scripted.follow("Once!" + END)
+    done = served.client.completions.create(model=MODEL, prompt="Once", echo=True, logprobs=0, max_tokens=0)
+    [choice] = done.choices
+    assert choice.text == "Once"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["O", "n", "c", "e"]
+
+
+def test_log_probabilities_and_token_ids_are_streamed(served: Running, scripted: Scripted) -> None:
+    scripted.follow("Once!" + END)
+    body = {"prompt": "Onc", "temperature": 0, "logprobs": 1, "return_token_ids": True, "max_tokens": 2}
+    whole = served.http.post("/v1/completions", json=body).json()["choices"][0]
+    lines = served.http.post("/v1/completions", json=body | {"stream": True}).text.split("\n\n")[:-2]
+    pieces = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"] == "e!"
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [one for piece in pieces if piece["logprobs"] for one in piece["logprobs"][name]] == (
+            whole["logprobs"][name]
+        )
+    assert [one for piece in pieces for one in piece["token_ids"]] == whole["token_ids"]
+    assert pieces[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[0]"),
+        ({"prompt": "x" * 5000}, "prompt"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 99}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 100}, "stop"),
+        ({"echo": True, "stream": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_a_field_of_a_completion_that_is_wrong_is_named(served: Running, fields: dict[str, Any], param: str) -> None:
+    answer = served.http.post("/v1/completions", json={"prompt": "Hi"} | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_texts_become_tokens_and_tokens_text(served: Running, scripted: Scripted) -> None:
+    ids = scripted.tokenizer.encode("Hi<|im_end|>")
+    told = served.http.post("/tokenize", json={"prompt": "Hi<|im_end|>", "return_token_strs": True}).json()
+    assert told == {"count": 3, "max_model_len": 2048, "tokens": ids, "token_strs": ["H", "i", "<|im_end|>"]}
+    assert served.http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "Hi<|im_end|>"}
+    chat = served.http.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert chat["tokens"] == scripted.tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert served.http.post("/tokenize", json={}).status_code == 400

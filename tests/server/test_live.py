@@ -1,0 +1,107 @@
+"""`/live` and the page at `/`: what they show, to whom, and that the page needs nothing but itself."""
+
+import base64
+import hashlib
+import json
+import re
+import time
+from typing import Any
+
+from scripted_model import Scripted
+from served import END, Running, prompt_of, running, until
+
+TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</tool_call>'
+QUESTION: list[Any] = [{"role": "user", "content": "What does a private lamp cost?"}]
+
+
+def ask_for_a_call(server: Running, scripted: Scripted) -> None:
+    scripted.follow(prompt_of(scripted, QUESTION, [TOOL]) + CALL + END)
+    done = server.chat(messages=QUESTION, tools=[TOOL], max_tokens=200).json()
+    assert done["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def look(server: Running, **params: Any) -> Any:
+    """What is so now: an answer serves everybody for a moment."""
+    began_s = time.monotonic()
+    found: list[Any] = []
+    until(lambda: found.append(server.http.get("/live", params=params).json()) or found[-1]["now_s"] >= began_s)
+    return found[-1]
+
+
+def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served: Running, scripted: Scripted) -> None:
+    ask_for_a_call(served, scripted)
+    live = look(served)
+    assert served.http.get("/live").headers["cache-control"] == "no-store"
+    assert (live["model"], live["policy"], live["draining"], live["inbox"]) == ("scripted", "copy_ahead", False, None)
+    assert live["counts"] == {"running": 0, "waiting": 0, "intercepted": 0, "kept": 1}
+    [kept] = live["kept"]
+    assert (kept["tool"], kept["tools"]) == ("price", ["price"])
+    assert kept["remaining_s"] >= 0 <= kept["age_s"]
+    on_device = kept["dirty"] + kept["clean"]
+    assert on_device + kept["host"] + kept["missing"] in (kept["tokens"], kept["tokens"] - 1)
+    assert kept["price"]["per_s"] == on_device
+    assert sum(live["sample"]["pages"][kind] for kind in ("free", "used", "claimed_dirty", "claimed_clean")) == 256
+    assert live["history"][-1]["generated"] == live["sample"]["generated"] > 20
+    assert not re.search("private|secret", json.dumps(live))
+
+
+def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted: Scripted) -> None:
+    ask_for_a_call(served, scripted)
+    until(lambda: served.llm.engine.settled)
+    [decision] = look(served)["decisions"]
+    assert (decision["tool"], decision["why"], decision["state"]) == ("price", "copy ahead", "intercepted")
+    assert decision["copied_tokens"] > 100
+    assert decision["freed_pages"] == 0
+
+
+def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    body = {"prompt": "Hi", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        [row] = look(served)["running"]
+    assert row["generated"] > 0
+    assert row["tokens"] >= row["computed"] > 0
+
+
+def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    served.chat()
+    history = look(served)["history"]
+    since = history[-1]["at_s"]
+    assert served.http.get("/live", params={"since": since}).json()["history"] == []
+    assert served.http.get("/live", params={"since": since - 1e-3}).json()["history"] == history[-1:]
+    for wrong in ("nan", "-1", "soon"):
+        assert served.http.get("/live", params={"since": wrong}).status_code == 400
+
+
+def test_what_was_said_is_shown_if_the_operator_wants_it(scripted: Scripted) -> None:
+    with running(scripted.llm, show_texts=True) as server:
+        ask_for_a_call(server, scripted)
+        [kept] = look(server)["kept"]
+        assert "a secret" in kept["said"]
+
+
+def test_numbers_need_a_key_and_the_page_does_not(scripted: Scripted) -> None:
+    with running(scripted.llm, api_key=("one",)) as server:
+        assert server.http.get("/live").status_code == 401
+        assert server.http.get("/live", headers={"authorization": "Bearer two"}).status_code == 401
+        assert server.http.get("/live", headers={"authorization": "Bearer one"}).status_code == 200
+        assert server.http.get("/").status_code == 200
+
+
+def test_the_page_is_one_file_that_runs_its_own_script_and_asks_nobody_else(served: Running) -> None:
+    answer = served.http.get("/")
+    page, policy = answer.text, answer.headers["content-security-policy"]
+    assert answer.headers["content-type"].startswith("text/html")
+    for tag in ("script", "style"):
+        [own] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?://|//[a-z]|@import|\bsrc=|<iframe|<object", page)
+    assert not re.search(r"\s(on\w+|style)=", page)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", page)

@@ -1,0 +1,129 @@
+"""The page at `/` in a real browser: what a person sees, in light and dark, with keys, and with hostile names."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted_model import Scripted
+from served import END, Running, prompt_of, running, until
+from waiting_calls import ask
+
+from jinfercept.endpoints.inbox import Inbox
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
+
+HOSTILE = "<img src=x onerror=hit()>"
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "</td><script>hit()</script>"}}\n</tool_call>'
+TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """A tab whose errors and complaints are in `page.said`, and which may ask no stranger."""
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1200, "height": 900})
+        tab.said = []
+        tab.asked = set()
+        tab.on("console", lambda message: tab.said.append(message.text))
+        tab.on("pageerror", lambda error: tab.said.append(str(error)))
+        tab.on("request", lambda request: tab.asked.add(request.url.split("?")[0]))
+        yield tab
+        browser.close()
+
+
+def busy(server: Running, scripted: Scripted) -> None:
+    """A call that its client runs, and an answer to read."""
+    messages: list[Any] = [{"role": "user", "content": "What is it?"}]
+    scripted.follow(prompt_of(scripted, messages, [TOOL]) + CALL + END)
+    assert server.chat(messages=messages, tools=[TOOL], max_tokens=200).status_code == 200
+    assert server.chat(max_tokens=40, ignore_eos=True).status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
+    page: Any, served: Running, scripted: Scripted, scheme: str
+) -> None:
+    busy(served, scripted)
+    page.emulate_media(color_scheme=scheme)
+    page.goto(served.url)
+    page.wait_for_selector("#all:not([hidden])")
+    assert page.text_content("#state") == "live"
+    assert "policy copy_ahead" in page.text_content("#what")
+    paused = page.text_content("#paused")
+    assert "price" in paused
+    assert "person" in paused
+    until(lambda: "copy ahead" in page.text_content("#decisions"))
+    assert "kept" in page.text_content("#tiles")
+    assert page.said == []
+    assert page.asked == {f"{served.url}/", f"{served.url}/live"}
+    corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"
+    until(lambda: page.evaluate(f"() => {{ const p = document.getElementById('pool'); return {corner} }}") == 255)
+
+
+def test_while_requests_run_the_numbers_move(page: Any, served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    page.goto(served.url)
+    body = {"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}
+    asking = threading.Thread(target=lambda: [served.http.post("/v1/completions", json=body) for _ in range(3)])
+    asking.start()
+    page.wait_for_function("() => document.getElementById('running').textContent.includes('cmpl-')", timeout=10_000)
+    page.wait_for_function("() => parseFloat(document.querySelector('#tiles b').textContent) > 1")
+    asking.join()
+    page.wait_for_function("() => document.getElementById('running').textContent.includes('nobody')", timeout=10_000)
+    assert page.said == []
+
+
+def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(page: Any, scripted: Scripted) -> None:
+    with running(scripted.llm, api_key=("one",)) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#login:not([hidden])")
+        assert not page.is_visible("#all")
+        page.fill("#key", "wrong")
+        page.click("#login button")
+        page.wait_for_function("() => document.getElementById('state').textContent === 'the key is wrong'")
+        page.fill("#key", "one")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#all:not([hidden])")
+        assert not page.is_visible("#login")
+        page.reload()
+        page.wait_for_selector("#all:not([hidden])")
+        assert page.evaluate("() => localStorage.length + document.cookie.length") == 0
+
+
+def test_whatever_a_model_or_a_client_writes_is_text(page: Any, scripted: Scripted) -> None:
+    with running(scripted.llm, show_texts=True) as server:
+        server.service.inbox = inbox = Inbox()
+        busy(server, scripted)
+        meter = server.llm.meter
+        next(iter(meter.pauses.open.values())).tool = HOSTILE
+        next(iter(meter.decisions)).why = HOSTILE
+        answer = ask(inbox, what=HOSTILE)
+        page.goto(server.url)
+        page.wait_for_selector(".call")
+        assert HOSTILE in page.text_content("#inbox")
+        assert HOSTILE in page.text_content("#decisions")
+        assert "<script>hit()</script>" in page.text_content("#paused")
+        assert page.evaluate("() => document.querySelectorAll('img, td script').length") == 0
+        assert page.said == []
+        page.fill(".call textarea", "no & <no>")
+        page.wait_for_timeout(1500)
+        assert page.input_value(".call textarea") == "no & <no>", "it is made anew while somebody writes"
+        page.click(".call button")
+        assert answer.result(5) == "no & <no>"
+        page.wait_for_selector("#inbox", state="hidden")
+
+
+def test_a_page_says_so_when_nobody_answers_any_more(page: Any, scripted: Scripted) -> None:
+    with running(scripted.llm) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#all:not([hidden])")
+    page.wait_for_function("() => document.getElementById('state').textContent === 'no answer'", timeout=5_000)

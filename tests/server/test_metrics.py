@@ -1,0 +1,146 @@
+"""`/metrics`: what Prometheus reads of it, and that it agrees with what clients were told."""
+
+import json
+import threading
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_model import Scripted
+from served import END, MODEL, Running, prompt_of, running
+
+Labels = tuple[tuple[str, str], ...]
+
+VLLM = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:cache_config_info",
+}
+TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</tool_call>'
+
+
+def samples(text: str) -> dict[str, dict[Labels, float]]:
+    """By name and labels, the model's name left out."""
+    found: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == MODEL
+            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def scrape(served: Running) -> dict[str, dict[Labels, float]]:
+    return samples(served.http.get("/metrics").text)
+
+
+def test_vllms_names_are_there_and_count_what_clients_were_told(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    body = {"prompt": "Hi, whoever you are, and all of you", "max_tokens": 6, "ignore_eos": True}
+    usage = [served.http.post("/v1/completions", json=body).json()["usage"] for _ in range(3)]
+    found = scrape(served)
+    assert set(found) >= VLLM
+    assert found["vllm:prompt_tokens_total"][()] == sum(one["prompt_tokens"] for one in usage)
+    assert found["vllm:generation_tokens_total"][()] == sum(one["completion_tokens"] for one in usage) == 18
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
+    assert found["vllm:prefix_cache_hits_total"][()] == cached > 0
+    assert found["vllm:request_success_total"][(("finished_reason", "length"),)] == 3
+    assert found["vllm:time_to_first_token_seconds_count"][()] == 3
+    assert found["vllm:inter_token_latency_seconds_count"][()] == 15
+    assert found["vllm:request_generation_tokens_sum"][()] == 18
+    [config] = found["vllm:cache_config_info"]
+    assert dict(config)["num_gpu_blocks"] == "256"
+    states = {dict(labels)["state"]: number for labels, number in found["jinfercept:requests"].items()}
+    assert set(states) == {"running", "waiting", "intercepted", "kept"}
+    pages = {dict(labels)["residency"]: number for labels, number in found["jinfercept:pages"].items()}
+    device = ("free", "used", "claimed_dirty", "claimed_clean", "cached")
+    assert sum(pages[kind] for kind in device) == 256
+    assert sum(found["jinfercept:steps_total"].values()) == found["vllm:iteration_tokens_total_count"][()] + (
+        found["jinfercept:steps_total"].get((("bucket", "0"),), 0)
+    )
+
+
+def test_a_clients_call_is_an_interception_by_its_tool(served: Running, scripted: Scripted) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is it?"}]
+    asked = prompt_of(scripted, messages, [TOOL])
+    scripted.follow(asked + CALL + END)
+    choice = served.chat(messages=messages, tools=[TOOL], max_tokens=200).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    tool = (("tool", "price"),)
+    found = scrape(served)
+    assert found["jinfercept:requests"][(("state", "kept"),)] == 1
+    assert found["jinfercept:interceptions_total"][tool] == 1
+    call = choice["message"]["tool_calls"][0]
+    messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "23"}]
+    scripted.follow(prompt_of(scripted, messages, [TOOL]) + "It is 23." + END)
+    served.chat(messages=messages, tools=[TOOL], max_tokens=200)
+    text = served.http.get("/metrics").text
+    found = samples(text)
+    assert found["jinfercept:interception_seconds_count"][tool] == 1
+    assert found["jinfercept:resume_seconds_count"][tool] == 1
+    assert found["jinfercept:interception_context_tokens_total"][(("context", "kept"), *tool)] > 20
+    assert found["jinfercept:estimate_error_seconds_total"][tool] > 0
+    assert found["jinfercept:waste_token_seconds_total"][(("kind", "preserve"),)] > 0
+    assert "secret" not in text
+
+
+def test_numbers_are_read_while_others_are_served_and_counters_never_fall(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    body = {"prompt": "Hi", "max_tokens": 150, "ignore_eos": True, "n": 4}
+    asking = threading.Thread(target=served.http.post, args=("/v1/completions",), kwargs={"json": body})
+    asking.start()
+    before: dict[tuple[str, Labels], float] = {}
+    running_seen = 0.0
+    while asking.is_alive():
+        found = scrape(served)
+        pages = found["jinfercept:pages"]
+        assert sum(number for labels, number in pages.items() if "host" not in labels[0][1]) == 256
+        running_seen = max(running_seen, found["vllm:num_requests_running"][()])
+        for name, values in found.items():
+            if name.endswith(("_total", "_count", "_bucket")):
+                for labels, value in values.items():
+                    assert value >= before.get((name, labels), 0.0), name
+                    before[name, labels] = value
+    asking.join()
+    assert running_seen > 1
+
+
+def test_prometheus_may_ask_for_either_format_and_needs_no_key(scripted: Scripted) -> None:
+    with running(scripted.llm, api_key=("one",)) as server:
+        assert server.http.get("/v1/models").status_code == 401
+        plain = server.http.get("/metrics")
+        assert (plain.status_code, plain.headers["content-type"].split(";")[0]) == (200, "text/plain")
+        asked = {"accept": "application/openmetrics-text; version=1.0.0"}
+        other = server.http.get("/metrics", headers=asked)
+        assert other.headers["content-type"].startswith("application/openmetrics-text")
+        assert {family.name for family in read_openmetrics(other.text)} >= {"vllm:prompt_tokens", "jinfercept:pages"}
+        assert json.loads(server.http.get("/openapi.json").text)["paths"]["/metrics"]["get"]["responses"]["200"]
+
+
+@pytest.mark.parametrize("name", ["</script>", 'a"b\\c\n', "x" * 5000])
+def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: Scripted, name: str) -> None:
+    scripted.follow()
+    body = {"max_tokens": 2, "ignore_eos": True, "jinfercept": {"session_id": name[:200]}}
+    assert served.chat(**body).status_code == 200
+    meter = served.llm.meter
+    meter.counts.tools[name] = meter.counts.tools["person"]
+    assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1

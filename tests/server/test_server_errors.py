@@ -1,0 +1,174 @@
+"""What clients get that ask wrongly, or are hostile: always an answer in OpenAI's shape, never a 5xx, never a page lost."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from served import Running, running, until
+
+from jinfercept.server.encoding import encode
+from jinfercept.server.patient import MAX_HEAD_BYTES
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+def shape(answer: Any) -> tuple[int, Any]:
+    """Status and code; the body is an error object."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff\xfe",
+        b'{"messages": "\xff"}',
+        b"[" * 100_000,
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b'{"temperature": NaN, "messages": []}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"temperature": 1e999, "messages": [{"role": "user", "content": "Hi"}]}',
+        b'{"seed": ' + b"9" * 5000 + b', "messages": [{"role": "user", "content": "Hi"}]}',
+        b"[]",
+        b"3",
+        b"",
+    ],
+)
+def test_a_body_that_is_no_proper_json_is_refused(served: Running, body: bytes) -> None:
+    assert shape(served.http.post(CHAT, content=body, headers=JSON))[0] == 400
+
+
+def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
+    assert encode({"name": "a\ud800é"}) == '{"name":"a?é"}'.encode()
+
+
+def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
+    assert shape(served.http.get("/v1/nothing")) == (404, None)
+    answer = served.http.get(CHAT)
+    assert shape(answer) == (405, None)
+    assert answer.headers["allow"] == "POST"
+    assert shape(served.chat(model="gpt-9")) == (404, "model_not_found")
+    assert shape(served.http.get("/v1/models/gpt-9")) == (404, "model_not_found")
+
+
+def test_other_bodies_than_json_are_refused(served: Running) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        assert shape(served.http.post(CHAT, content=b"{}", headers={"content-type": kind}))[0] == 415
+
+
+def test_the_id_of_a_request_comes_back(served: Running) -> None:
+    assert served.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(served.http.get("/nothing").headers["x-request-id"]) == 32
+    assert len(served.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+
+
+def test_models_health_version_and_documents_are_there(served: Running) -> None:
+    [model] = served.client.models.list().data
+    assert (model.id, model.object) == ("scripted", "model")
+    assert served.client.models.retrieve("scripted").created == model.created
+    for path in ("/health", "/ready", "/version", "/docs"):
+        assert served.http.get(path).status_code == 200
+    document = served.http.get("/openapi.json").json()
+    responses = document["paths"][CHAT]["post"]["responses"]
+    assert {"200", "400", "401", "404", "413", "415", "429", "503"} <= set(responses)
+    assert "422" not in responses
+
+
+@pytest.fixture(scope="module")
+def strict(_running: Running) -> Iterator[Running]:
+    """A second server on the same model, with small limits and two keys."""
+    limits = {"max_body_size": 2000, "header_timeout": 0.3, "body_timeout": 0.3, "max_queue_len": 2}
+    origins = ("https://a.example",)
+    with running(_running.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
+        yield server
+
+
+def test_a_body_that_is_too_large_is_refused_however_it_comes(strict: Running) -> None:
+    headers = JSON | {"authorization": "Bearer one"}
+    large = json.dumps({"messages": [{"role": "user", "content": "x" * 5000}]}).encode()
+
+    def piecewise() -> Iterator[bytes]:
+        for start in range(0, len(large), 500):
+            yield large[start : start + 500]
+
+    assert shape(strict.http.post(CHAT, content=large, headers=headers))[0] == 413
+    assert shape(strict.http.post(CHAT, content=piecewise(), headers=headers))[0] == 413
+
+
+def test_keys_are_asked_for_before_anything_else(strict: Running) -> None:
+    for header in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}):
+        answer = strict.http.post(CHAT, content=b"x" * 9000, headers=header)
+        assert shape(answer) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    for key in ("one", "two"):
+        assert strict.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    assert strict.http.get("/health").status_code == 200
+
+
+def test_keys_and_salts_share_no_context(strict: Running) -> None:
+    def cached(key: str, **more: Any) -> int:
+        body = {"messages": [{"role": "user", "content": "y" * 40}], "max_tokens": 1, "temperature": 0} | more
+        answer = strict.http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    strict.wait_idle()
+    assert (cached("one"), cached("one") > 0) == (0, True)
+    assert (cached("two"), cached("two") > 0) == (0, True)
+    assert (cached("one", cache_salt="s"), cached("one", cache_salt="s") > 0, cached("two", cache_salt="s")) == (
+        0,
+        True,
+        0,
+    )
+
+
+def test_pages_of_named_origins_may_use_the_server(strict: Running) -> None:
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    good = strict.http.options(CHAT, headers=ask | {"origin": "https://a.example"})
+    assert (good.status_code, good.headers["access-control-allow-origin"]) == (200, "https://a.example")
+    assert "access-control-allow-origin" not in strict.http.options(CHAT, headers=ask | {"origin": "https://b"}).headers
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_again(strict: Running) -> None:
+    headers = {"authorization": "Bearer one"}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900, "n": 16, "ignore_eos": True}
+    with strict.http.stream("POST", CHAT, json=body | {"stream": True}, headers=headers):
+        until(lambda: strict.llm.engine.num_waiting >= 2)
+        answer = strict.http.post(CHAT, json=body, headers=headers)
+        assert shape(answer) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert strict.http.post("/tokenize", json={"prompt": "Hi"}, headers=headers).status_code == 200
+    strict.wait_idle()
+
+
+def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """What a connection gets that sends these parts, and how the server ends it."""
+    host, _, port = strict.url.removeprefix("http://").partition(":")
+    got = b""
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause_s)
+            while piece := connection.recv(4096):
+                got += piece
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return got
+
+
+def test_connections_that_dawdle_are_ended(strict: Running) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\n"
+    began_s = time.monotonic()
+    assert answer_to(strict) == b""
+    assert answer_to(strict, head) == b""
+    assert answer_to(strict, *[b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9], pause_s=0.05) == b""
+    assert b"408 Request Timeout" in answer_to(strict, head + b"Content-Length: 10\r\n\r\n{")
+    assert time.monotonic() - began_s < 4
+    endless = [b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (MAX_HEAD_BYTES + 1)]
+    assert answer_to(strict, *endless) == b""

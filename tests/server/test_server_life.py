@@ -1,0 +1,144 @@
+"""Clients that go away, servers that are told to go, and what is written down of both."""
+
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from scripted_model import Scripted
+from served import MODEL, Running, running, until
+
+from jinfercept.cli import main
+from jinfercept.server.log_lines import JsonFormatter
+
+QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
+LONG: Any = {
+    "model": MODEL,
+    "messages": QUESTION,
+    "temperature": 0,
+    "max_tokens": 1900,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def test_a_stream_that_nobody_reads_any_more_frees_its_pages(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    stream = served.client.chat.completions.create(stream=True, **LONG)
+    next(iter(stream))
+    assert served.llm.engine.has_work
+    stream.close()
+    until(lambda: not served.llm.engine.has_work, 2.0)
+    served.wait_idle()
+
+
+def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    body = json.dumps({"messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}).encode()
+    length = f"Content-Length: {len(body)}\r\n\r\n".encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + length
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + body)
+        until(lambda: served.llm.engine.has_work)
+    until(lambda: not served.llm.engine.has_work, 2.0)
+    served.wait_idle()
+
+
+def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted) -> None:
+    scripted.follow()
+    with running(scripted.llm, drain_timeout=10.0) as server:
+        stream = server.client.chat.completions.create(stream=True, **(LONG | {"max_tokens": 300}))
+        chunks = iter(stream)
+        next(chunks)
+        server.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: server.http.get("/ready").status_code == 503)
+        with pytest.raises(openai.InternalServerError) as refused:
+            server.client.chat.completions.create(model=MODEL, messages=QUESTION)
+        assert refused.value.status_code == 503
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+
+
+def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
+    scripted.follow()
+    with running(scripted.llm, drain_timeout=0.0) as server:
+        stream = server.client.chat.completions.create(stream=True, **LONG)
+        chunks = iter(stream)
+        next(chunks)
+        server.server.handle_exit(signal.SIGTERM, None)
+        with pytest.raises(openai.APIError, match="gave the request up"):
+            list(chunks)
+    assert not scripted.llm.engine.has_work
+
+
+def test_every_request_leaves_a_line(served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    scripted.follow()
+    caplog.set_level(logging.INFO, "jinfercept.server")
+    body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+    served.http.post("/v1/completions", json=body, headers={"x-request-id": "me!"})
+    served.http.get("/health")
+    until(lambda: any("me!" in record.getMessage() for record in caplog.records))
+    [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
+    for said in (
+        json.loads(JsonFormatter().format(record)),
+        dict(part.split("=", 1) for part in record.getMessage().replace('"', "").split(" ")),
+    ):
+        assert (said["request_id"], str(said["status"]), str(said["completion_tokens"])) == ("me!", "200", "3")
+        assert {"id", "path", "prompt_tokens", "cached_tokens", "finish_reason", "seconds"} <= set(said)
+
+
+@pytest.mark.slow
+def test_the_command_serves_prints_where_and_drains_on_sigterm() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "llama_gqa"
+    flags = ["--port", "0", "--kv-tokens", "512", "--max-num-batched-tokens", "32", "--profile", "paper-gptj-6b-a100"]
+    command = [sys.executable, "-m", "jinfercept.cli", "serve", str(golden), *flags, "--served-model-name", "tiny"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            stream = client.completions.create(
+                model="tiny",
+                prompt=[1, 2, 3],
+                max_tokens=60,
+                stream=True,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            chunks = iter(stream)
+            next(chunks)
+            process.send_signal(signal.SIGTERM)
+            assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert process.wait(10) == 0
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "no-such-model", "--port", str(taken.getsockname()[1])]) == 2
+    assert "cannot listen" in capsys.readouterr().err
+
+
+def test_without_its_packages_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from jinfercept.cli import main; sys.exit(main(['serve', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'jinfercept[serve]'" in done.stderr
+
+
+def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, said in (
+        (["--tool-call-parser", "xml"], "one of hermes"),
+        (["--reasoning-parser", "xml"], "one of auto, none"),
+        (["--chat-template", "no-such-file"], "cannot be read"),
+        (["--port", "70000"], "65535"),
+        (["--api-key", ""], "empty"),
+        (["--allowed-origins", "[oops"], "not JSON"),
+        (["--max-queue-len", "0"], "at least 1"),
+    ):
+        assert main(["serve", "no-such-model", *flags]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,358 @@
+"""Contexts of finished requests: gone on from wherever their pages are, with the same tokens; and in nobody's way."""
+
+from dataclasses import replace
+
+import pytest
+from fakes import POLICIES, VOCAB, ManualClock, make_engine, run_all, uninterrupted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.engine import Engine
+from jinfercept.request import Call, ContextUse, Finished, Keep, Request, RequestOutput, SamplingParams, Watch
+from jinfercept.returners import Returners
+from jinfercept.sched.sequence import State
+
+KEEPING = [name for name in POLICIES if name not in ("preserve",)]
+
+
+def ask(name: str, prompt: list[int], max_tokens: int = 5, **fields) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), **fields)
+
+
+def served(engine: Engine, *requests: Request) -> list[RequestOutput]:
+    """Their outputs; what is kept stays kept."""
+    outputs: dict[str, RequestOutput] = {}
+    for request in requests:
+        engine.submit(request)
+    for _ in range(5_000):
+        if not engine.has_work:
+            break
+        outputs |= {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+    assert not engine.has_work
+    return [outputs[request.id] for request in requests]
+
+
+def settle(engine: Engine) -> None:
+    while not engine.settled:
+        engine.step()
+
+
+def stream(output: RequestOutput) -> list[int]:
+    return output.prompt_token_ids + output.outputs[0].token_ids
+
+
+def policy(name: str):
+    return POLICIES[name]()
+
+
+class AsksItsCaller:
+    """Calls `search` with the third token, for whoever made the request to run."""
+
+    def watch(self) -> Watch:
+        return self
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        return (Call("search", "", (index, index + 1), by_caller=True),) if index == 2 else ()
+
+
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+TURNS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # whose turn
+        st.integers(1, 6),  # tokens that it adds
+        st.integers(0, 4),  # tokens of the last answer that come back differently
+        st.integers(1, 5),  # tokens to generate
+        st.sampled_from(["session", "request", "tokens", "stranger"]),
+        st.booleans(),  # whether others arrive before it is done
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(
+    turns=TURNS,
+    name=st.sampled_from(sorted(POLICIES)),
+    num_pages=st.integers(14, 30),
+    num_host_pages=st.sampled_from([0, 3, 40]),
+    link=st.sampled_from([10.0, 1e3, 1e9]),
+    depth=st.integers(0, 1),
+)
+def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbed_run(
+    turns, name, num_pages, num_host_pages, link, depth
+) -> None:
+    engine = make_engine(
+        policy(name),
+        num_pages=num_pages,
+        num_host_pages=num_host_pages,
+        depth=depth,
+        link_tokens_per_s=link,
+        clock=ManualClock(),
+        max_model_len=52,
+    )
+    said: dict[int, RequestOutput] = {}
+    batch: list[tuple[int, Request]] = []
+    for number, (who, added, differs, new, how, alone) in enumerate(turns):
+        known = stream(said[who]) if who in said else [who + 1] * 7
+        known = known[: max(1, len(known) - differs)] + [(7 * number + token) % VOCAB for token in range(added)]
+        if len(known) + new >= 52:
+            continue
+        request = ask(f"r{number}", known, new, keep=Keep(f"s{who}" if how == "session" else ""))
+        if how == "request" and who in said:
+            request = replace(request, follows=said[who].request_id)
+        if how == "stranger":
+            request = replace(request, keep=None)
+        if any(who == other for other, _ in batch):
+            continue
+        batch.append((who, request))
+        if alone:
+            said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+            batch.clear()
+    said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+    for output in said.values():
+        prompt, answer = tuple(output.prompt_token_ids), output.outputs[0]
+        params = SamplingParams(max_tokens=answer.num_generated, temperature=0.0)
+        assert answer.token_ids == uninterrupted(prompt, params, {}, 52)
+    engine.close()
+    assert engine.num_kept == 0
+    assert engine.scheduler.kv.store.occupancy().claimed == 0
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["session", "request", "tokens"])
+def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: str) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40)
+    keep = Keep("s" if how == "session" else "")
+    [first] = served(engine, ask("a", list(range(10)), 5, keep=keep))
+    follow = ask("b", [*stream(first), 50, 51], keep=keep, follows="a" if how == "request" else None)
+    [second] = served(engine, follow)
+    assert engine.num_kept == 1
+    assert second.adopted == ContextUse(
+        kept=14, copied_in=0, recomputed=0
+    )  # all but the last, which was never computed
+    assert second.num_cached_tokens == 14
+    assert second.metrics.recomputed_tokens == 0
+
+
+def test_a_history_that_comes_back_differently_is_adopted_as_far_as_it_is_the_same() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", list(range(10)), 9, keep=Keep("s")))
+    [second] = served(engine, ask("b", [*stream(first)[:14], 96, 96, 96, 96, 96, 96], keep=Keep("s")))
+    assert second.adopted is not None
+    assert second.adopted.kept == 12  # whole pages of four
+    assert second.adopted.recomputed == 2
+
+
+def test_a_session_that_starts_over_keeps_nothing_of_the_old() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [second] = served(engine, ask("b", [2] * 10, keep=Keep("s")))
+    assert (second.adopted, engine.num_kept) == (None, 1)
+
+
+def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    system = list(range(8))
+    [first] = served(engine, ask("a", [*system, 30, 31, 32, 33], keep=Keep()))
+    [other] = served(engine, ask("b", [*system, 40, 41, 42, 43], keep=Keep()))
+    assert (other.adopted, other.num_cached_tokens, engine.num_kept) == (None, 8, 2)
+    [second] = served(engine, ask("c", [*stream(first), 60], keep=Keep()))
+    assert second.adopted is not None
+
+
+def test_another_salt_finds_nothing() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", list(range(10)), keep=Keep("s"), cache_salt="mine"))
+    stolen = ask("b", [*stream(first), 1], keep=Keep("s"), cache_salt="theirs", follows="a")
+    [second] = served(engine, stolen)
+    assert (second.adopted, second.num_cached_tokens, engine.num_kept) == (None, 0, 2)
+    engine.release("s", "theirs")
+    engine.submit(ask("c", [1], 1))
+    served(engine)
+    assert engine.num_kept == 1
+
+
+# -- in nobody's way ---------------------------------------------------------------------------------------------------
+
+
+def num_steps(engine: Engine, request: Request) -> int:
+    """Steps until it has its first token."""
+    engine.submit(request)
+    for number in range(100):
+        if any(event.request_id == request.id for event in engine.step()):
+            return number
+    raise AssertionError("no token")
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("num_host_pages", [0, 4, 100])
+def test_contexts_that_fill_the_pool_and_that_nobody_comes_back_for_delay_a_newcomer_by_a_step_at_most(
+    name: str, num_host_pages: int
+) -> None:
+    newcomer = ask("new", [90] * 30)
+    idle = make_engine(policy(name), num_pages=20, num_host_pages=num_host_pages)
+    engine = make_engine(policy(name), num_pages=20, num_host_pages=num_host_pages)
+    for number in range(12):
+        served(engine, ask(f"gone{number}", [number] * 25, keep=Keep(f"s{number}")))
+    assert num_steps(engine, newcomer) <= num_steps(idle, newcomer) + 1
+    served(engine)
+
+
+def test_what_has_lost_its_last_page_is_kept_no_more() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=8)
+    served(engine, ask("gone", [1] * 10, keep=Keep("s")))
+    served(engine, ask("large", [2] * 20, 10))
+    served(engine, ask("small", [3], 2))
+    assert engine.num_kept == 0
+
+
+def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_time_is_over() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
+    engine._returners = Returners(engine.scheduler, most=2, longest_s=100.0)
+    for number in range(3):
+        served(engine, ask(f"r{number}", [number] * 6, keep=Keep(f"s{number}")))
+    assert engine.num_kept == 2
+    [first] = served(engine, ask("again", [0] * 20, keep=None))
+    assert first.adopted is None
+    clock.time += 101.0
+    served(engine, ask("any", [9], 3))
+    assert engine.num_kept == 0
+
+
+def test_a_released_session_is_free_at_once() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    engine.release("s")
+    engine.release("never heard of")
+    engine.step()
+    assert engine.num_kept == 0
+    assert engine.scheduler.kv.store.occupancy().claimed == 0
+
+
+def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [second] = served(engine, ask("b", [*stream(first)[:12], 4, 5], keep=Keep("s", last=True)))
+    assert second.adopted is not None
+    assert engine.num_kept == 0
+
+
+def test_an_id_may_be_used_again_while_its_context_is_kept() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [second] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    assert stream(first) == stream(second)
+    assert engine.num_kept == 1
+
+
+def test_under_preserve_nothing_is_kept() -> None:
+    engine = make_engine(policy("preserve"), num_pages=40)
+    run_all(engine, [ask("a", [1] * 10, keep=Keep("s"))])  # no claim is left
+    assert engine.num_kept == 0
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_what_ends_by_force_is_not_kept(reason: str) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    engine.submit(ask("a", [1] * 10, 30, keep=Keep("s")))
+    for _ in range(3):
+        engine.step()
+    if reason == "abort":
+        engine.abort("a")
+    else:
+        engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
+    engine.step()
+    assert engine.num_kept == 0
+
+
+def test_a_failed_step_forgets_what_was_kept() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
+    engine.submit(ask("b", [2] * 5))
+    engine.step()
+    assert engine.num_kept == 0
+    [second] = served(engine, ask("c", [*stream(first), 5], keep=Keep("s")))
+    assert (second.adopted, second.num_cached_tokens) == (None, 0)
+
+
+# -- as interceptions --------------------------------------------------------------------------------------------------
+
+
+def test_while_nobody_is_served_the_policy_goes_on_copying() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40, link_tokens_per_s=400.0)
+    served(engine, ask("a", [1] * 40, keep=Keep("s")))
+    settle(engine)
+    kept = engine.scheduler.intercepted["a"]
+    assert all(page.host is not None for page in kept.context.pages)
+
+
+def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
+    told: list[tuple[str, float, bool]] = []
+    estimator = engine.scheduler._estimator
+    estimator.observe = lambda name, duration_s, clean=True, call_key=None: told.append((name, duration_s, clean))  # type: ignore[method-assign]
+    [first] = served(
+        engine,
+        ask(
+            "a",
+            [1] * 10,
+            9,
+            keep=Keep("s"),
+            detector=AsksItsCaller(),
+        ),
+    )
+    assert engine.scheduler.intercepted["a"].calls[0].name == "search"
+    clock.time += 5.0
+    [second] = served(engine, ask("b", [*stream(first), 1], keep=Keep("s", expected_s=3.0)))
+    pause = engine.scheduler.intercepted["b"].calls[0]
+    assert (pause.name, pause.expected_s) == ("person", 3.0)
+    clock.time += 60.0
+    served(engine, ask("c", [*stream(second), 1], keep=Keep("s", reader="agent")))
+    assert engine.scheduler.intercepted["c"].calls[0].name == "agent"
+    assert [(name, round(seconds), clean) for name, seconds, clean in told] == [
+        ("search", 5, True),
+        ("person", 60, True),
+    ]
+
+
+@pytest.mark.parametrize(("detector", "first"), [(AsksItsCaller(), "returns"), (None, "other")])
+def test_after_a_call_a_request_has_its_old_place_and_after_an_answer_a_new_one(detector, first: str) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
+    [output] = served(engine, ask("a", [1] * 10, 3, keep=Keep("s"), detector=detector))
+    engine.submit(ask("busy", [3] * 5, 4))
+    engine.step()
+    engine.submit(ask("other", [4] * 5))
+    engine.submit(ask("returns", [*stream(output), 1], keep=Keep("s")))
+    engine.step()
+    waiting = [sequence.id for sequence in engine.scheduler.waiting]
+    assert sorted(waiting) == ["other", "returns"]
+    assert waiting[0] == first
+    served(engine)
+
+
+def test_a_smaller_priority_is_served_first() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
+    engine.submit(ask("busy", [3] * 5, 4))
+    engine.step()
+    for name, priority in (("low", 1), ("first", 0), ("second", 0), ("urgent", -1)):
+        engine.submit(ask(name, [4] * 5, priority=priority))
+    engine.step()
+    assert [sequence.id for sequence in engine.scheduler.waiting] == ["urgent", "first", "second", "low"]
+    served(engine)
+
+
+def test_a_request_that_goes_on_waits_with_its_pages_and_loses_them_to_whoever_runs() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=12, max_num_seqs=1)
+    [first] = served(engine, ask("a", [1] * 20, keep=Keep("s")))
+    engine.submit(ask("busy", [3] * 5, 30))
+    engine.step()
+    engine.submit(ask("b", [*stream(first), 1], keep=Keep("s")))
+    engine.step()
+    waiting = engine.scheduler.waiting[0]
+    assert waiting.state is State.WAITING
+    assert engine.scheduler.kv.store.occupancy().claimed == 6
+    served(engine)

@@ -1,0 +1,63 @@
+"""Tools of a TOML file, called as an engine calls them."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jinfercept.endpoints.load import LoadedTools, load_tools
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.request import Call, Result
+
+
+class Toolbox:
+    """Loaded tools and a dispatcher that runs them."""
+
+    def __init__(self, loaded: LoadedTools) -> None:
+        self.loaded = loaded
+        self._wake = threading.Event()
+        self.dispatcher = Dispatcher(self._wake.set)
+        self._done: dict[str, tuple[Result, ...]] = {}
+
+    def call(self, request_id: str, name: str, /, **arguments: Any) -> None:
+        """Begin a call of one request."""
+        tools = {tool.name: tool.tool for tool in self.loaded.tools if tool.tool is not None}
+        self.dispatcher.call(request_id, (Call(name, json.dumps(arguments)),), tools)
+
+    def result(self, request_id: str) -> Result:
+        """What came of a request's call."""
+        give_up_s = time.monotonic() + 15
+        while request_id not in self._done:
+            assert time.monotonic() < give_up_s, "it never returns"
+            self._done.update(self.dispatcher.poll())
+            self._wake.wait(0.01)
+            self._wake.clear()
+        [result] = self._done.pop(request_id)
+        return result
+
+    def ask(self, name: str, /, **arguments: Any) -> Result:
+        """Call and wait."""
+        self.call("one", name, **arguments)
+        return self.result("one")
+
+
+@contextmanager
+def toolbox(folder: Path, toml: str) -> Iterator[Toolbox]:
+    """The tools of a TOML text."""
+    file = folder / "tools.toml"
+    file.write_text(toml)
+    with load_tools(file) as loaded:
+        box = Toolbox(loaded)
+        yield box
+        box.dispatcher.close()
+
+
+def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that happens on other threads."""
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.005)
