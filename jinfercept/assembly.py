@@ -132,6 +132,8 @@ def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:
     def open_text(request: Request) -> TextStream:
         params = request.params
         stop = tuple(params.stop or ())
-        return TextStream(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens)
+        return TextStream(
+            tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens
+        )
 
     return open_text

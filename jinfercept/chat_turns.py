@@ -102,7 +102,7 @@ class _TurnWatch:
         if not calls or self._rounds == turns.max_rounds:
             return ()
         if turns.for_the_caller(calls):
-            return tuple(replace(call, by_caller=True) for call in calls)
+            return tuple(replace(call, by_caller=turns.for_the_caller([call])) for call in calls)
         self._rounds += 1
         return calls
 

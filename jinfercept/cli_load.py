@@ -1,4 +1,4 @@
-"""`jinfercept bench serve` and `jinfercept bench sessions`: their flags. Each imports what it needs when it runs."""
+"""`jinfercept bench serve`, `sessions` and `soak`: their flags. Each imports what it needs when it runs."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ _SEVERAL = "; repeat it, or give several with commas"
 
 
 def add_load(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Both."""
+    """All of them."""
     _add_serve(studies)
     _add_sessions(studies)
+    _add_soak(studies)
 
 
 def _add_serve(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,13 +55,33 @@ def _add_sessions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]"
     going = sessions.add_argument_group("sessions")
     going.add_argument("--sessions", action="append", help=f"how many (default: 4,8){_SEVERAL}")
     going.add_argument("--concurrent", action="store_true", help="all at once, instead of one after another")
-    going.add_argument("--newcomer", action="store_true", help="at the end one new prompt: its first-token time")
+    going.add_argument("--newcomer", action="store_true", help="after each round a new prompt: its first-token time")
     going.add_argument("--session-ids", action="store_true", help="name the session in the header x-session-id")
     going.add_argument("--seed", type=int, default=0, help="of texts and tools (default: 0)")
     _add_shape(sessions, turns=4, system=0, prompt=900, tool=40, new=16, seconds="0")
     _add_outputs(sessions)
     add_flags(sessions, without=("seed",))
     sessions.set_defaults(command_function=_sessions)
+
+
+def _add_soak(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    soak = studies.add_parser(
+        "soak", help="random clients, hostile tools, disconnects, kills: nothing may be lost, hang, leak or be wrong"
+    )
+    soak.add_argument("model", nargs="?", help=f"{MODEL_HELP} (default: a tiny random one)")
+    soak.add_argument("--minutes", type=float, default=10.0, help="of load; the checks come besides (default: 10)")
+    soak.add_argument("--clients", type=int, default=12, help="at a time (default: 12)")
+    soak.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        dest="patience_s",
+        help="seconds without a byte after which a request counts as hung (default: 60)",
+    )
+    soak.add_argument("--seed", type=int, default=0, help="of everything that clients do (default: 0)")
+    soak.add_argument("--json", help="write everything to this file")
+    add_flags(soak, without=("seed",))
+    soak.set_defaults(command_function=_soak)
 
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +193,16 @@ def _sessions(
         seed=seed,
         json_path=json,
         plot_path=plot,
+    )
+
+
+def _soak(
+    model: str | None, minutes: float, clients: int, patience_s: float, seed: int, json: str | None, **flags: Any
+) -> int:
+    from jinfercept.bench.soak_command import soak_command
+
+    return soak_command(
+        model, flags, minutes=minutes, clients=clients, patience_s=patience_s, seed=seed, json_path=json
     )
 
 

@@ -115,6 +115,12 @@ def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
             got=repr(given)[:80],
             fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
         )
+    if not isinstance(function.get("parameters"), Mapping | None):
+        raise RequestError(
+            f"the parameters of tool {function['name']!r} are no JSON schema",
+            got=repr(function["parameters"])[:80],
+            fix='{"type": "object", "properties": {…}}',
+        )
     return {"type": "function", "function": dict(function)}
 
 

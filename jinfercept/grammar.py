@@ -4,6 +4,7 @@ A grammar is compiled once, in the thread that asks for it; every request walks 
 requests, no tools and no device: a mask is words of bits, and the end of a text is whatever tokens the request says end it.
 """
 
+import json
 import threading
 from collections import OrderedDict
 from typing import Protocol, final
@@ -101,6 +102,7 @@ class TokenConstraint:
         for token_id in end_token_ids:
             if 0 <= token_id < vocab_size:
                 self._end[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._allowed: UInt32[np.ndarray, "words"] | None = None  # here, if somebody asked
         self.ended = False
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
@@ -113,21 +115,26 @@ class TokenConstraint:
             return self._end
         words = _words(self._matcher, self._vocab_size)
         self.ended = not words.any()
-        return words | self._end if self._matcher.is_accepting() else words
+        self._allowed = words | self._end if self._matcher.is_accepting() else words
+        return self._allowed
 
     def accept(self, token_id: int) -> None:
         """The next token of the text.
 
         Raises:
-            RequestError: it is not allowed.
+            RequestError: it is not allowed, or the grammar is too complex to go on.
         """
+        allowed, self._allowed = self._allowed, None
         if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
             self.ended = True
             return
         if self.ended or not self._matcher.consume_token(token_id):
+            problem = _problem(self._matcher) or f"token {token_id} after the end"
+            if allowed is not None and allowed[token_id // 32] >> token_id % 32 & 1:
+                raise RequestError("the grammar is too complex", got=problem, fix="simplify it: fewer repetitions")
             raise RequestError(
                 "the grammar does not allow the token that was drawn",
-                got=_problem(self._matcher) or f"token {token_id} after the end",
+                got=problem,
                 fix="see whether the weights are good: logits that are no numbers let any token be drawn",
             )
         self.ended = self._matcher.is_stopped()
@@ -178,7 +185,10 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
     """Compiles a grammar and takes its first mask, which finds what is too complex or cannot be written."""
     try:
         if kind == "json":
-            source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": JSON_SPACE})
+            overrides = {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
+            source = LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+        elif kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
+            source = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
         else:
             source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
         matcher = LLMatcher(vocabulary, source, log_level=0)

@@ -25,7 +25,8 @@ class Call:
         span: the call's first token and the one after its last, counted in the request's `token_ids`.
         expected_s: how long it will take, if somebody says so.
         id: by which a chat template ties the result to the call; "" if nothing needs one.
-        by_caller: whoever made the request runs it: the request does not pause, its turn is its last.
+        by_caller: whoever made the request runs it: the request does not pause, its turn is its last, and the other calls of
+            that turn are run by nobody here.
     """
 
     name: str

@@ -60,7 +60,9 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
     if prompt is not None and chat:
         flags = ", ".join("--" + name.replace("_", "-") for name in chat)
         raise RequestError("these belong to a chat", got=f"--prompt and {flags}", fix="pipe the question in instead")
-    most = max_tokens or (256 if prompt is not None else 1024)
+    if prompt == "":
+        raise RequestError("a prompt needs at least one token", got="--prompt ''", fix="give a text, or leave it out to chat")
+    most = max_tokens if max_tokens is not None else 256 if prompt is not None else 1024
     params = SamplingParams(temperature=temperature, max_tokens=most, **sampling)
     if "chat_template" in chat:
         chat["chat_template"] = _read(chat["chat_template"])

@@ -12,6 +12,8 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20
 """Likeliest tokens that are reported beside the chosen one."""
+MAX_OUTPUTS = 1024
+"""Of one prompt: each is a request of its own."""
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_SEQUENCES = 256
 MAX_BAD_TOKENS = 8
@@ -41,8 +43,8 @@ class SamplingParams:
         structured_outputs: what the generated text has to be. An end-of-text or stop token comes only where it may end (or
             where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
             cut it.
-        n: outputs for one prompt, drawn apart: the first with the seed, the next with the seed plus 1, and so on. They share
-            the full pages of the prompt. Not for greedy requests.
+        n: outputs for one prompt, at most 1,024, drawn apart: the first with the seed, the next with the seed plus 1, and so on.
+            They share the full pages of the prompt. Not for greedy requests.
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
         top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all.
         min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
@@ -50,11 +52,12 @@ class SamplingParams:
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
         frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
         logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
-        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them.
+        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them. Not together with
+            `structured_outputs`, which say that too.
         bad_words: texts that are not generated: their last token is forbidden where the ones before it were just generated.
             They are looked for as tokens, with and without a space before them, as in vLLM.
         bad_words_token_ids: the same as token ids; at most 256 together (single tokens aside), of at most 8 tokens.
-        min_tokens: tokens to generate before an end-of-text or stop token may come.
+        min_tokens: tokens to generate before an end-of-text or stop token may come, and before a stop string may end.
         logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
             model's own logits, before anything above.
         prompt_logprobs: the same for the tokens of the prompt, which is then computed whole: no cached pages are used.
@@ -88,6 +91,10 @@ class SamplingParams:
         self._check_ends()
         self._check_numbers()
         self._check_tokens()
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise RequestError(f"{name} is True or False", got=repr(value)[:80], fix="give one of them")
 
     def _check_ends(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
@@ -124,7 +131,7 @@ class SamplingParams:
             if not _is_number(value) or not -2 <= value <= 2:
                 raise RequestError(f"{name} is a number from -2 to 2", got=repr(value), fix="0 turns it off")
         _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
-        _whole("n", self.n, 1, None, "ask for an output")
+        _whole("n", self.n, 1, MAX_OUTPUTS, "give the prompt several times")
         if self.n > 1 and self.temperature == 0:
             raise RequestError("greedy outputs are all alike", got=f"n={self.n}", fix="n=1, or a temperature above 0")
         for name in ("logprobs", "prompt_logprobs"):
@@ -147,6 +154,12 @@ class SamplingParams:
                     "allowed_token_ids is a list of token ids", got=repr(allowed)[:80], fix="give at least one"
                 )
             object.__setattr__(self, "allowed_token_ids", tuple(allowed))
+            if self.structured_outputs is not None:
+                raise RequestError(
+                    "allowed_token_ids cannot be combined with structured_outputs",
+                    got=f"{len(allowed)} tokens and a grammar",
+                    fix="leave out one of them; a grammar can say which characters may come",
+                )
         words = self.bad_words or ()
         if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
             raise RequestError("bad_words is a list of texts", got=repr(words)[:80], fix="none of them empty")
@@ -169,7 +182,7 @@ class SamplingParams:
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises `RequestError` if the parameters name tokens that the model does not have, or leave none to draw."""
     allowed, bad = params.allowed_token_ids or (), params.bad_words_token_ids or ()
-    named = chain(params.logit_bias or (), allowed, *bad)
+    named = chain(params.logit_bias or (), allowed, params.stop_token_ids or (), *bad)
     wrong = next((token for token in named if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError(

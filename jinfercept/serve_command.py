@@ -28,6 +28,7 @@ def serve(model: str, **flags: Any) -> int:
     try:
         from jinfercept.server.serve import listen
         from jinfercept.server.serve import serve as serve_until_told
+        from jinfercept.server.server_tools import open_server_tools
     except ImportError as error:
         raise ConfigError(
             "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
@@ -37,10 +38,14 @@ def serve(model: str, **flags: Any) -> int:
 
     begin_logging(options.log_format)
     listener, url = listen(options)
-    with StartDisplay() as progress, LLM(model, progress=progress, **flags) as llm:
+    with (
+        open_server_tools(options.tools) as tools,
+        StartDisplay() as progress,
+        LLM(model, progress=progress, **flags) as llm,
+    ):
         progress.close()
         print(f"jinfercept: {url}", flush=True)
-        serve_until_told(llm, model, options, listener)
+        serve_until_told(llm, model, options, listener, tools)
     return 0
 
 

@@ -52,7 +52,7 @@ class Session:
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)  # None for what tools returned
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
-    asked: tuple[Call, ...] = ()  # what the last turn left to the caller
+    asked: tuple[Call, ...] = ()  # what the caller is to run of the last turn
     first_token_s: float | None = None
     resumed: bool = False  # has results and no token since
 
@@ -74,7 +74,7 @@ class Session:
         if not all(isinstance(call, Call) for call in calls):
             raise TypeError(f"a detector returns calls, not {calls!r}")
         if any(call.by_caller for call in calls):
-            self.asked, calls = calls, ()
+            self.asked, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
 
     def note_context(self) -> None:

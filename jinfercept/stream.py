@@ -23,7 +23,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...], include_stop: bool, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int = 0,
     ) -> None:
         """An empty text.
 
@@ -32,11 +37,13 @@ class TextStream:
             stop: non-empty strings that end the text.
             include_stop: whether the stop string itself is shown.
             skip_special_tokens: whether special tokens are left out of the text.
+            min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
         """
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens)
         self._finders = [_Finder(pattern) for pattern in stop]
         self._include_stop = include_stop
+        self._num_early = min_tokens
         self._held = ""
         self._shown: list[str] = []
         self.stopped: str | None = None
@@ -53,7 +60,9 @@ class TextStream:
         assert self.stopped is None, "a token after the stop string"
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
-        return self._take(text)
+        shown = self._take(text)
+        self._num_early -= 1
+        return shown
 
     def inject(self, token_ids: Iterable[int]) -> str:
         """Take what a tool returned; returns the text that may be shown now, all of it included.
@@ -80,7 +89,7 @@ class TextStream:
         held = self._held + text
         for offset, char in enumerate(text, start=len(self._held) + 1):
             complete = [finder.pattern for finder in self._finders if finder.push(char)]
-            if complete:
+            if complete and self._num_early <= 0:
                 self.stopped = max(complete, key=len)
                 self._held = ""
                 return self._show(held[: offset if self._include_stop else offset - len(self.stopped)])

@@ -26,8 +26,8 @@ class StructuredOutputsParams:
     in the models' own formats), the text begins anew after it: a grammar says what one turn is, `start: calls | answer`.
 
     Attributes:
-        json: a JSON schema, as text or as what `json.loads` makes of it. White space between the parts of a value is at most
-            a blank, or a new line and twenty blanks or tabs, so that no model writes it for ever.
+        json: a JSON schema, as text or as what `json.loads` makes of it; `oneOf` is taken as `anyOf`. White space between the
+            parts of a value is at most a blank, or a new line and twenty blanks or tabs, so that no model writes it for ever.
         json_object: any JSON object.
         regex: a regular expression for the whole text, in the Rust crate's syntax: no look-around, no back-references.
         choice: texts, of which the output is one.
@@ -91,6 +91,10 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
         parsed = json.loads(schema, parse_constant=_refuse) if isinstance(schema, str) else schema
         return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise RequestError(
+                "structured_outputs.json is nested too deeply", got=str(error), fix="give a flatter schema"
+            ) from error
         raise RequestError(
             "structured_outputs.json is not JSON", got=f"{type(error).__name__}: {error}", fix="give a JSON schema"
         ) from error

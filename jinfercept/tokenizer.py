@@ -239,6 +239,10 @@ class Tokenizer:
                 **(self._special_tokens | variables),  # pyright: ignore[reportArgumentType]
             )
         except Exception as error:  # a template is a program: it may fail in any way
+            if isinstance(error, TemplateSyntaxError):
+                raise RequestError(
+                    "the chat template is not valid Jinja", got=f"line {error.lineno}: {error.message}", fix="correct it"
+                ) from error
             raise RequestError(
                 "the model's chat template does not take these messages",
                 got=f"{type(error).__name__}: {error}",

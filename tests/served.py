@@ -16,6 +16,7 @@ from jinfercept.chat import ChatOptions
 from jinfercept.llm import LLM
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import Server, listen
+from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 
 MODEL = "scripted"
@@ -62,10 +63,10 @@ def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @contextmanager
-def running(llm: LLM, **options: Any) -> Iterator[Running]:
-    """Serve a model at a port that is free."""
+def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Iterator[Running]:
+    """Serve a model, and tools, at a port that is free."""
     settings = ServerOptions(**({"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0} | options))
-    service = Service(llm, "tiny", settings)
+    service = Service(llm, "tiny", settings, tools)
     listener, url = listen(settings)
     server = Server(service, listener)
     thread = threading.Thread(target=server.serve_until_told)

@@ -71,23 +71,24 @@ class LoadedTools:
         await asyncio.to_thread(self.close)
 
 
-def load_tools(path: str | Path) -> LoadedTools:
+def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
     """The tools of a file, servers started and connected to.
 
     Args:
         path: a Python file, of which every public function with a docstring is a tool, or a TOML file of `[[tool]]` tables
             (`tables.py` has their keys).
+        inbox: where calls wait for a person; by default one of their own.
 
     Raises:
         ConfigError: the file is not what it should be, or what it needs is not there.
         RequestError: a Python function is no tool, or two tools have one name.
     """
-    path = Path(path)
+    path, inbox = Path(path), inbox or Inbox()
     if path.suffix != ".toml":
         functions = chat_tools(load_functions(path))
-        return LoadedTools([lambda: functions], Inbox(), ExitStack())
+        return LoadedTools([lambda: functions], inbox, ExitStack())
     tables = read_tables(path)
-    loader = _Loader()
+    loader = _Loader(inbox)
     try:
         for place, table in tables:
             loader.add(table, place)
@@ -108,11 +109,11 @@ def load_tools(path: str | Path) -> LoadedTools:
 class _Loader:
     """Tools on their way."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Inbox) -> None:
         self.ends = ExitStack()
         self._background = Background()
         self.ends.callback(self._background.close)
-        self._inbox = Inbox()
+        self._inbox = inbox
         self._modules: dict[Path, ModuleType] = {}
         self._sources: list[_Source] = []
         self._connect: list[Callable[[], Coroutine[Any, Any, None]]] = []

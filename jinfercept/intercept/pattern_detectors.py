@@ -88,12 +88,15 @@ class TokenDetector:
             `MAX_ARGUMENT_CHARS`, there are no arguments.
 
     Raises:
-        RequestError: no token calls, or one is no token.
+        RequestError: no token calls, or one is no token, or a name no text.
     """
 
     def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:
-        wrong = [token for token in (*calls, *(() if opening is None else (opening,))) if type(token) is not int]
-        if wrong or not calls:
+        named = calls if isinstance(calls, Mapping) else {}
+        tokens = (*named, *(() if opening is None else (opening,)))
+        wrong = [token for token in tokens if type(token) is not int or token < 0]
+        wrong += [name for name in named.values() if not isinstance(name, str)]
+        if wrong or not named:
             raise RequestError(
                 "calls are found by token ids", got=repr(wrong or calls)[:80], fix="give names of tools by token id"
             )

@@ -50,6 +50,16 @@ _LLAMA_KEYS = (
 )
 _GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 
+_ROPE_NUMBERS = (
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+)
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -120,7 +130,14 @@ class ModelConfig:
             ModelError: the architecture or the rope scaling is unknown, keys are missing, or something is set that
                 would change the result and is not implemented.
         """
-        name = str((config.get("architectures") or [config.get("model_type")])[0])
+        if not isinstance(config, Mapping) or not isinstance(generation, Mapping | None):
+            raise ModelError(
+                "config.json and generation_config.json are JSON objects",
+                got=repr(config if generation is None or isinstance(generation, Mapping) else generation)[:80],
+                fix="download them again",
+            )
+        names = config.get("architectures")
+        name = str(names[0] if isinstance(names, list) and names else config.get("model_type"))
         architecture = ARCHITECTURES.get(_CLASSES.get(name, name))
         if architecture is None:
             raise ModelError(
@@ -133,6 +150,7 @@ class ModelConfig:
 
 def _llama_fields(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     _require(config, _LLAMA_KEYS, where="config.json")
+    _check_numbers(config, _LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window"))
     _refuse_unless(config, hidden_act="silu", attention_bias=False, mlp_bias=False)
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
@@ -163,6 +181,7 @@ def _window(config: Mapping[str, Any], architecture: Architecture) -> int | None
 
 def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     _require(config, _GPTJ_KEYS, where="config.json")
+    _check_numbers(config, _GPTJ_KEYS, ("n_inner",))
     _refuse_unless(config, activation_function="gelu_new")
     return {
         "vocab_size": config["vocab_size"],
@@ -182,7 +201,11 @@ def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama_rope(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
     """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    stated = (config.get(key) for key in ("rope_parameters", "rope_scaling"))
+    rope = next((value for value in stated if value is not None), {})
+    if not isinstance(rope, Mapping):
+        raise ModelError("rope_parameters of config.json are an object", got=repr(rope)[:80], fix="correct the file")
+    _check_rope(rope)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
@@ -245,6 +268,27 @@ def _require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) ->
         raise ModelError(
             f"{where} lacks keys", got=f"no {', '.join(missing)}", fix="complete the file or use another model"
         )
+
+
+def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    """Sizes are whole numbers above 0, epsilons numbers above 0; what is optional may be null or 0."""
+    for key in (*keys, *(key for key in optional if config.get(key))):
+        value, kinds = config[key], (int, float) if key.endswith(("eps", "epsilon")) else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
+            kind = "number" if float in kinds else "whole number"
+            raise ModelError(
+                f"{key} of config.json is a {kind} above 0", got=repr(value)[:80], fix="correct the file or download it again"
+            )
+
+
+def _check_rope(rope: Mapping[str, Any]) -> None:
+    """Whatever number is given is one."""
+    for key in _ROPE_NUMBERS:
+        value = rope.get(key)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
+            raise ModelError(
+                f"{key} of rope_parameters is a number above 0", got=repr(value)[:80], fix="correct config.json"
+            )
 
 
 def _refuse_unless(config: Mapping[str, Any], **implemented: object) -> None:

@@ -112,13 +112,30 @@ def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:
     if not index.is_file():
         pattern = "*.safetensors" if suffix == "safetensors" else f"{stem}*.{suffix}"  # others' .bin are no weights
         return sorted(directory.glob(pattern))
-    files = [directory / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    files = [directory / name for name in _named(index)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelError(
             "the model's index names files that are not there", got=", ".join(missing), fix="download them"
         )
     return files
+
+
+def _named(index: Path) -> list[str]:
+    """The files that an index names, each beside it."""
+    parsed = _json(index)
+    placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise ModelError(f"{index.name} has no weight_map", got=repr(parsed)[:80], fix="download it again")
+    names = sorted(set(placed.values()))
+    strangers = [name for name in names if Path(name).name != name or "\\" in name]
+    if strangers:
+        raise ModelError(
+            "the model's index names files outside its directory",
+            got=", ".join(strangers)[:200],
+            fix="download the model again from somebody you trust",
+        )
+    return names
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ DETAILS = "jinfercept.details"
 """Where, in a request's scope, endpoints put what its line is to say besides."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = frozenset({"/health", "/ready", "/metrics"})
+_QUIET = frozenset({"/health", "/ready", "/metrics", "/live", "/inbox"})
 """Asked all the time; their lines are at level debug."""
 
 

@@ -1,8 +1,9 @@
 """What comes of a conversation's requests, as OpenAI's chat completion: whole, or chunk by chunk."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept.async_streaming import AsyncStream
@@ -10,8 +11,8 @@ from jinfercept.chat import Chats
 from jinfercept.forks import joined
 from jinfercept.intercept.pieces import Arguments, CallStarted, Content, Reasoning
 from jinfercept.request import (
+    Call,
     CompletionOutput,
-    Event,
     Finished,
     Intercepted,
     Logprob,
@@ -21,19 +22,26 @@ from jinfercept.request import (
 )
 from jinfercept.server.chat_protocol import ChatBody
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
+from jinfercept.server.server_turns import ServerTurns, call_reports, round_reports
 from jinfercept.server.service import Service, check_finish
 from jinfercept.server.sse import DONE, event
 from jinfercept.server.usage import UsageCount
+from jinfercept.server.visible_turns import Joint, visible_message
 from jinfercept.streaming import StreamEvent
 from jinfercept.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One of `n` answers on its way: what the next chunk has to carry along."""
+    """One of `n` answers on its way: what the next chunk has to carry along, and how its turns become one message."""
 
     index: int
     begun: bool = False
+    rounds: int = 0  # whose calls the server has run
+    asked: tuple[Call, ...] = ()  # those of the last
+    content: Joint = field(default_factory=Joint)
+    reasoning: Joint = field(default_factory=Joint)
+    calls: dict[int, int] = field(default_factory=dict)  # the client's of this turn, with their places in the message
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
 
@@ -42,6 +50,12 @@ class _Choice:
             self.logprobs.append((told.token_id, told.logprobs))
         if body.return_token_ids:
             self.token_ids.append(told.token_id)
+
+    def next_turn(self) -> None:
+        self.rounds += 1
+        self.calls.clear()
+        self.content.next_turn()
+        self.reasoning.next_turn()
 
 
 @final
@@ -53,14 +67,23 @@ class ChatAnswer:
         model: as the client called it.
         body: what was asked.
         chats: what was made of it.
+        turns: what the server runs of them.
         tokenizer: names tokens.
         details: for the log; filled in as they become known.
     """
 
     def __init__(
-        self, name: str, model: str, body: ChatBody, chats: Chats, tokenizer: Tokenizer, details: dict[str, Any]
+        self,
+        name: str,
+        model: str,
+        body: ChatBody,
+        chats: Chats,
+        turns: ServerTurns,
+        tokenizer: Tokenizer,
+        details: dict[str, Any],
     ) -> None:
         requests = chats.requests
+        self._turns = turns
         self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
@@ -69,15 +92,16 @@ class ChatAnswer:
         self._choices = {request.id: _Choice(index) for index, request in enumerate(requests)}
         self._first_call_only = body.parallel_tool_calls is False
 
-    def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """All of it.
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """All of it; what is left to the server to run is run.
 
         Args:
             outputs: by request id.
         """
-        [output] = joined(self._requests, outputs)
-        for one in outputs.values():
+        settled = await asyncio.gather(*map(self._turns.settled, outputs.values()))
+        for one in settled:
             self._usage.add(one)
+        [output] = joined(self._requests, {one.request_id: one for one in settled})
         answer = self._head | {
             "choices": [self._whole_choice(completion) for completion in output.outputs],
             "usage": self._usage.body(),
@@ -86,13 +110,14 @@ class ChatAnswer:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
-        return answer
+        reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
+        return answer | _server_calls(reports)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        said = completion.messages[-1]
-        calls = list(said.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        said = visible_message(completion.messages, self._turns.own)
+        calls = said["tool_calls"][: 1 if self._first_call_only else None]
         message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
-        message |= _thought(said["reasoning_content"]) if said.get("reasoning_content") else {}
+        message |= _thought(said["reasoning_content"]) if said["reasoning_content"] else {}
         message |= {"tool_calls": calls} if calls else {}
         choice: dict[str, Any] = {
             "index": completion.index,
@@ -105,7 +130,7 @@ class ChatAnswer:
             pairs = list(zip(completion.token_ids, completion.logprobs, strict=True))
             choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
         if self._body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
+            choice["token_ids"] = generated_tokens(completion)
         return choice
 
     async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
@@ -119,29 +144,43 @@ class ChatAnswer:
         try:
             async for told in stream:
                 assert isinstance(told, Token | Intercepted | Resumed | Finished), "a stream without readers"
-                for chunk in self._chunks(told):
-                    yield event(chunk)
+                choice = self._choices[told.request_id]
+                if isinstance(told, Token):
+                    self._usage.count(1)
+                    choice.note(told, self._body)
+                for shown in self._readers[told.request_id].read(told):
+                    if isinstance(shown, Finished):
+                        check_finish(shown.output)
+                        shown = replace(shown, output=await self._turns.settled(shown.output))
+                    for chunk in self._chunks(choice, shown):
+                        yield event(chunk)
             if options is not None and options.include_usage:
                 yield event(self._head | {"choices": [], "usage": self._usage.body()})
             yield DONE
         finally:
             await service.close(stream)
 
-    def _chunks(self, told: Event) -> Iterator[dict[str, Any]]:
-        """The chunks that an event of one request makes."""
-        choice = self._choices[told.request_id]
-        if isinstance(told, Token):
-            self._usage.count(1)
-            choice.note(told, self._body)
-        for shown in self._readers[told.request_id].read(told):
-            if (delta := self._delta(shown)) is not None:
-                yield from self._begun(choice)
-                yield self._chunk(choice, delta)
-            elif isinstance(shown, Finished):
-                check_finish(shown.output)
+    def _chunks(self, choice: "_Choice", shown: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The chunks that something of one request makes. Those of the server's calls say nothing to ordinary clients."""
+        match shown:
+            case Finished():
+                [completion] = shown.output.outputs
                 yield from self._begun(choice)
                 self._usage.add(shown.output)
-                yield self._chunk(choice, {}, shown.output.outputs[0])
+                yield self._chunk(choice, {}, completion) | _server_calls(call_reports(completion))
+            case Intercepted():
+                choice.asked = shown.calls
+                yield from self._begun(choice)
+                yield self._chunk(choice, {}) | _server_calls(round_reports(choice.rounds, shown.calls))
+            case Resumed():
+                reports = round_reports(choice.rounds, choice.asked, shown.results)
+                choice.next_turn()
+                yield self._chunk(choice, {}) | _server_calls(reports)
+            case _ if (delta := self._delta(choice, shown)) is not None:
+                yield from self._begun(choice)
+                yield self._chunk(choice, delta)
+            case _:
+                pass
 
     def _begun(self, choice: "_Choice") -> Iterator[dict[str, Any]]:
         """The chunk that every choice begins with."""
@@ -150,23 +189,20 @@ class ChatAnswer:
             prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
             yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
 
-    def _delta(self, shown: StreamEvent) -> dict[str, Any] | None:
+    def _delta(self, choice: "_Choice", shown: StreamEvent) -> dict[str, Any] | None:
         """What is new in a message."""
         match shown:
             case Content():
-                return {"content": shown.text}
+                return {"content": choice.content.add(shown.text)}
             case Reasoning():
-                return _thought(shown.text)
-            case CallStarted() if self._wanted(shown.index):
+                return _thought(choice.reasoning.add(shown.text))
+            case CallStarted() if shown.name in self._turns.own and not (self._first_call_only and choice.calls):
+                place = choice.calls[shown.index] = len(choice.calls)
                 function = {"name": shown.name, "arguments": ""}
-                call = {"index": shown.index, "id": shown.id, "type": "function", "function": function}
-                return {"tool_calls": [call]}
-            case Arguments() if self._wanted(shown.index):
-                return {"tool_calls": [{"index": shown.index, "function": {"arguments": shown.text}}]}
+                return {"tool_calls": [{"index": place, "id": shown.id, "type": "function", "function": function}]}
+            case Arguments() if shown.index in choice.calls:
+                return {"tool_calls": [{"index": choice.calls[shown.index], "function": {"arguments": shown.text}}]}
         return None
-
-    def _wanted(self, call: int) -> bool:
-        return call == 0 or not self._first_call_only
 
     def _chunk(
         self, choice: "_Choice", delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
@@ -189,6 +225,22 @@ class ChatAnswer:
         if options is not None and options.include_usage:
             chunk["usage"] = self._usage.body() if options.continuous_usage_stats else None
         return chunk
+
+
+def generated_tokens(completion: CompletionOutput) -> list[int]:
+    """Its tokens without those that tools returned."""
+    kept: list[int] = []
+    start = 0
+    for pause in completion.interceptions:
+        if pause.results:
+            kept += completion.token_ids[start : pause.span[0]]
+            start = pause.span[1]
+    return kept + completion.token_ids[start:]
+
+
+def _server_calls(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is said of calls that the server runs, if there are any."""
+    return {"jinfercept": {"server_calls": reports}} if reports else {}
 
 
 def _thought(text: str) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """`/v1/chat/completions`: a conversation becomes requests, and what comes of them an answer."""
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jinfercept.chat import Chats
+from jinfercept.chat import MAX_ROUNDS, Chats
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.function_tools import chat_tools
 from jinfercept.server.access_log import DETAILS
@@ -15,10 +16,12 @@ from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
 from jinfercept.server.encoding import Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
+from jinfercept.server.protocol import SessionHints
 from jinfercept.server.refusals import check_extras
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
-from jinfercept.server.service import Service, check_requests, finished, service_of
+from jinfercept.server.server_turns import Message, Remember, ServerTurns
+from jinfercept.server.service import Service, check_requests, finished, service_of, unless_gone
 from jinfercept.server.sse import EventStream
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
@@ -36,11 +39,12 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
     chats = await service.prepare(lambda: make_chat(service, body, hints, name), body.n or 1)
-    answer = ChatAnswer(name, model, body, chats, service.tokenizer, request.scope[DETAILS])
+    turns = server_turns(service, body, chats, _memory(service, body, hints))
+    answer = ChatAnswer(name, model, body, chats, turns, service.tokenizer, request.scope[DETAILS])
     if body.stream:
         return EventStream(answer.stream(service, service.submit(chats.requests)))
     outputs = await finished(service, request, service.submit(*chats, ends_only=True))
-    return Reply(answer.whole(outputs))
+    return Reply(await unless_gone(request, answer.whole(outputs)))
 
 
 def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chats:
@@ -56,15 +60,18 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     tools = _tools(body)
+    said = body.jinfercept or SessionHints()
+    offered = service.tools.offered(said.server_tools, _own(body))
     options = service.chat_options(
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
         tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_rounds=_max_rounds(service, body),
     )
-    messages = [message.as_read() for message in body.messages]
+    messages = service.hidden_turns.restored(hints.salt, [message.as_read() for message in body.messages])
     try:
-        chats = service.llm.make_chats([messages], params, tools, options, iter([name]))
+        chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]))
     except RequestError as error:
         field = "tools" if tools and "tool" in error.what else "messages"
         field = next((name for name in _OPTIONS if error.what.startswith(name)), field)
@@ -73,6 +80,35 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
         raise ApiError.of(error, "messages") from error
     check_requests(service, chats.requests, "messages")
     return chats._replace(requests=with_hints(chats.requests, hints))
+
+
+def server_turns(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerTurns:
+    """The server's part of the turns that come of a body."""
+    return ServerTurns(chats.requests, _own(body), _max_rounds(service, body), service.max_model_len, remember)
+
+
+def _memory(service: Service, body: ChatBody, hints: Hints) -> Remember:
+    """Remembers what a client does not see, unless it says that it will not come back."""
+
+    def remember(turns: Sequence[Message]) -> None:
+        if not hints.release:
+            asked = [message.as_read() for message in body.messages]
+            service.hidden_turns.remember(hints.salt, asked, turns, _own(body))
+
+    return remember
+
+
+def _own(body: ChatBody) -> frozenset[str]:
+    """Names of the tools that the client runs."""
+    return frozenset(tool.function.name for tool in body.tools or ())
+
+
+def _max_rounds(service: Service, body: ChatBody) -> int:
+    """Turns whose calls the server runs."""
+    most, asked = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
+    if asked is not None and asked > most:
+        raise ApiError.bad(f"max_rounds may be {most} here, not {asked}", "jinfercept.max_rounds")
+    return min(MAX_ROUNDS, most) if asked is None else asked
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -142,4 +142,5 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    jinfercept: dict[str, Any] | None = None
     prompt_token_ids: list[TokenId] | None = None

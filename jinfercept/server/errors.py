@@ -9,10 +9,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Match
 
 from jinfercept.errors import JinferceptError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
 """Names that pydantic gives to the branches of a union; no field has them."""
 
@@ -99,7 +101,8 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     error = cast(HTTPException, error)
     if not isinstance(error, ApiError):
         message = f"{error.detail}: {request.method} {request.url.path}"
-        error = ApiError(error.status_code, message, headers=error.headers)
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        error = ApiError(error.status_code, message, headers=headers)
     return JSONResponse(error.body, error.status_code, error.headers)
 
 
@@ -115,6 +118,18 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
     failed = ApiError(500, f"the server failed: {type(error).__name__}")
     return JSONResponse(failed.body, failed.status_code)
+
+
+def _allowed(request: Request) -> str:
+    """Methods that the resource knows; the route that was asked names its own only."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    known = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
+    return ", ".join(known)
+
+
+def _matches(route: BaseRoute, scope: dict[str, Any]) -> bool:
+    matched, _ = route.matches(scope)
+    return matched is Match.FULL
 
 
 def _path(parts: Sequence[int | str]) -> str:

@@ -1,5 +1,6 @@
 """`/metrics`: what Prometheus collects. Open to all, as vLLM's: it has numbers, and names of tools, but nothing of requests."""
 
+import asyncio
 import copy
 from typing import Any, final
 
@@ -9,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from jinfercept.server.exposition import Reading, families
+from jinfercept.server.named import Named
 from jinfercept.server.service import Service
 from jinfercept.server.window import Window
 
@@ -23,8 +25,11 @@ def metrics_router(service: Service) -> APIRouter:
     async def metrics(request: Request) -> Response:
         """Counts, times and pages, for Prometheus."""
         looked = await window.look()
+        tasks = Named(service.names[0]).gauge(
+            "jinfercept:tasks", "Tasks of the server's event loop", len(asyncio.all_tasks())
+        )
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_Collected(list(families(looked, service.names[0])))), media_type=kind)
+        return Response(encode(_Collected([*families(looked, service.names[0]), tasks])), media_type=kind)
 
     return router
 

@@ -28,12 +28,20 @@ class ServerOptions:
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
     reasoning_parser: str = option("auto", "how the model marks its thinking; auto: as its template shows; none: not")
+    tools: tuple[str, ...] = option(
+        (),
+        "a file of tools, .toml or .py, that the server runs for requests that ask for them (jinfercept.server_tools)",
+    )
+    max_tool_rounds: int = option(32, "turns whose calls the server runs for one answer, at most; else they are 8")
     max_body_size: int = option(16 * 2**20, "bytes of the largest request body")
     max_queue_len: int = option(1024, "requests that may wait for their turn; more are answered 429")
     response_ttl: float = option(86400.0, "seconds for which a response is stored, for those that go on from it")
     max_stored_responses: int = option(4096, "responses that are stored; the oldest go first")
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
     body_timeout: float = option(60.0, "seconds until its body has to be there")
+    write_timeout: float = option(
+        60.0, "seconds that a client may leave what it is sent unread, before it counts as gone"
+    )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
     allowed_origins: tuple[str, ...] = option(
@@ -50,12 +58,14 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for name, least in (
             ("port", 0),
+            ("max_tool_rounds", 0),
             ("max_body_size", 1),
             ("max_queue_len", 1),
             ("response_ttl", 0),
             ("max_stored_responses", 0),
             ("header_timeout", 0.001),
             ("body_timeout", 0.001),
+            ("write_timeout", 0.001),
             ("timeout_keep_alive", 0),
             ("drain_timeout", 0),
         ):

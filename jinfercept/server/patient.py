@@ -1,4 +1,6 @@
-"""uvicorn's connections, with a limit to their patience: the head of a request has to arrive in time, and in bounds."""
+"""uvicorn's connections, with a limit to their patience: the head of a request has to arrive in time, and in bounds, and
+what is answered has to be taken in time.
+"""
 
 import asyncio
 from typing import Any
@@ -8,17 +10,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 2**16
 
 
-def patient_protocol(timeout_s: float) -> type[asyncio.Protocol]:
+def patient_protocol(timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn.
 
     Args:
         timeout_s: from the beginning of a connection, or of the next request on it, to the end of the request's head.
+        write_timeout_s: for which a client may leave unread what is written to it; then its connection is cut, what is not
+            sent is dropped, and its request ends as if it had gone.
     """
 
     class PatientProtocol(HttpToolsProtocol):
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)
             self._deadline: asyncio.TimerHandle | None = None
+            self._unread: asyncio.TimerHandle | None = None
             self._head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -40,7 +45,21 @@ def patient_protocol(timeout_s: float) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwait()
+            self._taken()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._unread = self.loop.call_later(write_timeout_s, self.transport.abort)
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._taken()
+            super().resume_writing()
+
+        def _taken(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def _wait(self) -> None:
             self._head_bytes = 0

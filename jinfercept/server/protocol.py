@@ -21,12 +21,19 @@ class Body(BaseModel):
 
 
 class SessionHints(Body):
-    """The body's `jinfercept` object: what helps to decide what becomes of the context afterwards."""
+    """The body's `jinfercept` object: what helps to decide what becomes of the context afterwards, and the server's tools.
+
+    Attributes:
+        server_tools: offer the model those that the server runs: all of them, or these.
+        max_rounds: turns whose calls the server runs.
+    """
 
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     expected_s: Annotated[float, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     release: bool | None = None
+    server_tools: bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512)] | None = None
+    max_rounds: Annotated[int, Field(ge=0)] | None = None
 
 
 class Extensions(Body):

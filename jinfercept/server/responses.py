@@ -50,10 +50,10 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     def make() -> Any:
         return make_response_chat(service, body, messages_of([*before, *asked], body.instructions), hints, name)
 
-    chats = await service.prepare(make, 1)
+    chats, turns = await service.prepare(make, 1)
     response = _begun(name, model, body)
     usage = UsageCount(chats.requests, request.scope[DETAILS])
-    writer = ResponseWriter(response, usage, body.parallel_tool_calls is False, _logprobs(service, body))
+    writer = ResponseWriter(response, usage, turns, body.parallel_tool_calls is False, _logprobs(service, body))
     stream = service.submit(*chats)
     request.scope[DETAILS]["id"] = name
     run = BackgroundRun(service, stream, writer, kept=bool(body.stream)) if body.background else None

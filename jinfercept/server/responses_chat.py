@@ -3,7 +3,7 @@
 from typing import Any
 
 from jinfercept.chat import Chats
-from jinfercept.server.chat_completions import make_chat
+from jinfercept.server.chat_completions import make_chat, server_turns
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
     ChatBody,
@@ -17,6 +17,7 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints
 from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
+from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service
 
 _FIELDS = {
@@ -59,8 +60,8 @@ def check_asked(body: ResponsesBody) -> None:
 
 def make_response_chat(
     service: Service, body: ResponsesBody, messages: list[Message], hints: Hints, name: str
-) -> Chats:
-    """One request, and who reads what comes of it. Takes a while, as `make_chat`.
+) -> tuple[Chats, ServerTurns]:
+    """One request, who reads what comes of it, and the server's part of it. Takes a while, as `make_chat`.
 
     Args:
         messages: the whole conversation.
@@ -72,7 +73,9 @@ def make_response_chat(
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
     try:
-        return make_chat(service, _chat_body(body, messages), hints, name)
+        chat = _chat_body(body, messages)
+        chats = make_chat(service, chat, hints, name)
+        return chats, server_turns(service, chat, chats, lambda turns: None)  # the response itself has all of them
     except ApiError as error:
         error.param = _FIELDS.get(error.param, error.param) if error.param else None
         raise

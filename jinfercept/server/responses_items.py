@@ -5,6 +5,7 @@ Stored items are plain objects, of one form for what was said to the model and f
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
@@ -14,6 +15,7 @@ from jinfercept.server.responses_protocol import (
     FunctionCallOutputItem,
     InputItem,
     ItemReference,
+    McpCallItem,
     MessageItem,
     ReasoningItem,
     RefusalPart,
@@ -22,12 +24,30 @@ from jinfercept.server.responses_protocol import (
 Item = dict[str, Any]
 """With `id`, `type`, `status`, and what its type has."""
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+SERVER_LABEL = "jinfercept"
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "mcp_call": "mcp",
+    "reasoning": "rs",
+}
 
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
     """An item with an id of its own."""
     return {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
+
+
+def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a call that the server runs, before its arguments are there.
+
+    Args:
+        note: what is said of it besides (`CallNote`).
+    """
+    fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
+    return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
 
 def read_items(given: str | Sequence[InputItem], before: Iterable[Item], find: Callable[[str], Item]) -> list[Item]:
@@ -60,6 +80,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     messages = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
     names: dict[str, str] = {}
     turn: Message | None = None  # of the assistant, to which more may come
+    round_of_turn = 0
     for item in items:
         match item["type"]:
             case "function_call_output":
@@ -72,19 +93,44 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
                 turn = None
             case "function_call" if item["status"] == "incomplete":
                 continue
+            case "mcp_call" if item["output"] is None:
+                continue
             case kind:
-                if turn is None or not _joins(kind, turn):
+                number = (item.get("jinfercept") or {}).get("round", 0)
+                if turn is None or not _joins(kind, turn) or (turn.tool_calls and number != round_of_turn):
                     turn = Message.model_construct(role="assistant")
                     messages.append(turn)
+                round_of_turn = number
                 _join(item, turn)
                 if kind == "function_call":
                     names[item["call_id"]] = item["name"]
-    return messages
+                elif kind == "mcp_call":
+                    said = {"tool_call_id": _call_id(item), "name": item["name"], "content": item["output"]}
+                    messages.append(Message.model_construct(role="tool", **said))
+    return _in_call_order(messages)
+
+
+def _in_call_order(messages: list[Message]) -> list[Message]:
+    """Results in the order of their calls, by which some templates tell them: the server's are there before the client's."""
+    ordered: list[Message] = []
+    places: dict[str | None, int] = {}
+    for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
+        some = list(group)
+        if is_result:
+            some.sort(key=lambda message: places.get(message.tool_call_id, len(places)))
+        places = {call.id: place for place, call in enumerate(some[-1].tool_calls or ())}
+        ordered += some
+    return ordered
+
+
+def _call_id(item: Item) -> str:
+    note = item.get("jinfercept") or {}
+    return item["call_id"] if item["type"] == "function_call" else note.get("call_id") or item["id"]
 
 
 def _joins(kind: str, turn: Message) -> bool:
     """Whether an item belongs to a turn that has begun: its text comes behind its reasoning, its calls behind both."""
-    if kind == "function_call":
+    if kind in ("function_call", "mcp_call"):
         return True
     empty = turn.content is None and turn.tool_calls is None
     return empty and (kind == "message" or getattr(turn, "reasoning_content", None) is None)
@@ -98,7 +144,7 @@ def _join(item: Item, turn: Message) -> None:
             turn.reasoning_content = _joined(item["content"])  # pyright: ignore[reportAttributeAccessIssue] # a template's own
         case _:
             function = CalledFunction.model_construct(name=item["name"], arguments=item["arguments"])
-            call = ToolCall.model_construct(id=item["call_id"], type="function", function=function)
+            call = ToolCall.model_construct(id=_call_id(item), type="function", function=function)
             turn.tool_calls = [*(turn.tool_calls or ()), call]
 
 
@@ -110,6 +156,11 @@ def _stored(item: InputItem) -> Item:
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
         case FunctionCallItem():
             fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            fields["status"] = item.status or "completed"
+            fields |= {"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {}
+        case McpCallItem():
+            note = item.jinfercept.model_dump() if item.jinfercept else {}
+            fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
             fields["status"] = item.status or "completed"
         case FunctionCallOutputItem():
             output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)

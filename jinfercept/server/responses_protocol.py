@@ -45,6 +45,18 @@ class MessageItem(Body):
     content: Text | Annotated[list[TextPart | RefusalPart], Field(max_length=4096)]
 
 
+class CallNote(Body):
+    """What this server notes of a call.
+
+    Attributes:
+        round: calls of one are of one turn.
+        call_id: by which a template ties a result to it.
+    """
+
+    round: Annotated[int, Field(ge=0)] = 0
+    call_id: _ID | None = None
+
+
 class FunctionCallItem(Body):
     """A call that the model made."""
 
@@ -54,6 +66,7 @@ class FunctionCallItem(Body):
     name: _NAME
     arguments: Text
     status: Literal["in_progress", "completed", "incomplete"] | None = None
+    jinfercept: CallNote | None = None
 
 
 class FunctionCallOutputItem(Body):
@@ -63,6 +76,18 @@ class FunctionCallOutputItem(Body):
     id: _ID | None = None
     call_id: _ID
     output: Text | Annotated[list[TextPart], Field(max_length=4096)]
+
+
+class McpCallItem(Body):
+    """A call that the server ran: OpenAI's item for tools that are not the client's, of whatever kind they are here."""
+
+    type: Literal["mcp_call"]
+    id: _ID | None = None
+    name: _NAME
+    arguments: Text
+    output: Text | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
+    jinfercept: CallNote | None = None
 
 
 class ReasoningItem(Body):
@@ -91,6 +116,7 @@ _KINDS = {
     "message": "Message",
     "function_call": "FunctionCall",
     "function_call_output": "FunctionCallOutput",
+    "mcp_call": "McpCall",
     "reasoning": "Reasoning",
     "item_reference": "ItemReference",
 }
@@ -99,6 +125,7 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("Message")]
     | Annotated[FunctionCallItem, Tag("FunctionCall")]
     | Annotated[FunctionCallOutputItem, Tag("FunctionCallOutput")]
+    | Annotated[McpCallItem, Tag("McpCall")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
     | Annotated[ItemReference, Tag("ItemReference")],
     Discriminator(

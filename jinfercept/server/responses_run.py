@@ -6,10 +6,14 @@ from collections.abc import AsyncGenerator
 from typing import final
 
 from jinfercept.async_streaming import AsyncStream
+from jinfercept.request import Finished
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
 from jinfercept.server.sse import event
+
+_ABORT_S = 1.0
+"""Seconds in which the engine ends what it was told to."""
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,8 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
             yield event(said, said["type"])
         try:
             async for told in stream:
+                if isinstance(told, Finished):
+                    told = await writer.settled(told)
                 for said in writer.take(told):
                     yield event(said, said["type"])
         except Exception as error:
@@ -89,6 +95,8 @@ class BackgroundRun:
         self._writer.cancel()
         if self._stream is not None:
             self._stream.abort()
+        await asyncio.wait((self._task,), timeout=_ABORT_S)
+        self._task.cancel()  # else a tool runs that the engine knows nothing of
         await asyncio.wait((self._task,))
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:

@@ -2,12 +2,23 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
-from jinfercept.request import Finished, RequestOutput, Token
+from jinfercept.request import (
+    Call,
+    CompletionOutput,
+    Finished,
+    Intercepted,
+    Interception,
+    RequestOutput,
+    Resumed,
+    Token,
+)
 from jinfercept.server.errors import ApiError
-from jinfercept.server.responses_items import Item, new_item
+from jinfercept.server.responses_items import Item, new_item, server_call
+from jinfercept.server.server_turns import ServerTurns, call_reports
 from jinfercept.server.service import check_finish
 from jinfercept.server.usage import UsageCount
 from jinfercept.streaming import StreamEvent
@@ -17,6 +28,7 @@ Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """The parts of which items of text are made; their events are named after them."""
+_FAILED = ("error", "timeout", "unknown_tool")
 
 
 @final
@@ -28,6 +40,7 @@ class ResponseWriter:
     Args:
         response: as it begins, `queued` or `in_progress`; changed from now on.
         usage: counts the request's tokens.
+        turns: the server's part of it; its calls are items that are complete once they have returned.
         first_call_only: leave out the calls after the first.
         logprobs: reports tokens; None: they are not reported.
 
@@ -36,9 +49,18 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, response: dict[str, Any], usage: UsageCount, first_call_only: bool, logprobs: Logprobs | None
+        self,
+        response: dict[str, Any],
+        usage: UsageCount,
+        turns: ServerTurns,
+        first_call_only: bool,
+        logprobs: Logprobs | None,
     ) -> None:
         self.response = response
+        self._turns = turns
+        self._round = 0
+        self._running: dict[str, int] = {}  # the server's calls that have no result yet, by id, with their places
+        self._asked: tuple[Call, ...] = ()
         self.error: ApiError | None = None
         self._usage, self._first_call_only, self._logprobs = usage, first_call_only, logprobs
         self._number = 0
@@ -72,10 +94,19 @@ class ResponseWriter:
                 self._blank += told.text
             case CallStarted() if self._wanted(told.index):
                 yield from self._call(told)
+            case Arguments() if self._is("mcp_call"):
+                yield self._delta("response.mcp_call_arguments.delta", told.text)
             case Arguments() if self._wanted(told.index):
                 yield self._delta("response.function_call_arguments.delta", told.text)
+            case CallEnded() if self._is("mcp_call"):
+                yield from self._run(told.call.id)
             case CallEnded() if self._wanted(told.index):
                 yield from self._close("completed")
+            case Intercepted():
+                self._asked = told.calls
+            case Resumed():
+                yield from self._returned(Interception(self._asked, told.results))
+                self._round += 1
             case Finished():
                 yield from self._finish(told.output)
             case _:
@@ -90,12 +121,17 @@ class ResponseWriter:
         if self.response["completed_at"] is not None:
             return
         yield from self._close("incomplete")
+        yield from self._give_up()
         if self._cancelled:
             yield self._last("cancelled", "response.incomplete")
         else:
             self.error = error
             self.response["error"] = {"code": "server_error", "message": error.detail}
             yield self._last("failed", "response.failed")
+
+    async def settled(self, told: Finished) -> Finished:
+        """The end, once the server's calls of the last turn are run."""
+        return replace(told, output=await self._turns.settled(told.output))
 
     def _finish(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         self._usage.add(output)
@@ -105,12 +141,19 @@ class ResponseWriter:
         except ApiError as error:
             yield from self.fail(error)
             return
-        if output.outputs[0].finish_reason == "length":
+        [completion] = output.outputs
+        for pause in completion.interceptions[self._round :]:
+            yield from self._returned(pause)
+        yield from self._give_up()
+        self._note(completion)
+        if completion.finish_reason == "length":
             yield from self._close("incomplete")
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            reason = "max_tool_calls" if completion.stop_reason == "max_rounds" else "max_output_tokens"
+            self.response["incomplete_details"] = {"reason": reason}
             yield self._last("incomplete", "response.incomplete")
             return
-        if not any(item["type"] in ("message", "function_call") for item in self.response["output"]):
+        said = [item["type"] for item in self.response["output"]]
+        if completion.finish_reason != "tool_calls" and said[-1:] != ["message"]:
             yield from self._say("message", "")  # what answers nothing answers an empty text
         yield from self._close("completed")
         yield self._last("completed", "response.completed")
@@ -146,8 +189,56 @@ class ResponseWriter:
     def _call(self, started: CallStarted) -> Iterator[dict[str, Any]]:
         self._unread.clear()
         self._blank = ""
+        note = {"round": self._round, "call_id": started.id}
+        if started.name not in self._turns.own:
+            yield from self._add(new_item("mcp_call", "in_progress", **server_call(started.name, note)))
+            yield self._item_event("response.mcp_call.in_progress")
+            return
         call = new_item("function_call", "in_progress", call_id=started.id, name=started.name, arguments="")
-        yield from self._add(call)
+        yield from self._add(call | ({"jinfercept": note} if self._round else {}))
+
+    def _run(self, call_id: str) -> Iterator[dict[str, Any]]:
+        """A call of the server's is whole: it runs."""
+        assert self._open is not None
+        yield from self._end_arguments(self._open)
+        self._open["status"] = "calling"
+        self._running[call_id] = len(self.response["output"]) - 1
+        self._open = None
+
+    def _end_arguments(self, item: Item) -> Iterator[dict[str, Any]]:
+        item["arguments"] = text = "".join(self._pieces)
+        self._pieces.clear()
+        name = {"name": item["name"]} if item["type"] == "function_call" else {}
+        yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
+
+    def _returned(self, pause: Interception) -> Iterator[dict[str, Any]]:
+        """Calls of the server's have their results."""
+        for call, result in zip(pause.calls, pause.results, strict=False):
+            place = self._running.pop(call.id, None)
+            if place is None:
+                continue
+            item, failed = self.response["output"][place], result.status in _FAILED
+            item |= {"output": result.text, "status": "failed" if failed else "completed"}
+            if failed:
+                said = [{"type": "text", "text": result.text}]
+                item["error"] = {"type": "mcp_tool_execution_error", "content": said}
+            yield self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=place)
+            yield self._event("response.output_item.done", output_index=place, item=item)
+
+    def _give_up(self) -> Iterator[dict[str, Any]]:
+        """What still runs will have no result."""
+        for place in self._running.values():
+            item = self.response["output"][place]
+            item["status"] = "incomplete"
+            yield self._event("response.output_item.done", output_index=place, item=item)
+        self._running.clear()
+
+    def _note(self, completion: CompletionOutput) -> None:
+        """What became of the server's calls goes into their items."""
+        reports = {report["id"]: report for report in call_reports(completion)}
+        for item in self.response["output"]:
+            if item["type"] == "mcp_call" and (report := reports.get(item["jinfercept"]["call_id"])):
+                item["jinfercept"] |= {key: report[key] for key in ("status", "seconds", "context")}
 
     def _add(self, item: Item) -> Iterator[dict[str, Any]]:
         yield from self._close("completed")
@@ -160,9 +251,8 @@ class ResponseWriter:
         item, text = self._open, "".join(self._pieces)
         if item is None:
             return
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            yield self._item_event("response.function_call_arguments.done", name=item["name"], arguments=text)
+        if item["type"] in ("function_call", "mcp_call"):
+            yield from self._end_arguments(item)
         else:
             [part] = item["content"]
             part["text"] = text

@@ -19,6 +19,7 @@ from jinfercept.llm import LLM
 from jinfercept.server.app import create_app
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.patient import patient_protocol
+from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(service),
             uds=options.uds,
-            http=patient_protocol(options.header_timeout),
+            http=patient_protocol(options.header_timeout, options.write_timeout),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -82,17 +83,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(llm: LLM, model: str | Path, options: ServerOptions, listener: socket.socket | None) -> None:
+def serve(
+    llm: LLM, model: str | Path, options: ServerOptions, listener: socket.socket | None, tools: ServerTools
+) -> None:
     """Serve a model until a signal ends it.
 
     Args:
         model: as it was asked for.
         listener: from `listen`.
+        tools: that it runs itself.
     """
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        Server(Service(llm, model, options), listener).serve_until_told()
+        Server(Service(llm, model, options, tools), listener).serve_until_told()
     finally:
         sys.setswitchinterval(before_s)
 

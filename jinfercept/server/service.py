@@ -22,10 +22,12 @@ from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.request import Finished, Request, RequestOutput
 from jinfercept.server.errors import ApiError
+from jinfercept.server.hidden_turns import HiddenTurns
 from jinfercept.server.keys import Keys
 from jinfercept.server.mailbox import Mailbox
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.responses_store import ResponseStore
+from jinfercept.server.server_tools import ServerTools
 from jinfercept.streaming import Reader
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
@@ -43,6 +45,7 @@ class Service:
         llm: answers; its owner closes it.
         model: as it was asked for at the start.
         options: of the server.
+        tools: that the server runs; their owner closes them.
 
     Attributes:
         names: by which clients may ask for the model, the one that is shown first.
@@ -52,13 +55,14 @@ class Service:
         ignored: fields that clients sent and that are not known.
         chat_template: the source that was given instead of the model's.
         responses: those that were asked to be stored.
+        hidden_turns: what stood behind answers in which the server called its tools.
         inbox: where calls wait for a person; None if no tool asks one.
     """
 
-    inbox: Inbox | None = None
-
-    def __init__(self, llm: LLM, model: str | Path, options: ServerOptions) -> None:
+    def __init__(self, llm: LLM, model: str | Path, options: ServerOptions, tools: ServerTools | None = None) -> None:
         self.llm, self.options = llm, options
+        self.tools = tools or ServerTools()
+        self.inbox: Inbox | None = self.tools.inbox
         self.root = str(model)
         self.names = options.served_model_name or (self.root,)
         self.created = int(time.time())
@@ -66,6 +70,7 @@ class Service:
         self.keys = Keys(options.keys)
         self.chat_template = options.template()
         self.ignored: set[str] = set()
+        self.hidden_turns = HiddenTurns(options.response_ttl, time.monotonic)
         self.responses = ResponseStore(options.response_ttl, options.max_stored_responses)
         self._pool = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="jinfercept-prepare")
         self._mailbox: Mailbox | None = None

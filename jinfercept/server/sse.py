@@ -16,6 +16,8 @@ from jinfercept.server.errors import ApiError
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE_S = 15.0
+_COMMENT = b": keep-alive\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -31,14 +33,16 @@ class EventStream(Response):
 
     Args:
         events: closed when the client goes away, where it stands.
+        keep_alive_s: seconds without an event after which a comment is written, lest somebody between takes it for dead.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], keep_alive_s: float = KEEP_ALIVE_S) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._keep_alive_s = events, keep_alive_s
+        self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(send))
@@ -58,8 +62,12 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        loop = asyncio.get_running_loop()
+        self._written_s = loop.time()
+        alive = asyncio.ensure_future(self._keep_alive(send))
         try:
             async for data in self._events:
+                self._written_s = loop.time()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             await send({"type": "http.response.body", "body": event(error.body) + DONE, "more_body": True})
@@ -68,8 +76,18 @@ class EventStream(Response):
             failed = ApiError(500, f"the server failed: {type(error).__name__}")
             await send({"type": "http.response.body", "body": event(failed.body) + DONE, "more_body": True})
         finally:
+            alive.cancel()
             await self._events.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Write comments, which clients skip, while nothing else is written."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._written_s + self._keep_alive_s - loop.time())
+            if loop.time() >= self._written_s + self._keep_alive_s:
+                self._written_s = loop.time()
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
 
 
 async def _gone(receive: Receive) -> None:

@@ -6,6 +6,7 @@ import pytest
 from chat_templates import QWEN
 from scripted_model import Make, Scripted
 from served import Running, running
+from shopkeeper import shop
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,16 @@ def served(scripted: Scripted, _running: Running) -> Iterator[Running]:
     """The server; afterwards nothing may be left in its engine."""
     yield _running
     _running.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def _shop(make_scripted: Make, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with shop(make_scripted(QWEN), tmp_path_factory.mktemp("shop")) as one:
+        yield one
+
+
+@pytest.fixture
+def server(scripted: Scripted, _shop: Running) -> Iterator[Running]:
+    """A server that runs tools itself (`shopkeeper`); afterwards nothing may be left in its engine."""
+    yield _shop
+    _shop.wait_idle()

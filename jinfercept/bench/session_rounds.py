@@ -1,0 +1,152 @@
+"""Sessions that take turns: the first turn of all, then the second of all; one after another, or all at once.
+
+Where they run one after another, a round takes as long as its requests; what a client waits for a tool is not counted.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from jinfercept.bench.conversations import Style, Talk
+from jinfercept.bench.openai_client import Client, Reply
+from jinfercept.bench.serve_report import row, share, total
+from jinfercept.bench.workload import Script
+
+
+class Visit(NamedTuple):
+    """One request: whose, which of its turns from 1 on, and what came of it."""
+
+    session: int
+    turn: int
+    reply: Reply
+
+
+class Going(NamedTuple):
+    """How sessions go.
+
+    Attributes:
+        concurrent: all at once; else one after another.
+        session_ids: whether requests name their session in the header `x-session-id`.
+    """
+
+    concurrent: bool
+    session_ids: bool
+
+
+async def take_turns(
+    client: Client,
+    model: str,
+    style: Style,
+    scripts: Sequence[Script],
+    going: Going,
+    seed: str,
+    told: Callable[[int], None] = lambda done: None,
+    between: Callable[[], Awaitable[None]] | None = None,
+) -> list[Visit]:
+    """Play sessions of equally many turns. One that fails takes no further turns.
+
+    Args:
+        client, model, style: who is asked, for what, how.
+        scripts: a session each.
+        seed: of what is said.
+        told: of how many requests are over.
+        between: awaited after every round, while all sessions pause; not where they go at once, which know no rounds.
+
+    Raises:
+        ConfigError: the server cannot do what `style` needs.
+    """
+    visits, turns = list[Visit](), range(len(scripts[0].segments))
+    names = [f"{seed}/{number}" for number in range(len(scripts))]
+    sessions = [_Session(style.talk(model, one.prompt, name), 0.0) for one, name in zip(scripts, names, strict=True)]
+
+    async def take(number: int, turn: int) -> None:
+        session, segment = sessions[number], scripts[number].segments[turn]
+        if session.ready_s is None:
+            return
+        await asyncio.sleep(session.ready_s - time.perf_counter())
+        headers = {"x-session-id": names[number]} if going.session_ids else {}
+        reply = await client.ask(session.talk.ask(segment.decode)._replace(headers=headers))
+        visits.append(Visit(number, turn + 1, reply))
+        told(len(visits))
+        session.ready_s = None
+        if reply.error is None and segment.call_s is not None:
+            session.ready_s = reply.end_s + segment.call_s
+            session.talk.go_on(reply, segment.returned)
+
+    async def take_all(number: int) -> None:
+        for turn in turns:
+            await take(number, turn)
+
+    if going.concurrent:
+        await asyncio.gather(*map(take_all, range(len(sessions))))
+    else:
+        for turn in turns:
+            for number in range(len(sessions)):
+                await take(number, turn)
+            if between is not None:
+                await between()
+    return visits
+
+
+@dataclass(slots=True)
+class _Session:
+    """Where one stands: what was said, and when its tool has returned; None: it is over."""
+
+    talk: Talk
+    ready_s: float | None
+
+
+def rounds(visits: Sequence[Visit], concurrent: bool) -> list[dict[str, Any]]:
+    """For each turn, what it took.
+
+    Returns:
+        `round_s`: of its requests one after another their sum; at once, from the first start to the last end. `request_s`,
+        `ttft_s`: means. Tokens: sums over what succeeded, None where the server does not count. `cached_share`: of the prompt
+        tokens, those that were not computed again.
+    """
+    return [_round([one.reply for one in visits if one.turn == turn], turn, concurrent) for turn in _turns(visits)]
+
+
+def later_turns(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Turns 2 and on together: means of a round, and shares of all their tokens; None if there are none."""
+    later = [one for one in found if one["turn"] > 1 and one["request_s"] is not None]
+    if not later:
+        return None
+    prompt, cached = (total(one[name] for one in later) for name in ("prompt_tokens", "cached_tokens"))
+    means = {name: fmean(one[name] for one in later) for name in ("round_s", "request_s", "ttft_s")}
+    return means | {
+        "slowest_round_s": max(one["round_s"] for one in later),
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "cached_share": share(cached, prompt),
+    }
+
+
+def visit_rows(visits: Sequence[Visit]) -> list[dict[str, Any]]:
+    """A row for each request, in the order in which they were over."""
+    origin_s = min(one.reply.sent_s for one in visits)
+    return [{"session": one.session, "turn": one.turn} | row(one.reply, origin_s) for one in visits]
+
+
+def _turns(visits: Sequence[Visit]) -> list[int]:
+    return sorted({one.turn for one in visits})
+
+
+def _round(replies: Sequence[Reply], turn: int, concurrent: bool) -> dict[str, Any]:
+    done = [reply for reply in replies if reply.error is None]
+    prompt, cached = (total(getattr(reply, name) for reply in done) for name in ("prompt_tokens", "cached_tokens"))
+    together_s = max(reply.end_s for reply in replies) - min(reply.sent_s for reply in replies)
+    return {
+        "turn": turn,
+        "requests": len(replies),
+        "failed": len(replies) - len(done),
+        "round_s": together_s if concurrent else sum(reply.seconds for reply in replies),
+        "request_s": fmean(reply.seconds for reply in done) if done else None,
+        "ttft_s": fmean(reply.first_s or reply.seconds for reply in done) if done else None,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "cached_share": share(cached, prompt),
+    }

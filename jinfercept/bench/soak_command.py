@@ -1,0 +1,165 @@
+"""`jinfercept bench soak`: random clients, hostile tools, disconnects and kills on a server of its own; must lose nothing."""
+
+import asyncio
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jinfercept.bench.child_server import Child, child_process
+from jinfercept.bench.openai_client import check_client
+from jinfercept.bench.reports import check_outputs, write_json
+from jinfercept.bench.simulate_command import check_least, show
+from jinfercept.bench.soak import Plan, soak
+from jinfercept.bench.soak_model import write_model
+from jinfercept.bench.soak_tally import FAILURES, Tally
+from jinfercept.bench.soak_tools import write_tools
+
+NAME = "soaked"
+_ROUND_S = 30.0
+_SMALL: Mapping[str, Any] = {"kv_tokens": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+_TINY: Mapping[str, Any] = {"load_format": "dummy", "dtype": "float32", "swap_space": 0.0005}
+"""A host pool of about 2,000 tokens of the tiny model."""
+_SWAP_SPACE = 0.1
+
+
+def soak_command(
+    model: str | None,
+    flags: Mapping[str, Any],
+    *,
+    minutes: float,
+    clients: int,
+    patience_s: float,
+    seed: int,
+    json_path: str | None,
+) -> int:
+    """Run the command.
+
+    Args:
+        model: as for `LLM`; None: a tiny random one, made on the fly.
+        flags: options of the engine; without them both pools are small.
+        minutes: of load; the checks take their time besides.
+        clients, patience_s, seed: see `Plan`.
+        json_path: a file to write.
+
+    Returns:
+        The exit status: 1 if anything was lost, hung, leaked or wrong.
+
+    Raises:
+        ConfigError: an option makes no sense, or the server does not start.
+    """
+    check_client()
+    check_least("--minutes", minutes, 0.01)
+    check_least("--clients", clients, 1)
+    check_least("--patience", patience_s, 0.1)
+    check_outputs((("--json", json_path),))
+    mcp = importlib.util.find_spec("mcp") is not None
+    seconds = 60.0 * minutes
+    rounds = max(2, round(seconds / _ROUND_S))
+    plan = Plan(rounds, seconds / rounds, clients, patience_s, seed, mcp)
+    tally, console = Tally(), Console(stderr=True)
+    try:
+        with _server(model, flags, mcp, console) as child:
+            with _progress(console, plan, tally) as told:
+                asyncio.run(soak(child.url, child.process.pid, NAME, plan, tally, told))
+            _read_log(child.log, tally)
+        if child.process.returncode:
+            tally.fail("lost", "server", f"it ended with status {child.process.returncode}")
+    finally:  # what there is, also if interrupted
+        if tally.visits:
+            show(table(tally))
+            print(verdict(tally))
+            print(*tally.failures, sep="\n", file=sys.stderr)
+            if json_path is not None:
+                write_json(json_path, {"plan": plan._asdict()} | tally.as_json())
+    return int(not tally.clean)
+
+
+def table(tally: Tally) -> Table:
+    """A row for each kind of visit."""
+    columns = ("visits", "requests", "answered", "left", "refused", "checked", "ties")
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column("tried")
+    for name in (*columns, *FAILURES):
+        shown.add_column(name, justify="right")
+    for kind in dict.fromkeys((*sorted(tally.visits), *(kind for _, kind in tally.failed))):
+        numbers = [getattr(tally, name)[kind] for name in columns]
+        shown.add_row(kind, *map(str, numbers), *(str(tally.failed[failure, kind]) for failure in FAILURES))
+    sums = [sum(getattr(tally, name).values()) for name in columns]
+    shown.add_row("all", *map(str, sums), *(str(tally.total(failure)) for failure in FAILURES))
+    return shown
+
+
+def verdict(tally: Tally) -> str:
+    """What was lost, in a line, and what the server held at the end."""
+    more = f"; MCP server killed {tally.kills} times"
+    if tally.held:
+        more += f"; after {len(tally.held)} rounds held: " + ", ".join(
+            f"{number} {name}" for name, number in tally.held[-1]._asdict().items()
+        )
+    return losses(tally) + more
+
+
+def losses(tally: Tally) -> str:
+    """Failures by kind."""
+    return ", ".join(f"{tally.total(failure)} {failure}" for failure in FAILURES)
+
+
+def _read_log(log: Path, tally: Tally) -> None:
+    """What a server writes of itself when it has failed, even if no client saw it."""
+    said = log.read_text(errors="replace")
+    if "Traceback" in said:
+        first = said[said.index("Traceback") :].partition("\n\n")[0]
+        tally.fail("lost", "server", f"it logged {said.count('Traceback (')} errors, the first: {first[:2000]}")
+
+
+@contextmanager
+def _server(model: str | None, flags: Mapping[str, Any], mcp: bool, console: Console) -> Iterator[Child]:
+    """A server with hostile tools and small pools, which checks its pages after every step."""
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            write_model(Path(folder))
+        small = {**_SMALL, **(_TINY if model is None else {"swap_space": _SWAP_SPACE})}
+        tools = write_tools(Path(folder), mcp=mcp)
+        own = {"served_model_name": NAME, "tools": tools, "check_pages": True}
+        with (
+            console.status("starting the server") as status,
+            child_process(model or folder, {**small, **own, **flags}) as it,
+        ):
+            status.stop()
+            yield it
+
+
+class _Display(NamedTuple):
+    """A bar, and a line for each round."""
+
+    shown: Progress
+    task: TaskID
+    plan: Plan
+    tally: Tally
+
+    def doing(self, what: str, done_s: float) -> None:
+        self.shown.update(self.task, description=what, completed=done_s)
+
+    def over(self, number: int) -> None:
+        requests = sum(self.tally.requests.values())
+        print(f"round {number} of {self.plan.rounds}: {requests} requests, {losses(self.tally)}", flush=True)
+
+
+@contextmanager
+def _progress(console: Console, plan: Plan, tally: Tally) -> Iterator[_Display]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as shown:
+        yield _Display(shown, shown.add_task("load", total=plan.rounds * plan.round_s), plan, tally)

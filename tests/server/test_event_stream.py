@@ -1,0 +1,33 @@
+"""What a stream of events says while there are none."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from jinfercept.server.access_log import DETAILS
+from jinfercept.server.sse import EventStream, event
+
+
+async def slow() -> AsyncGenerator[bytes]:
+    yield event({"n": 1})
+    await asyncio.sleep(0.25)
+    yield event({"n": 2})
+
+
+def test_comments_are_written_while_nothing_else_is() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        await EventStream(slow(), keep_alive_s=0.1)({"type": "http", DETAILS: {}}, receive, send)
+        await asyncio.sleep(0.15)
+
+    asyncio.run(run())
+    start, first, *comments, second, end = sent
+    assert (start, first, second, end) == (b"", b'data: {"n":1}\n\n', b'data: {"n":2}\n\n', b"")
+    assert set(comments) == {b": keep-alive\n\n"}

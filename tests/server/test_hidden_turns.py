@@ -1,0 +1,77 @@
+"""What stood behind answers is remembered: so much, so long, for those it belongs to."""
+
+from typing import Any
+
+from jinfercept.server.hidden_turns import HiddenTurns
+
+ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
+
+
+def call(name: str, id: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def result(id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": id}
+
+
+def turn(content: str, *calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **({"tool_calls": [*calls]} if calls else {})}
+
+
+ROUND = [turn("Wait.", call("price", "a")), result("a")]
+ANSWER = turn("Wait.\n\n23.")
+MIXED = turn("", call("price", "a"), call("buy", "b"), call("price", "c"), call("buy", "d"))
+
+
+def memory(now: Any = lambda: 0.0, **limits: int) -> HiddenTurns:
+    return HiddenTurns(10.0, now, **limits)
+
+
+def test_an_answer_is_known_by_what_was_said_before_it() -> None:
+    hidden = memory()
+    hidden.remember("me", ASKED, [*ROUND, turn("23.")], ())
+    parts = [{"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "much?"}]}]
+    for asked in (ASKED, parts):
+        assert hidden.restored("me", [*asked, ANSWER]) == [*asked, *ROUND, turn("23.")]
+    others = [{"role": "user", "content": "How many?"}, ANSWER]
+    assert hidden.restored("me", others) == others
+    assert hidden.restored("you", [*ASKED, ANSWER]) == [*ASKED, ANSWER]
+    assert hidden.restored("me", [*ASKED, turn("24.")]) == [*ASKED, turn("24.")]
+
+
+def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
+    hidden = memory()
+    hidden.remember("", ASKED, [MIXED, result("a"), result("c")], ("buy",))
+    shown = turn("", call("buy", "b"), call("buy", "d"))
+    for order in ("bd", "db"):
+        back = hidden.restored("", [*ASKED, shown, *map(result, order), *ASKED])
+        assert back == [*ASKED, MIXED, *map(result, "abcd"), *ASKED]
+    dropped = shown | {"content": None}
+    assert hidden.restored("", [*ASKED, dropped])[1] == MIXED
+    edited = shown | {"content": "I want it."}
+    assert hidden.restored("", [*ASKED, edited])[1] == edited
+
+
+def test_it_lasts_for_a_while_after_it_was_last_asked_for() -> None:
+    now = 0.0
+    hidden = memory(lambda: now)
+    hidden.remember("", ASKED, [*ROUND, turn("23.")], ())
+    for _ in range(3):
+        now += 9
+        assert len(hidden.restored("", [*ASKED, ANSWER])) == 4
+    now += 11
+    assert len(hidden.restored("", [*ASKED, ANSWER])) == 2
+    hidden.remember("", [], [*ROUND, turn("23.")], ())
+    assert len(hidden) == 1
+
+
+def test_what_nobody_asked_for_longest_goes_first() -> None:
+    for limits in ({"most": 2}, {"most_bytes": 500}):
+        hidden = memory(**limits)
+        asked = [[{"role": "user", "content": f"{number}"}] for number in range(3)]
+        for one in asked[:2]:
+            hidden.remember("", one, [*ROUND, turn("23.")], ())
+        assert len(hidden.restored("", [*asked[0], ANSWER])) == 4
+        hidden.remember("", asked[2], [*ROUND, turn("23.")], ())
+        assert [len(hidden.restored("", [*one, ANSWER])) for one in asked] == [4, 2, 4]

@@ -1,0 +1,157 @@
+"""Clients that mean harm, or are broken, at every endpoint: no 5xx, nothing hangs, every page is free or kept afterwards."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from scripted_model import Scripted
+from served import Running, running, until
+
+CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
+TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})
+RESPONSES: tuple[str, dict[str, Any]] = ("/v1/responses", {"input": "Go on."})
+GENERATING = pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, RESPONSES])
+POSTED = (CHAT[0], TEXT[0], RESPONSES[0], "/tokenize", "/detokenize")
+ENDLESS: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+BROKEN = (
+    b"{",
+    b"\xff\xfe\x00",
+    b'"\xc3\x28"',
+    b"[" * 50_000,
+    b'{"a":' * 2000 + b"{}" + b"}" * 2000,
+    b'{"model": Infinity}',
+    b'{"prompt": "\\udfff", "messages": "\\udfff", "input": "\\udfff"}',
+    b'{"prompt": 1e400}',
+    b"null",
+    b"\x00" * 100,
+)
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzzz\r\n",
+    b"GET /v1/models/\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\r\n" * 100,
+)
+
+
+@pytest.fixture(scope="module")
+def impatient(_running: Running) -> Iterator[Running]:
+    """A second server on the same model, whose patience is short."""
+    limits = {"max_body_size": 100_000, "header_timeout": 0.3, "body_timeout": 0.3, "write_timeout": 0.3}
+    with running(_running.llm, **limits) as server:
+        yield server
+        server.wait_idle()
+
+
+def connect(server: Running, **options: int) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = socket.socket()
+    for name, value in options.items():
+        connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    connection.settimeout(10)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def posting(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What still comes, until the server ends the connection."""
+    got = b""
+    try:
+        while piece := connection.recv(65536):
+            got += piece
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def no_connections(server: Running) -> bool:
+    return not server.server.server_state.connections
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_every_endpoint_refuses_what_is_no_json(served: Running, path: str) -> None:
+    for body in BROKEN:
+        answer = served.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, body[:40]
+        assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_every_endpoint_refuses_what_is_too_large(impatient: Running, path: str) -> None:
+    assert impatient.http.post(path, content=b"[" + b"1," * 60_000).status_code == 413
+
+
+def test_bytes_that_are_no_http_end_their_connection_only(impatient: Running) -> None:
+    for sent in GARBAGE:
+        with connect(impatient) as connection:
+            connection.sendall(sent)
+            assert b" 50" not in rest_of(connection)[:15], sent
+    until(lambda: no_connections(impatient))
+    assert impatient.http.get("/health").status_code == 200
+
+
+def test_many_that_dawdle_hold_nobody_up(impatient: Running, scripted: Scripted) -> None:
+    """Heads and bodies that come a byte at a time, while somebody else is served."""
+    scripted.follow()
+    slow = [connect(impatient) for _ in range(20)]
+    whole = posting(TEXT[0], TEXT[1] | {"max_tokens": 2})
+    for number, connection in enumerate(slow):
+        connection.sendall(whole[: 20 if number % 2 else len(whole) - 3])
+    began_s = time.monotonic()
+    assert impatient.http.post(TEXT[0], json=TEXT[1] | {"max_tokens": 2}).status_code == 200
+    assert time.monotonic() - began_s < 2
+    for number, connection in enumerate(slow):
+        with connection:
+            assert (b"408" in rest_of(connection)) == (number % 2 == 0)
+
+
+@GENERATING
+def test_clients_that_leave_at_any_moment_leave_no_page_behind(
+    served: Running, scripted: Scripted, path: str, body: dict[str, Any]
+) -> None:
+    scripted.follow()
+    rng = Random(path)
+    for number in range(8):
+        with connect(served) as connection:
+            connection.sendall(posting(path, ENDLESS | body | {"stream": number % 4 > 0}))
+            for _ in range(rng.randrange(4) if number % 4 else 0):
+                connection.recv(200)
+            time.sleep(rng.random() / 20)
+            if number % 2:  # at once, without a farewell
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    until(lambda: not served.llm.engine.has_work, 3.0)
+    served.wait_idle()
+    until(lambda: not served.service._streams)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_client_that_does_not_read_is_cut_off(impatient: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    path, body = CHAT
+    much = {"stream": True, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "temperature": 1, "n": 2}
+    with connect(impatient, SO_RCVBUF=2048) as connection:
+        connection.sendall(posting(path, body | much))
+        until(lambda: impatient.llm.engine.has_work)
+        until(lambda: no_connections(impatient), 20.0)
+        assert b"[DONE]" not in rest_of(connection)
+    impatient.wait_idle()
+
+
+def test_answers_that_nobody_reads_are_not_piled_up(impatient: Running) -> None:
+    with connect(impatient, SO_RCVBUF=2048) as connection:
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        until(lambda: not no_connections(impatient))
+        until(lambda: no_connections(impatient))
+        assert len(rest_of(connection)) < 400 * len(impatient.http.get("/openapi.json").content)

@@ -1,0 +1,142 @@
+"""Turns that call the server's tools and the client's, and what a client that comes back is reminded of."""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from scripted_model import Scripted
+from served import Running, until
+from shopkeeper import BUY, CUT, QUESTION, ask, asks, cached, called, returned, says, shop
+
+THANKS: Any = {"role": "user", "content": "Thanks"}
+LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
+TURN = f"{asks('price', 'lamp')}\n{asks('buy', 'lamp')}\n{asks('price', 'pen')}"
+BOTH = called("", ("price", "lamp"), ("buy", "lamp"), ("price", "pen"))
+
+
+def said(done: Any) -> dict[str, Any]:
+    """The client's copy of an answer, as OpenAI's client writes it."""
+    return done.choices[0].message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+
+
+def follow_up(server: Running, scripted: Scripted, before: str, messages: list[Any], shown: list[Any]) -> int:
+    """Tokens that are computed again, of those that were there before, when a client goes on.
+
+    Args:
+        before: what the model had read and written.
+        messages: what it is to read.
+        shown: what the client sends.
+    """
+    says(scripted, server, "Bye.", messages, own=[BUY])
+    done = ask(server, shown, tools=[BUY])
+    assert done.choices[0].message.content == "Bye."
+    return len(scripted.tokenizer.encode(before)) - cached(done)
+
+
+def test_hidden_rounds_are_read_again_when_the_client_goes_on(server: Running, scripted: Scripted) -> None:
+    before = says(scripted, server, "It costs 23.", LAMP, own=[BUY])
+    answer = said(ask(server, QUESTION, tools=[BUY]))
+    whole = [*LAMP, {"role": "assistant", "content": "It costs 23."}, THANKS]
+    assert follow_up(server, scripted, before, whole, [*QUESTION, answer, THANKS]) <= 1
+    later = [*whole, {"role": "assistant", "content": "Bye."}, THANKS]
+    shown = [*QUESTION, answer, THANKS, {"role": "assistant", "content": "Bye."}, THANKS]
+    assert follow_up(server, scripted, before, later, shown) < 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_mixed_turn_the_client_runs_its_own_calls_and_the_model_reads_all_results(
+    server: Running, scripted: Scripted, stream: bool
+) -> None:
+    before = says(scripted, server, TURN, QUESTION, own=[BUY])
+    done = ask(server, QUESTION, tools=[BUY], stream=stream)
+    if stream:
+        *_, last = chunks = list(done)
+        deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        assert {call.index for call in deltas} == {0}
+        assert (deltas[0].function.name, last.choices[0].finish_reason) == ("buy", "tool_calls")
+        text = "".join(call.function.arguments for call in deltas)
+        call = {"id": deltas[0].id, "type": "function", "function": {"name": "buy", "arguments": text}}
+        answer: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
+        reports = last.jinfercept["server_calls"]
+    else:
+        answer, reports = said(done), done.jinfercept["server_calls"]
+        assert done.choices[0].finish_reason == "tool_calls"
+    assert [(one["name"], one["status"], one["context"]) for one in reports] == [("price", "ok", None)] * 2
+    [call] = answer["tool_calls"]
+    assert call["function"]["name"] == "buy"
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "bought"}
+    whole = [*QUESTION, BOTH, returned("23"), returned("bought"), returned("4")]
+    assert follow_up(server, scripted, before, whole, [*QUESTION, answer, result]) <= 1
+
+
+def test_a_mixed_turn_after_a_round_brings_both_back(server: Running, scripted: Scripted) -> None:
+    before = says(scripted, server, TURN, LAMP, own=[BUY])
+    answer = said(ask(server, QUESTION, tools=[BUY]))
+    assert answer["content"] == "Let me see."
+    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
+    whole = [*LAMP, BOTH, returned("23"), returned("bought"), returned("4")]
+    assert follow_up(server, scripted, before, whole, [*QUESTION, answer, result]) <= 1
+
+
+def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scripted: Scripted) -> None:
+    before = says(scripted, server, f"{asks('price', 'list')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
+    done = ask(server, QUESTION, tools=[BUY])
+    assert done.jinfercept["server_calls"][0]["status"] == "too_large"
+    [call] = said(done)["tool_calls"]
+    turn = called("", ("price", "list"), ("buy", "lamp"))
+    shown = [*QUESTION, said(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
+    assert follow_up(server, scripted, before, [*QUESTION, turn, returned(CUT), returned("bought")], shown) <= 1
+
+
+def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Running, scripted: Scripted) -> None:
+    before = says(scripted, server, f"{asks('sell', 'lamp')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
+    done = ask(server, QUESTION, tools=[BUY])
+    [call] = said(done)["tool_calls"]
+    assert call["function"]["name"] == "buy"
+    turn = called("", ("sell", "lamp"), ("buy", "lamp"))
+    results = [returned("error: no tool 'sell' (there are: hang, price)"), returned("bought")]
+    shown = [*QUESTION, said(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
+    assert follow_up(server, scripted, before, [*QUESTION, turn, *results], shown) <= 1
+
+
+def test_what_is_forgotten_only_costs_time(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, TURN, QUESTION, own=[BUY])
+    answer = said(ask(server, QUESTION, tools=[BUY]))
+    server.service.hidden_turns._entries.clear()
+    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
+    shown = [*QUESTION, called("", ("buy", "lamp")), returned("bought")]
+    says(scripted, server, "Bye.", shown, own=[BUY])
+    assert said(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
+
+
+def test_others_are_not_reminded(scripted: Scripted, tmp_path: Path) -> None:
+    with shop(scripted, tmp_path, api_key=("one", "two")) as server:
+        says(scripted, server, "It costs 23.", LAMP)
+        answer = said(ask(server, QUESTION))
+        shown = [*QUESTION, answer, THANKS]
+        says(scripted, server, "Who are you?", shown)
+        two = server.client.with_options(api_key="two").chat.completions
+        extra: Any = {"jinfercept": {"server_tools": True}}
+        done = two.create(model="scripted", messages=shown, temperature=0, extra_body=extra)
+        assert done.choices[0].message.content == "Who are you?"
+
+
+def test_a_server_call_of_a_mixed_turn_times_out_and_does_not_count_rounds(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, f"{asks('hang')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
+    for extra, status in (({}, "timeout"), ({"max_rounds": 0}, "error")):
+        done = ask(server, QUESTION, tools=[BUY], extra_body={"jinfercept": {"server_tools": True} | extra})
+        assert [call.function.name for call in done.choices[0].message.tool_calls] == ["buy"]
+        assert [one["status"] for one in done.jinfercept["server_calls"]] == [status]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_the_servers_part_of_a_mixed_turn(
+    scripted: Scripted, tmp_path: Path, stream: bool
+) -> None:
+    with shop(scripted, tmp_path, patience_s=60) as server:
+        says(scripted, server, f"{asks('hang')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
+        with pytest.raises(openai.APITimeoutError):
+            for _ in ask(server, QUESTION, tools=[BUY], stream=stream, timeout=0.4):
+                pass
+        until((tmp_path / "cancelled").exists)

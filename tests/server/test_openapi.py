@@ -1,0 +1,26 @@
+"""The OpenAPI document is kept: requests made from it, right ones and wrong ones, are answered as it says."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_model import Scripted
+from served import Running
+
+_CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
+"""What a document cannot say, a server may refuse: templates, contexts that are too long, grammars."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
+def test_schemathesis_finds_no_answer_that_the_document_does_not_know(
+    served: Running, scripted: Scripted, tmp_path: Path
+) -> None:
+    scripted.follow()
+    phases = ("--max-examples", "60", "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60")
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", *phases, *_CHECKS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,124 @@
+"""Tools that the server runs for a response: calls that are complete in its output, and read again by whoever goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses.response_output_item import McpCall
+from scripted_model import Scripted
+from served import MODEL, Running, until
+from shopkeeper import ALL, QUESTION, asks, called, returned, says, shop
+
+HOW_MUCH = QUESTION[0]["content"]
+THANKS = "Thanks"
+BUY: Any = {"type": "function", "name": "buy", "parameters": {"type": "object", "properties": {}}}
+CHAT_BUY = {"type": "function", "function": {name: value for name, value in BUY.items() if name != "type"}}
+TURN = f"{asks('price', 'lamp')}\n{asks('buy')}\n{asks('price', 'pen')}"
+LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
+BOTH = [called("", ("price", "lamp"), ("buy", None), ("price", "pen")), returned("23"), returned("yes"), returned("4")]
+
+
+def ask(server: Running, said: Any, **fields: Any) -> Any:
+    """OpenAI's client, without chance, and with all of the server's tools."""
+    create: Any = server.client.responses.create
+    return create(**({"model": MODEL, "input": said, "temperature": 0, "extra_body": ALL, "tools": [BUY]} | fields))
+
+
+def hears(scripted: Scripted, server: Running, text: str, messages: list[Any]) -> int:
+    """Have the model write a text where it has read these messages; the tokens of both."""
+    return len(scripted.tokenizer.encode(says(scripted, server, text, messages, own=[CHAT_BUY])))
+
+
+def sent(done: Any) -> list[dict[str, Any]]:
+    """The output as a client sends it back that stores nothing on the server."""
+    return [item.model_dump(exclude_none=True) for item in done.output]
+
+
+def test_calls_of_the_server_are_items_that_are_complete(server: Running, scripted: Scripted) -> None:
+    hears(scripted, server, "It costs 23.", LAMP)
+    done = ask(server, HOW_MUCH)
+    first, call, last = done.output
+    assert isinstance(call, McpCall)
+    assert (call.name, call.arguments, call.output, call.status) == ("price", '{"item": "lamp"}', "23", "completed")
+    note = call.model_extra["jinfercept"] if call.model_extra else {}
+    assert (note["round"], note["status"], note["context"]["copied_in"]) == (0, "ok", 0)
+    assert (first.content[0].text, last.content[0].text, done.status) == ("Let me see.", "It costs 23.", "completed")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_whoever_goes_on_has_the_calls_read_again(server: Running, scripted: Scripted, stored: bool) -> None:
+    there = hears(scripted, server, "It costs 23.", LAMP)
+    done = ask(server, HOW_MUCH)
+    whole = [*LAMP, {"role": "assistant", "content": "It costs 23."}, {"role": "user", "content": THANKS}]
+    hears(scripted, server, "Bye.", whole)
+    new: Any = {"role": "user", "content": THANKS}
+    fields = {"previous_response_id": done.id} if stored else {"store": False}
+    after = ask(server, [new] if stored else [QUESTION[0], *sent(done), new], **fields)
+    assert after.output_text == "Bye."
+    assert after.usage.input_tokens_details.cached_tokens >= there - 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_mixed_turn_after_a_round_is_read_again_call_by_call(
+    server: Running, scripted: Scripted, stored: bool
+) -> None:
+    rounds = [*QUESTION, called("", ("price", "lamp")), returned("23")]
+    there = hears(scripted, server, TURN, rounds)
+    done = ask(server, HOW_MUCH)
+    assert [(item.type, item.status) for item in done.output] == [
+        ("mcp_call", "completed"),
+        ("mcp_call", "completed"),
+        ("function_call", "completed"),
+        ("mcp_call", "completed"),
+    ]
+    [call] = [item for item in done.output if isinstance(item, ResponseFunctionToolCall)]
+    hears(scripted, server, "Bye.", [*rounds, *BOTH])
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "yes"}
+    fields = {"previous_response_id": done.id} if stored else {"store": False}
+    after = ask(server, [result] if stored else [QUESTION[0], *sent(done), result], **fields)
+    assert after.output_text == "Bye."
+    assert after.usage.input_tokens_details.cached_tokens >= there - 1
+
+
+def test_a_stream_says_when_a_call_begins_runs_and_ends(server: Running, scripted: Scripted) -> None:
+    hears(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
+    events = list(ask(server, HOW_MUCH, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events if event.type.startswith("response.mcp") or "item" in event.type]
+    assert [kind for kind in kinds if "delta" not in kind] == [
+        "response.output_item.added",
+        "response.mcp_call.in_progress",
+        "response.mcp_call_arguments.done",
+        "response.mcp_call.completed",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.output_item.done",
+    ]
+    pieces = [event.delta for event in events if event.type == "response.mcp_call_arguments.delta"]
+    assert "".join(pieces) == '{"item": "lamp"}'
+    assert events[-1].response.output[0].output == "23"
+
+
+def test_failures_say_so_and_the_limit_of_rounds_ends_a_response(server: Running, scripted: Scripted) -> None:
+    told = "error: TimeoutError: it took longer than 0.3 s"
+    hears(scripted, server, asks("price", "pen"), [*QUESTION, called("", ("hang", None)), returned(told)])
+    done = ask(server, HOW_MUCH, extra_body={"jinfercept": {"server_tools": True, "max_rounds": 1}})
+    late, left = done.output
+    assert (late.status, late.error.content[0]["text"]) == ("failed", told)
+    assert (left.status, left.output) == ("incomplete", None)
+    assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_tool_calls")
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_response_in_the_background_is_cancelled_with_its_calls(
+    scripted: Scripted, tmp_path: Path, mixed: bool
+) -> None:
+    with shop(scripted, tmp_path, patience_s=60) as server:
+        hears(scripted, server, asks("hang") + (f"\n{asks('buy')}" if mixed else ""), QUESTION)
+        begun = ask(server, HOW_MUCH, background=True)
+        until((tmp_path / "begun").exists)
+        done = server.client.responses.cancel(begun.id)
+        assert done.status == "cancelled"
+        assert done.output[0].status == "incomplete"  # pyright: ignore[reportAttributeAccessIssue] # a call
+        until((tmp_path / "cancelled").exists)

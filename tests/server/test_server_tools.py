@@ -1,0 +1,151 @@
+"""Tools that the server runs for a chat: OpenAI's client sees an answer, and ordinary clients see nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from scripted_model import Scripted
+from served import END, Running, until
+from shopkeeper import ALL, CUT, QUESTION, ask, asks, called, returned, says, shop
+
+from jinfercept.cli import main
+from jinfercept.errors import ConfigError
+from jinfercept.server.server_tools import open_server_tools
+
+LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
+
+
+def test_the_server_runs_its_tools_and_the_client_sees_the_answer(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, "It costs 23.", LAMP)
+    done = ask(server, QUESTION)
+    [choice] = done.choices
+    assert (choice.message.content, choice.message.tool_calls) == ("Let me see.\n\nIt costs 23.", None)
+    assert choice.finish_reason == "stop"
+    [report] = done.jinfercept["server_calls"]
+    assert (report["choice"], report["round"], report["name"], report["status"]) == (0, 0, "price", "ok")
+    assert 0 <= report["seconds"] < 5
+    assert report["context"].keys() == {"kept", "copied_in", "recomputed"}
+    assert report["context"]["kept"] > 100
+
+
+def test_a_stream_shows_the_same_and_tells_of_calls_beside_it(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, "It costs 23.", LAMP)
+    chunks = list(ask(server, QUESTION, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see.\n\nIt costs 23."
+    assert all(delta.tool_calls is None for delta in deltas)
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    told = [chunk.jinfercept["server_calls"][0] for chunk in chunks if hasattr(chunk, "jinfercept")]
+    assert [(one["name"], one["status"]) for one in told] == [("price", "running"), ("price", "ok"), ("price", "ok")]
+    assert told[-1]["context"]["kept"] > 100
+    assert chunks[-1].usage.completion_tokens == len("Let me see.\n" + asks("price", "lamp") + "It costs 23.") + 2
+
+
+def test_tokens_and_their_probabilities_are_those_that_the_model_wrote(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, "It costs 23.", LAMP)
+    wrote = "Let me see.\n" + asks("price", "lamp") + END + "It costs 23." + END
+    done = ask(server, QUESTION, logprobs=True, extra_body=ALL | {"return_token_ids": True})
+    [choice] = done.choices
+    assert choice.token_ids == scripted.tokenizer.encode(wrote)
+    assert "".join(one.token for one in choice.logprobs.content) == wrote
+
+
+def test_without_the_flag_nothing_is_offered_and_by_name_only_what_is_named(
+    server: Running, scripted: Scripted
+) -> None:
+    says(scripted, server, "23.", QUESTION, only=["price"])
+    done = ask(server, QUESTION, extra_body={"jinfercept": {"server_tools": ["price"]}})
+    assert done.choices[0].message.content == "23."
+    assert ask(server, QUESTION, extra_body=None, max_tokens=1).usage.prompt_tokens < done.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"server_tools": ["sell"]}, "runs no sell, only price, hang"),
+        ({"server_tools": ["price"]}, "declared in tools too"),
+        ({"server_tools": True, "max_rounds": 99}, "max_rounds may be 32 here"),
+        ({"server_tools": "price"}, "server_tools"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(server: Running, asked: Any, problem: str) -> None:
+    own = {"type": "function", "function": {"name": "price"}}
+    with pytest.raises(openai.BadRequestError, match=problem):
+        ask(server, QUESTION, tools=[own], extra_body={"jinfercept": asked})
+
+
+def test_a_server_without_tools_says_so(served: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="--tools FILE"):
+        ask(served, QUESTION)
+
+
+def test_of_two_tools_of_one_name_the_clients_is_called_by_the_client(server: Running, scripted: Scripted) -> None:
+    own: Any = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+    says(scripted, server, asks("price"), QUESTION, own=[own], only=["hang"])
+    [call] = ask(server, QUESTION, tools=[own]).choices[0].message.tool_calls
+    assert call.function.name == "price"
+
+
+def test_failures_and_long_results_are_read_by_the_model(server: Running, scripted: Scripted) -> None:
+    for item, status, text in (
+        ("moon", "error", "error: ValueError: not for sale"),
+        ("list", "too_large", CUT),
+        ("", "empty", "(nothing)"),
+    ):
+        says(scripted, server, "I see.", [*QUESTION, called("", ("price", item)), returned(text)])
+        done = ask(server, QUESTION)
+        assert done.choices[0].message.content == "I see."
+        assert done.jinfercept["server_calls"][0]["status"] == status
+
+
+def test_a_tool_that_never_answers_times_out(server: Running, scripted: Scripted) -> None:
+    told = "error: TimeoutError: it took longer than 0.3 s"
+    says(scripted, server, "No idea.", [*QUESTION, called("", ("hang", None)), returned(told)])
+    done = ask(server, QUESTION)
+    assert (done.choices[0].message.content, done.jinfercept["server_calls"][0]["status"]) == ("No idea.", "timeout")
+
+
+def test_the_limit_of_rounds_ends_an_answer(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, asks("price", "pen"), LAMP)
+    for rounds, told in ((1, [("price", "ok"), ("price", "not_run")]), (0, [("price", "not_run")])):
+        asked = {"server_tools": True, "max_rounds": rounds}
+        done = ask(server, QUESTION, extra_body={"jinfercept": asked})
+        [choice] = done.choices
+        assert (choice.message.content, choice.message.tool_calls) == ("Let me see.", None)
+        assert (choice.finish_reason, choice.stop_reason) == ("length", "max_rounds")
+        assert [(one["name"], one["status"]) for one in done.jinfercept["server_calls"]] == told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_the_call_and_frees_the_pages(
+    scripted: Scripted, tmp_path: Path, stream: bool
+) -> None:
+    with shop(scripted, tmp_path, patience_s=60) as server:
+        says(scripted, server, asks("hang"), QUESTION)
+        if stream:
+            chunks = ask(server, QUESTION, stream=True)
+            next(chunk for chunk in chunks if hasattr(chunk, "jinfercept"))
+            until((tmp_path / "begun").exists)
+            chunks.close()
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                ask(server, QUESTION, timeout=0.4)
+        until((tmp_path / "cancelled").exists)
+        server.wait_idle()
+        assert server.llm.engine.num_kept == 0
+
+
+def test_a_file_that_is_not_there_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "no-such-model", "--port", "0", "--tools", "none.toml"]) == 2
+    assert "none.toml" in capsys.readouterr().err
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text('def f() -> str:\n    """A tool."""\n    return ""\n')
+    with (
+        pytest.raises(ConfigError, match="two files have a tool of one name"),
+        open_server_tools([str(tmp_path / "a.py"), str(tmp_path / "b.py")]),
+    ):
+        pass
