@@ -31,3 +31,9 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
         raise RequestError("the engine makes one output", got=f"n={request.params.n}", fix="submit forks(request)")
     if request.params.structured_outputs is not None and request.grammar is None:
         raise RequestError("structured outputs need a compiled grammar", got="none", fix="set Request.grammar")
+    if request.params.allowed_token_ids is not None and request.grammar is not None:
+        raise RequestError(
+            "allowed_token_ids cannot be combined with a grammar",
+            got=f"{len(request.params.allowed_token_ids)} tokens, and structured_outputs or a tool_choice",
+            fix="leave out one of them; a grammar can say which characters may come",
+        )

@@ -195,6 +195,9 @@ def _checked(options: ChatOptions) -> int:
     max_rounds = options.get("max_rounds", MAX_ROUNDS)
     if type(max_rounds) is not int or max_rounds < 0:
         raise RequestError("max_rounds is a whole number", got=repr(max_rounds), fix="0 runs no call")
+    source = options.get("chat_template")
+    if source is not None and (not isinstance(source, str) or not source.strip()):
+        raise RequestError("chat_template is Jinja source", got=repr(source)[:80], fix="give its text, not empty")
     variables = options.get("chat_template_kwargs", {})
     if not isinstance(variables, Mapping) or {"messages", "tools", "add_generation_prompt", "chat_template"} & {
         *variables
@@ -217,23 +220,26 @@ def _format(name: str | None, template: str, tools: Sequence[ChatTool]) -> Forma
                 got="tools",
                 fix=f"leave tools out, or name its tool_call_parser: {', '.join(FORMATS)}",
             )
-    form = FORMATS.get(ALIASES.get(name, name))
-    if form is None:
-        raise RequestError("no such tool_call_parser", got=repr(name), fix=f"one of {', '.join((*FORMATS, *ALIASES))}")
-    return replace(form, tools={tool.name: tool.parameters for tool in tools})
+    check_parsers(name)
+    return replace(FORMATS[ALIASES.get(name, name)], tools={tool.name: tool.parameters for tool in tools})
+
+
+def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = "auto") -> None:
+    """Raises `RequestError` for names that `ChatOptions` does not know; needs no model."""
+    if tool_call_parser is not None and ALIASES.get(tool_call_parser, tool_call_parser) not in FORMATS:
+        names = ", ".join((*FORMATS, *ALIASES))
+        raise RequestError("no such tool_call_parser", got=repr(tool_call_parser), fix=f"one of {names}")
+    if reasoning_parser not in (None, "auto", *THINKINGS):
+        names = ", ".join(THINKINGS)
+        raise RequestError("no such reasoning_parser", got=repr(reasoning_parser), fix=f"one of auto, {names}, or None")
 
 
 def _thinking(name: str | None, template: str) -> Thinking | None:
     """How the model marks its reasoning, by name or as its template shows."""
     if name == "auto":
         name = detect_thinking(template)
-    if name is None:
-        return None
-    if name not in THINKINGS:
-        raise RequestError(
-            "no such reasoning_parser", got=repr(name), fix=f"one of auto, {', '.join(THINKINGS)}, or None"
-        )
-    return THINKINGS[name]
+    check_parsers(reasoning_parser=name)
+    return None if name is None else THINKINGS[name]
 
 
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:

@@ -58,7 +58,19 @@ class ChatTemplate:
         self._tokenizer, self._tools, self._variables = tokenizer, tools, variables
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
-        self._begun = self.render(_STAND_IN, add_generation_prompt=False)
+        self._begun = self._render_stand_in(given=source is not None)
+
+    def _render_stand_in(self, given: bool) -> str:
+        try:
+            return self.render(_STAND_IN, add_generation_prompt=False)
+        except RequestError as error:
+            if not given:
+                raise
+            raise RequestError(
+                "the chat_template that was given fails on a simple question",
+                got=error.got,
+                fix="correct the template, or leave it out for the model's own",
+            ) from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The text of a conversation. A template that takes one call a turn (Llama 3) gets several as turns of their own.

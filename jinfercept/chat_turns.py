@@ -110,14 +110,19 @@ class _TurnWatch:
 class _Turn:
     """One turn's text on its way to a person."""
 
-    def __init__(self, turns: Turns, parser: Parser, params: SamplingParams) -> None:
+    def __init__(self, turns: Turns, parser: Parser, params: SamplingParams, num_before: int = 0) -> None:
+        """Args: num_before: tokens that the model generated in the turns before."""
         self._turns, self._parser = turns, parser
+        self.num_generated = num_before
         self._hidden = turns.hidden if params.skip_special_tokens else frozenset()
         stop = tuple(params.stop or ())
-        self._text = TextStream(turns.tokenizer, stop, params.include_stop_str_in_output, skip_special_tokens=False)
+        early = params.min_tokens - num_before
+        self._text = TextStream(turns.tokenizer, stop, params.include_stop_str_in_output, False, early)
 
     def feed(self, token_id: int) -> list[Piece]:
+        self.num_generated += 1
         if token_id in self._turns.ends or token_id in self._hidden or self._text.stopped is not None:
+            self._text.skip()
             return []
         return self._parser.feed(self._text.add(token_id))
 
@@ -146,7 +151,7 @@ class ChatReader:
                 yield from _of(event, self._turn.finish())
                 yield event
             case Resumed():
-                self._turn = _Turn(self._turns, self._parsers.parser(), self._params)
+                self._turn = _Turn(self._turns, self._parsers.parser(), self._params, self._turn.num_generated)
                 yield event
             case Finished():
                 if not _is_paused(event.output.outputs[0]):
@@ -159,18 +164,20 @@ class ChatReader:
 
     def _completed(self, completion: CompletionOutput) -> CompletionOutput:
         messages: list[Message] = []
-        parsers, start = _TurnParsers(self._turns), 0
+        parsers, start, num_before = _TurnParsers(self._turns), 0, 0
         for pause in completion.interceptions:
             if not pause.results:
                 break
-            pieces = self._parsed(parsers, completion.token_ids[start : pause.span[0]])
+            generated = completion.token_ids[start : pause.span[0]]
+            pieces = self._parsed(parsers, generated, num_before)
+            num_before += len(generated)
             messages.append(_answer(pieces, _calls(pieces)))
             messages += [
                 {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
                 for call, result in zip(pause.calls, pause.results, strict=True)
             ]
             start = pause.span[1]
-        pieces = self._parsed(parsers, completion.token_ids[start:])
+        pieces = self._parsed(parsers, completion.token_ids[start:], num_before)
         calls = _calls(pieces)
         reason, stop = completion.finish_reason, completion.stop_reason
         if reason != "stop":
@@ -180,8 +187,8 @@ class ChatReader:
         messages.append(_answer(pieces, calls))
         return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages))
 
-    def _parsed(self, parsers: _TurnParsers, token_ids: Sequence[int]) -> list[Piece]:
-        turn = _Turn(self._turns, parsers.parser(), self._params)
+    def _parsed(self, parsers: _TurnParsers, token_ids: Sequence[int], num_before: int) -> list[Piece]:
+        turn = _Turn(self._turns, parsers.parser(), self._params, num_before)
         return [piece for token in token_ids for piece in turn.feed(token)] + turn.finish()
 
 

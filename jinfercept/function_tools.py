@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +71,19 @@ def load_module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the file is the user's
-        raise RequestError("the file of tools fails", got=f"{type(error).__name__}: {error}", fix=str(path)) from error
+        problem = f"{_place(error, path)}: {type(error).__name__}: {error}"
+        raise RequestError("the file of tools fails", got=problem, fix="correct it; it is run as it is") from error
     return module
+
+
+def _place(error: Exception, path: Path) -> str:
+    """File and line: where the file's text is wrong, or the last line of it that ran."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}, line {error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
+    ]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
 def load_functions(path: Path) -> list[Callable[..., object]]:

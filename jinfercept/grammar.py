@@ -185,10 +185,13 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
     """Compiles a grammar and takes its first mask, which finds what is too complex or cannot be written."""
     try:
         if kind == "json":
-            overrides = {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
-            source = LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+            source = LLMatcher.grammar_from_json_schema(
+                text, overrides={"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
+            )
         elif kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
-            source = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
+            source = (
+                f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
+            )
         else:
             source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
         matcher = LLMatcher(vocabulary, source, log_level=0)

@@ -31,7 +31,15 @@ from jinfercept.sched.draft import Counters
 from jinfercept.sched.policies import check_name
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.start import StartTimes, group_layers, load_model, plan_pools, prepare_backend, profile_of
+from jinfercept.start import (
+    StartTimes,
+    check_attention,
+    group_layers,
+    load_model,
+    plan_pools,
+    prepare_backend,
+    profile_of,
+)
 from jinfercept.streaming import Stream, StreamEvent, serve
 from jinfercept.tokenizer import Tokenizer, load_tokenizer
 
@@ -94,6 +102,7 @@ class LLM:
         if asked is not None and asked not in EFFORTS:
             profile = load_profile(asked)
         prepare_backend(config)
+        check_attention(config.runner.attention)
         progress = progress or (lambda what, done, total: None)
         progress("loading", 0, 1)
         began_s = time.monotonic()

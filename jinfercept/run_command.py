@@ -47,6 +47,7 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
 
 def run(model: str, prompt: str | None, max_tokens: int | None, temperature: float, **rest: Any) -> int:
     """Complete a prompt, or chat. `rest` are the other flags, the engine's among them."""
+    from jinfercept.chat import check_parsers
     from jinfercept.endpoints.load import load_tools
     from jinfercept.errors import RequestError
     from jinfercept.llm import LLM
@@ -61,13 +62,16 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
         flags = ", ".join("--" + name.replace("_", "-") for name in chat)
         raise RequestError("these belong to a chat", got=f"--prompt and {flags}", fix="pipe the question in instead")
     if prompt == "":
-        raise RequestError("a prompt needs at least one token", got="--prompt ''", fix="give a text, or leave it out to chat")
+        raise RequestError(
+            "a prompt needs at least one token", got="--prompt ''", fix="give a text, or leave it out to chat"
+        )
     most = max_tokens if max_tokens is not None else 256 if prompt is not None else 1024
     params = SamplingParams(temperature=temperature, max_tokens=most, **sampling)
     if "chat_template" in chat:
         chat["chat_template"] = _read(chat["chat_template"])
     if chat.get("reasoning_parser") == "none":
         chat["reasoning_parser"] = None
+    check_parsers(chat.get("tool_call_parser"), chat.get("reasoning_parser", "auto"))
     with ExitStack() as ends, StartDisplay() as progress:
         if "tools" in chat:
             loaded = ends.enter_context(load_tools(chat["tools"]))

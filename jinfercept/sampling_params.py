@@ -43,8 +43,8 @@ class SamplingParams:
         structured_outputs: what the generated text has to be. An end-of-text or stop token comes only where it may end (or
             where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
             cut it.
-        n: outputs for one prompt, at most 1,024, drawn apart: the first with the seed, the next with the seed plus 1, and so on.
-            They share the full pages of the prompt. Not for greedy requests.
+        n: outputs for one prompt, drawn apart: the first with the seed, the next with the seed plus 1, and so on; at most
+            1,024. They share the full pages of the prompt. Not for greedy requests.
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
         top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all.
         min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
@@ -52,8 +52,8 @@ class SamplingParams:
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
         frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
         logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
-        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them. Not together with
-            `structured_outputs`, which say that too.
+        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them. Refused together
+            with `structured_outputs` and with a `tool_choice` that asks for a call, which say that too.
         bad_words: texts that are not generated: their last token is forbidden where the ones before it were just generated.
             They are looked for as tokens, with and without a space before them, as in vLLM.
         bad_words_token_ids: the same as token ids; at most 256 together (single tokens aside), of at most 8 tokens.
@@ -154,12 +154,6 @@ class SamplingParams:
                     "allowed_token_ids is a list of token ids", got=repr(allowed)[:80], fix="give at least one"
                 )
             object.__setattr__(self, "allowed_token_ids", tuple(allowed))
-            if self.structured_outputs is not None:
-                raise RequestError(
-                    "allowed_token_ids cannot be combined with structured_outputs",
-                    got=f"{len(allowed)} tokens and a grammar",
-                    fix="leave out one of them; a grammar can say which characters may come",
-                )
         words = self.bad_words or ()
         if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
             raise RequestError("bad_words is a list of texts", got=repr(words)[:80], fix="none of them empty")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from jinfercept.config import EngineConfig
-from jinfercept.errors import ModelError
+from jinfercept.errors import ConfigError, ModelError
 from jinfercept.layer_groups import Choice, Tried, remembered_layers, try_groups
 from jinfercept.memory import MemoryPlan, Room, check_weights, plan_memory
 from jinfercept.models.config import ModelConfig
@@ -74,6 +74,14 @@ def prepare_backend(config: EngineConfig) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def check_attention(attention: str) -> None:
+    """Raises `ConfigError` if this implementation has nothing for JAX's default backend, which this starts."""
+    if attention in ("triton", "mosaic") and jax.default_backend() != "gpu":
+        raise ConfigError(
+            f"attention={attention} is a GPU's", got=f"JAX on a {jax.default_backend()}", fix="attention=auto, or cpu"
+        )
 
 
 def load_model(

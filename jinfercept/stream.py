@@ -61,8 +61,12 @@ class TextStream:
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
         shown = self._take(text)
-        self._num_early -= 1
+        self.skip()
         return shown
+
+    def skip(self) -> None:
+        """A generated token that has no text here."""
+        self._num_early -= 1
 
     def inject(self, token_ids: Iterable[int]) -> str:
         """Take what a tool returned; returns the text that may be shown now, all of it included.

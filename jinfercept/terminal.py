@@ -1,5 +1,7 @@
 """What the commands `run` and `info` show besides a chat: streamed text, a model's facts."""
 
+import sys
+
 import jax
 from rich.console import Console
 from rich.table import Table
@@ -8,13 +10,14 @@ from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.request import Finished, Resumed, SamplingParams, Token
+from jinfercept.terminal_text import harmless
 
 
 def complete(llm: LLM, prompt: str, params: SamplingParams) -> None:
     """Write the prompt's continuation to standard output as it comes."""
     for event in llm.stream(prompt, params):
         if isinstance(event, Token | Resumed | Finished):
-            print(event.text, end="", flush=True)
+            print(harmless(event.text) if sys.stdout.isatty() else event.text, end="", flush=True)
     print(flush=True)
 
 

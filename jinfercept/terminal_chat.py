@@ -22,6 +22,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
 from jinfercept.request import Call, Intercepted, RequestOutput, Result, Resumed, SamplingParams
 from jinfercept.streaming import Stream
+from jinfercept.terminal_text import harmless
 
 COMMANDS = {
     "/help": "what may be typed",
@@ -87,7 +88,8 @@ class TerminalChat:
         try:
             stream = self._llm.stream([*self.messages, question], self._params, tools=self._tools, **self._options)
         except RequestError as error:
-            self._note(f"jinfercept: {error}")
+            history = len(self.messages) > len(self._system)
+            self._note(f"jinfercept: {error}" + ("; /reset begins a new conversation" if history else ""))
             return
         except KeyboardInterrupt:
             self._note("stopped")
@@ -152,7 +154,7 @@ class TerminalChat:
             columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
             self._progress = Progress(*columns, console=self._console, transient=True)
             for call in calls:
-                self._progress.add_task(escape(_written(call)))
+                self._progress.add_task(escape(harmless(_written(call))))
             self._progress.start()
 
     def _stop_waiting(self) -> None:
@@ -164,12 +166,12 @@ class TerminalChat:
         """Reasoning is no answer."""
         if not self._thinks:
             self._end_line()
-        self._console.print(text, style="dim", markup=False, soft_wrap=True, end="")
+        self._console.print(harmless(text), style="dim", markup=False, soft_wrap=True, end="")
         self._thinks = True
 
     def _write(self, text: str) -> None:
         self._end_thought()
-        print(text, end="", flush=True)
+        print(harmless(text), end="", flush=True)
         self._column = not text.endswith("\n")
 
     def _end_thought(self) -> None:
@@ -184,7 +186,7 @@ class TerminalChat:
             self._column = 0
 
     def _note(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, soft_wrap=True)
+        self._console.print(harmless(text), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -224,10 +224,11 @@ class Tokenizer:
 
         Raises:
             ModelError: the model has no chat template.
-            RequestError: the template refuses the messages.
+            RequestError: the template refuses the messages, or is none.
         """
         source = self.chat_template(bool(tools)) if chat_template is None else chat_template
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from jinja2 import TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template  # sandboxed; two seconds to import
 
         try:
@@ -238,11 +239,11 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **(self._special_tokens | variables),  # pyright: ignore[reportArgumentType]
             )
+        except TemplateSyntaxError as error:
+            raise RequestError(
+                "the chat template is not valid Jinja", got=f"line {error.lineno}: {error.message}", fix="correct it"
+            ) from error
         except Exception as error:  # a template is a program: it may fail in any way
-            if isinstance(error, TemplateSyntaxError):
-                raise RequestError(
-                    "the chat template is not valid Jinja", got=f"line {error.lineno}: {error.message}", fix="correct it"
-                ) from error
             raise RequestError(
                 "the model's chat template does not take these messages",
                 got=f"{type(error).__name__}: {error}",

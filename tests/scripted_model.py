@@ -86,11 +86,13 @@ class Scripted:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
 
-    def follow(self, *texts: str) -> None:
+    def follow(self, *texts: str, end_every: int | None = None) -> None:
         """Whole streams, prompts included. Of two that have one token in one place, the last counts; what
-        none has is followed by the first token of the vocabulary."""
+        none has is followed by the first token of the vocabulary, or at every so many places by an end."""
         tokenizer, vocab = self.tokenizer, self.llm.model.config.vocab_size
         table = np.zeros((LENGTH, vocab), np.int32)
+        if end_every is not None:
+            table[::end_every] = tokenizer.encode(ENDS[0])[0]
         for text in texts:
             ids = tokenizer.encode(text)
             for place, (token, follows) in enumerate(pairwise(ids)):

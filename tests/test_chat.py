@@ -263,6 +263,17 @@ def test_conversations_without_tools_are_answered_together(make_scripted: Make) 
     assert [output.outputs[0].finish_reason for output in outputs] == ["stop", "stop"]
 
 
+def test_what_a_person_sees_ends_where_the_text_does_with_min_tokens_and_a_stop_string(make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN)
+    scripted.follow()
+    [asked] = scripted.llm.chat(QUESTION, SamplingParams(max_tokens=1, temperature=0.0))
+    scripted.follow(f"{asked.prompt}a;<|im_start|>b;c;<|im_end|>")
+    params = SamplingParams(temperature=0.0, max_tokens=50, min_tokens=5, stop=";")
+    [output] = scripted.llm.chat(QUESTION, params)
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a;b;c", ";")
+    assert output.outputs[0].messages == ({"role": "assistant", "content": "a;b;c"},)
+
+
 def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
     chat: Any = scripted.llm.chat
@@ -290,7 +301,11 @@ def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> Non
         (lambda: chat(QUESTION, max_turns=1), "no such option"),
         (lambda: chat(QUESTION, chat_template_kwargs={"tools": []}), "chat_template_kwargs"),
         (lambda: chat(QUESTION, tools=[price], tool_call_parser="xml"), "no such tool_call_parser"),
-        (lambda: chat(QUESTION, chat_template="{{ nothing.at.all }}"), "does not take these messages"),
+        (lambda: chat(QUESTION, tools=[{"name": "f", "parameters": 5}]), "parameters of tool 'f' are no JSON schema"),
+        (lambda: chat(QUESTION, chat_template="{{ nothing.at.all }}"), "chat_template that was given fails.*at"),
+        (lambda: chat(QUESTION, chat_template="a\n{% for %}"), "chat_template that was given fails.*line 2: Expected"),
+        (lambda: chat(QUESTION, chat_template="{{ raise_exception('no!') }}"), "chat_template that was given.*no!"),
+        (lambda: chat(QUESTION, chat_template=7), "chat_template is Jinja source; got 7"),
         (lambda: chat(QUESTION, tools=[price], tool_call_parser="hermes", chat_template="{{ 1 }}"), "no place"),
     ):
         with pytest.raises(RequestError, match=match):

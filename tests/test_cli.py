@@ -1,9 +1,12 @@
 """The command line: flags are the options of `LLM`, mistakes are one line and status 2."""
 
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
 
+from jinfercept import __version__
 from jinfercept.cli import main
 from jinfercept.config import SECTIONS
 
@@ -34,3 +37,28 @@ def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "smollm2-135m"]) == 0
     shown = capsys.readouterr().out
     assert "45 KiB per token" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--prompt", "x", "--attention", "triton"], "attention=triton is a GPU's"),
+        (["--attention", "mosaic"], "attention=mosaic is a GPU's"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens is a whole number, at least 1"),
+        (["--prompt", ""], "a prompt needs at least one token"),
+        (["--tool-call-parser", "smoke"], "no such tool_call_parser"),
+        (["--reasoning-parser", "smoke"], "no such reasoning_parser"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_model_is_looked_for(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "no/such/model", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_package_is_the_command() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"jinfercept {__version__}\n"

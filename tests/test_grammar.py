@@ -164,8 +164,32 @@ def test_an_end_token_ends_the_text_and_nothing_may_follow(byte_grammars: Gramma
 
 def test_a_token_that_is_not_allowed_is_refused(byte_grammars: Grammars) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(choice=["yes"])).constrain(frozenset())
-    with pytest.raises(RequestError, match="does not allow"):
+    constraint.allowed()
+    with pytest.raises(RequestError, match=r"does not allow.*weights"):
         constraint.accept(letters().encode("n")[0])
+
+
+def test_thousands_of_choices_are_one_choice(byte_grammars: Grammars) -> None:
+    choices = [f'item "{number}"\n' for number in range(5000)] + ["item"]
+    constraint = byte_grammars.compile(StructuredOutputsParams(choice=choices)).constrain(frozenset({END}))
+    for token_id in letters().encode(choices[4321]):
+        assert token_id in ids(constraint.allowed())
+        constraint.accept(token_id)
+    assert ids(constraint.allowed()) == [END]
+
+
+def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammars: Grammars) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(regex="(a{1000}){1000}")).constrain(frozenset())
+    constraint.allowed()
+    with pytest.raises(RequestError, match="too complex"):
+        constraint.accept(letters().encode("a")[0])
+
+
+def test_one_of_several_schemas_is_any_of_them(byte_grammars: Grammars) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
+    constraint.accept(letters().encode("7")[0])
+    assert END in ids(constraint.allowed())
 
 
 def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
@@ -203,6 +227,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
         ({"json": {1: {2}}}, "not JSON"),
         ({"json": 7}, "JSON schema as text"),
         ({"json": "[1]"}, "Expecting object schema"),
+        ({"json": '{"items":' * 3000 + "{}" + "}" * 3000}, "nested too deeply"),
         ({"json": {"type": "what"}}, "Invalid type"),
         ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
@@ -217,7 +242,7 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
         ({"grammar": "start: nothing"}, "unknown name"),
         ({"grammar": "what?"}, "grammar"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_cannot_be_enforced_is_refused(byte_grammars: Grammars, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError, match=re.escape(said)) as caught:

@@ -290,6 +290,24 @@ def test_while_nobody_is_served_the_policy_goes_on_copying() -> None:
     assert all(page.host is not None for page in kept.context.pages)
 
 
+@pytest.mark.parametrize("name", ["copy_ahead", "lru_host"])
+@pytest.mark.parametrize("num_host_pages", [5, 12, 31])
+def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_copying_comes_to_an_end(
+    name: str, num_host_pages: int
+) -> None:
+    clock = ManualClock()
+    engine = make_engine(policy(name), num_pages=100, num_host_pages=num_host_pages, clock=clock, link_tokens_per_s=400)
+    for number in range(16):
+        served(engine, ask(f"r{number}", [number] * 20, keep=Keep(f"s{number}")))
+        clock.time += 0.3
+    for _ in range(40):
+        clock.time += 0.01
+        engine.step()
+    assert engine.settled
+    assert engine.num_kept == 16
+    assert engine.scheduler.kv.store.occupancy().claimed == 96
+
+
 def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
     told: list[tuple[str, float, bool]] = []

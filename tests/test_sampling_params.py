@@ -56,6 +56,10 @@ from jinfercept.sched.options import draw_options
         ("prompt_logprobs", 1.5),
         ("n", 0),
         ("n", 1.0),
+        ("n", 1025),
+        ("ignore_eos", "no"),
+        ("include_stop_str_in_output", None),
+        ("skip_special_tokens", 1),
         ("structured_outputs", {"regex": "a"}),
     ],
 )
@@ -95,6 +99,7 @@ def test_tokens_outside_the_vocabulary_and_parameters_that_leave_none_are_refuse
         (SamplingParams(logit_bias={100: 1.0}), "from 0 to 99"),
         (SamplingParams(allowed_token_ids=[-1]), "from 0 to 99"),
         (SamplingParams(bad_words_token_ids=[[1, 100]]), "from 0 to 99"),
+        (SamplingParams(stop_token_ids=[100]), "from 0 to 99"),
         (SamplingParams(allowed_token_ids=[1, 2], bad_words_token_ids=[[1], [2]]), "no token is left"),
         (SamplingParams(bad_words_token_ids=[[token] for token in range(100)]), "no token is left"),
     ):

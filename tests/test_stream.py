@@ -151,3 +151,13 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     for _ in range(20_000):
         stream.add(token("aaa"))
     assert len(stream.text) == 60_000 - 50
+
+
+def test_no_stop_string_ends_within_the_first_tokens_but_one_that_began_there_counts_afterwards() -> None:
+    early = TextStream(vocabulary(), ("ab",), False, True, min_tokens=2)
+    assert [early.add(token(text)) for text in ("ab", "bab", "a", "ba")] == ["ab", "bab", "", ""]
+    assert (early.text, early.stopped) == ("abbab", "ab")
+    across = TextStream(vocabulary(), ("ab",), False, True, min_tokens=2)
+    across.skip()
+    assert [across.add(token("ba")), across.add(token("b"))] == ["b", ""]
+    assert (across.text, across.stopped) == ("b", "ab")

@@ -229,11 +229,15 @@ def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:
 
 def test_a_grammar_holds_whatever_else_is_asked_for(llm: LLM) -> None:
     asked, n = StructuredOutputsParams(choice=["yes"]), letters().encode("n")
-    params = SamplingParams(
-        structured_outputs=asked, allowed_token_ids=n, logit_bias={n[0]: 100}, bad_words=["y", "es"]
-    )
+    params = SamplingParams(structured_outputs=asked, logit_bias={n[0]: 100}, bad_words=["y", "es"])
     (output,) = llm.generate("go", params)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")
+
+
+def test_allowed_tokens_and_a_grammar_are_not_combined(llm: LLM) -> None:
+    asked = StructuredOutputsParams(choice=["yes"])
+    with pytest.raises(RequestError, match="allowed_token_ids cannot be combined with a grammar"):
+        llm.generate("go", SamplingParams(structured_outputs=asked, allowed_token_ids=[1]))
 
 
 def test_min_tokens_does_not_break_a_grammar(llm: LLM) -> None:

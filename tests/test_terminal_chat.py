@@ -121,7 +121,19 @@ def test_an_answer_that_cannot_be_given_leaves_the_conversation_as_it_was(
     chat = TerminalChat(make_scripted(PLAIN).llm, GREEDY, system="Be brief.")
     chat.answer("long " * 1000)
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
-    assert "leaves no room" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "leaves no room" in said
+    assert "/reset" not in said
+    chat.messages.append({"role": "user", "content": "long " * 1000})
+    chat.answer("And now?")
+    assert "/reset begins a new conversation" in capsys.readouterr().err
+
+
+def test_what_a_model_writes_commands_no_terminal(make_scripted: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted = make_scripted(PLAIN)
+    script(scripted, "Clear!", "\x1b[2J\x07\n\tred\x9b1m<|im_end|>")
+    TerminalChat(scripted.llm, GREEDY).answer("Clear!")
+    assert capsys.readouterr().out == "␛[2J␇\n\tred\ufffd1m\n"
 
 
 def test_a_call_for_a_person_is_answered_at_the_terminal(
@@ -149,8 +161,14 @@ def test_tools_that_the_model_cannot_call_are_refused_at_once(make_scripted: Mak
 
 def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1")
-    (tmp_path / "broken.py").write_text("1 / 0")
-    for name, match in (("none.py", "come from a Python file"), ("empty.py", "no tools"), ("broken.py", "fails")):
+    (tmp_path / "broken.py").write_text("x = 1\n1 / 0")
+    (tmp_path / "wrong.py").write_text("\n\ndef")
+    for name, match in (
+        ("none.py", "come from a Python file"),
+        ("empty.py", "no tools"),
+        ("broken.py", "fails.*broken.py, line 2: ZeroDivisionError"),
+        ("wrong.py", "fails.*wrong.py, line 3: SyntaxError"),
+    ):
         with pytest.raises(RequestError, match=match):
             load_functions(tmp_path / name)
 

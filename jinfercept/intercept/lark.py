@@ -48,7 +48,7 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A JSON value that a schema allows; see `bounded`."""
-        guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE}}
+        guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
         return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
 
     def listed(self, members: Iterable[tuple[str, bool]], separator: str) -> str:

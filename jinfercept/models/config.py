@@ -58,6 +58,7 @@ _ROPE_NUMBERS = (
     "original_max_position_embeddings",
     "beta_fast",
     "beta_slow",
+    "attention_factor",
 )
 
 
@@ -202,7 +203,7 @@ def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def _llama_rope(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
     """transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`."""
     stated = (config.get(key) for key in ("rope_parameters", "rope_scaling"))
-    rope = next((value for value in stated if value is not None), {})
+    rope = next((value for value in stated if value is not None and value != {}), {})
     if not isinstance(rope, Mapping):
         raise ModelError("rope_parameters of config.json are an object", got=repr(rope)[:80], fix="correct the file")
     _check_rope(rope)
@@ -277,7 +278,9 @@ def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: t
         if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
             kind = "number" if float in kinds else "whole number"
             raise ModelError(
-                f"{key} of config.json is a {kind} above 0", got=repr(value)[:80], fix="correct the file or download it again"
+                f"{key} of config.json is a {kind} above 0",
+                got=repr(value)[:80],
+                fix="correct the file or download it again",
             )
 
 

@@ -128,7 +128,7 @@ def _named(index: Path) -> list[str]:
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise ModelError(f"{index.name} has no weight_map", got=repr(parsed)[:80], fix="download it again")
     names = sorted(set(placed.values()))
-    strangers = [name for name in names if Path(name).name != name or "\\" in name]
+    strangers = [name for name in names if Path(name).name != name or name == ".." or "\\" in name]
     if strangers:
         raise ModelError(
             "the model's index names files outside its directory",

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.policy import Action, Budget, Move
 from jinfercept.sched.sequence import Sequence, State
 
+LATER = 2.0
+"""How many times as far away a return has to be for its copy on the host to make room for another one."""
 REFUSALS = 3
 """Contexts whose copy is refused before a plan stops trying: the link is used up, or the host full of what is wanted sooner."""
 
@@ -32,6 +34,7 @@ class CopyAhead:
     synchronous = False
 
     def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
         self._paused = LastExpectedFirst(estimator)
         self._clean = LastExpectedFirst(estimator)  # may have pages on the device that have a host copy
         self._dirty = LastExpectedFirst(estimator)  # may have pages there that have none
@@ -80,10 +83,20 @@ class CopyAhead:
                 group.discard(sequence)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """What is expected back later than the sequence, last first."""
+        """What is expected back much later than the sequence, last first. No copy is traded for one that is wanted as late:
+        estimates of nearly equal contexts change places all the time."""
+        soon_s = LATER * self._remaining_s(sequence, now)
         for other in self._paused:
-            if other is sequence or other.state is not State.INTERCEPTED:
+            if other is sequence or self._remaining_s(other, now) <= soon_s:
                 return
             for page in reversed(other.context.pages):
                 if page.host is not None:
-                    yield Move(other, page, Action.LOSE, "the host is full")
+                    if page.device is not None and other not in self._dirty:
+                        self._dirty.add(other, now)
+                    yield Move(other, page, Action.UNCOPY, "the host is full")
+
+    def _remaining_s(self, sequence: Sequence, now: float) -> float:
+        """Seconds until the sequence is expected back; 0 if it waits to run."""
+        if sequence.state is not State.INTERCEPTED:
+            return 0.0
+        return remaining_s(self._estimator, sequence, now - sequence.paused_s)

@@ -20,6 +20,7 @@ class Action(Enum):
     DROP = "drop from the device"
     SWAP = "copy, then drop from the device"
     LOSE = "drop from both places"
+    UNCOPY = "drop from the host"
 
 
 class Move(NamedTuple):
@@ -81,7 +82,10 @@ class Policy(Protocol):
         ...
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Pages of other paused requests to lose, next first, while the host has no room for a copy of `sequence`'s."""
+        """Host copies of other paused requests to drop, next first, while the host has no room for one of `sequence`'s.
+
+        A page that is on the device too stays there, and is dirty again.
+        """
         ...
 
 
@@ -91,7 +95,7 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
     for other in sorted(others, key=lambda other: other.paused_s):
         for page in reversed(other.context.pages):
             if page.host is not None:
-                yield Move(other, page, Action.LOSE, "the host is full")
+                yield Move(other, page, Action.UNCOPY, "the host is full")
 
 
 class PausedSequences:

@@ -48,10 +48,11 @@ class Transfers:
             return False
         copies = action is Action.COPY or (action is Action.SWAP and not page.refs)
         copied = self._copy_out(draft, move) if copies else 0
-        if page.claims > 1 and (action is Action.LOSE or page.host is None):
+        uncopies = action in (Action.LOSE, Action.UNCOPY)
+        if page.claims > 1 and (uncopies or page.host is None):
             return False  # what others wait for too goes last: see `PageStore.evict_claimed`
-        freed = action is not Action.COPY and kv.store.drop_device(page)
-        if action is Action.LOSE and page.host is not None and not page.refs:
+        freed = action not in (Action.COPY, Action.UNCOPY) and kv.store.drop_device(page)
+        if uncopies and page.host is not None and not page.refs:
             kv.store.drop_host(page)
         if self._observer is not None and (copied or freed):
             self._observer.moved(move, copied, freed)

@@ -117,6 +117,9 @@ def test_text_that_is_too_long_for_an_argument_is_none() -> None:
 
 
 def test_tokens_that_are_none_are_refused() -> None:
-    for calls, opening in (({}, None), ({"a": "t"}, None), ({8: "t"}, "x"), ({True: "t"}, None)):
+    for calls, opening in (
+        *(({}, None), ({"a": "t"}, None), ({8: "t"}, "x"), ({True: "t"}, None)),
+        *((None, None), ([8], None), ({-1: "t"}, None), ({8: 5}, None), ({8: "t"}, -1)),
+    ):
         with pytest.raises(RequestError, match="token ids"):
             TokenDetector(calls, opening)  # pyright: ignore[reportArgumentType]

@@ -125,8 +125,23 @@ def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
         ({"num_key_value_heads": 3}, "4 and 3"),
+        ({"num_key_value_heads": -4}, "num_key_value_heads"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": -4}, "hidden_size"),
+        ({"hidden_size": 1.5}, "hidden_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"max_position_embeddings": "a"}, "max_position_embeddings"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rope_parameters": []}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor"),
     ],
 )
 def test_what_would_run_wrongly_is_refused_by_name(change, named):
     with pytest.raises(ModelError, match=named):
         ModelConfig.from_hf(_tiny("llama_gqa") | change)
+
+
+@pytest.mark.parametrize(("config", "generation"), [([], None), (None, None), (_tiny("llama_gqa"), [])])
+def test_a_config_that_is_no_object_is_refused(config, generation):
+    with pytest.raises(ModelError, match="JSON objects"):
+        ModelConfig.from_hf(config, generation)

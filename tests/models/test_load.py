@@ -1,5 +1,6 @@
 """Finding, checking and placing weights; random weights; memory sums."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -90,6 +91,15 @@ def test_only_the_files_of_the_index_are_read(tmp_path):
     assert load(directory).kind == "hf"
     (directory / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match="model-00002-of-00002"):
+        load(directory)
+
+
+@pytest.mark.parametrize("named", ["../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", "..", 7])
+def test_an_index_names_files_beside_it(tmp_path, named):
+    directory = shutil.copytree(GOLDEN / "llama_llama3", tmp_path / "model")
+    index = {"weight_map": {"model.norm.weight": named}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"outside its directory|no weight_map"):
         load(directory)
 
 

@@ -19,8 +19,19 @@ _CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
 def test_schemathesis_finds_no_answer_that_the_document_does_not_know(
     served: Running, scripted: Scripted, tmp_path: Path
 ) -> None:
-    scripted.follow()
-    phases = ("--max-examples", "60", "--phases", "examples,coverage,fuzzing", "--seed", "1", "--request-timeout", "60")
+    scripted.follow(end_every=16)
+    phases = (
+        "--max-examples",
+        "60",
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--seed",
+        "1",
+        "--request-timeout",
+        "60",
+        "--max-response-time",
+        "60",
+    )
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", *phases, *_CHECKS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
