@@ -189,6 +189,7 @@ def test_litellm_asks_streams_and_calls_tools(litellm: Any, scripted: Scripted) 
 @pytest.mark.parametrize("source", ["function", "mcp"])
 def test_an_agent_finds_its_tools_and_answers(served: Running, scripted: Scripted, kind: str, source: str) -> None:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    connect = pytest.importorskip("agents.mcp", reason="openai-agents is not installed").MCPServerStdio
     agents.set_tracing_disabled(True)
 
     @agents.function_tool
@@ -197,11 +198,9 @@ def test_an_agent_finds_its_tools_and_answers(served: Running, scripted: Scripte
         return "23"
 
     async def run() -> tuple[Any, Any]:
-        from agents.mcp import MCPServerStdio
-
         async with (
             AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
-            MCPServerStdio({"command": sys.executable, "args": [str(SHOP)]}, client_session_timeout_seconds=60) as shop,
+            connect({"command": sys.executable, "args": [str(SHOP)]}, client_session_timeout_seconds=60) as shop,
         ):
             sources: Any = {"mcp_servers": [shop]} if source == "mcp" else {"tools": [price]}
             model = getattr(agents, kind)(model=MODEL, openai_client=client)
