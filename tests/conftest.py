@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,19 @@ def smollm2(_smollm2: "LLM") -> "LLM":
     """SmolLM2 in float32 with a pool of 1,920 tokens, empty, under the policy `preserve`."""
     _smollm2.restart(policy="preserve")
     return _smollm2
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache that remembers compiled executables, but neither a profile nor a choice of layers yet."""
+    from jinfercept.models.embedded import cache_directory
+
+    cache, everyday = tmp_path / "cache", cache_directory()
+    cache.mkdir()
+    (everyday / "xla").mkdir(parents=True, exist_ok=True)
+    (cache / "xla").symlink_to(everyday / "xla")
+    monkeypatch.setenv("JINFERCEPT_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from json_schemas import closed_objects
 from jsonschema import Draft202012Validator
 from letters import VOCAB, letters
 from test_tokenizer import sentencepiece, smollm2
@@ -112,16 +113,7 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
         st.builds(lambda *some: {"anyOf": list(some)}, inner, inner),
-        st.builds(
-            lambda some, required: {
-                "type": "object",
-                "properties": some,
-                "required": sorted(some)[:required],
-                "additionalProperties": False,
-            },
-            st.dictionaries(st.sampled_from(["a", "b c", 'd"', "é"]), inner, max_size=3),
-            st.integers(0, 3),
-        ),
+        closed_objects(inner),
     ),
     max_leaves=5,
 )

@@ -24,7 +24,6 @@ from jinfercept.layer_groups import (
     tolerated,
 )
 from jinfercept.llm import LLM
-from jinfercept.models.embedded import cache_directory
 from jinfercept.runner import RunnerShape
 from jinfercept.sched.plan import StepPlan
 
@@ -195,17 +194,6 @@ def test_a_choice_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     Choice(8, {"device": "cpu"}).save(path)
     assert remembered_layers(path, 30) == 8
     assert remembered_layers(path, 7) is None
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache that remembers compiled executables, but no choice yet."""
-    cache, everyday = tmp_path / "cache", cache_directory()
-    cache.mkdir()
-    (everyday / "xla").mkdir(parents=True, exist_ok=True)
-    (cache / "xla").symlink_to(everyday / "xla")
-    monkeypatch.setenv("JINFERCEPT_CACHE", str(cache))
-    return cache
 
 
 def small_llm(**flags: Any) -> LLM:

@@ -9,7 +9,6 @@ from tiny import Workload, streams, tiny_llm
 from jinfercept.cli import main
 from jinfercept.llm import LLM
 from jinfercept.metrics import CompileCounter
-from jinfercept.models.embedded import cache_directory
 from jinfercept.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
 from jinfercept.runner import RunnerShape
 from jinfercept.sched.plan import StepPlan
@@ -143,17 +142,6 @@ def test_a_profile_is_remembered_by_all_that_it_depends_on(tmp_path: Path) -> No
 
 
 # -- with an engine ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache that remembers compiled executables, but no profile yet."""
-    cache, everyday = tmp_path / "cache", cache_directory()
-    cache.mkdir()
-    (everyday / "xla").mkdir(parents=True, exist_ok=True)
-    (cache / "xla").symlink_to(everyday / "xla")
-    monkeypatch.setenv("JINFERCEPT_CACHE", str(cache))
-    return cache
 
 
 def small_llm(**flags: Any) -> LLM:

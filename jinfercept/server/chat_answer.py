@@ -90,7 +90,6 @@ class ChatAnswer:
         details["id"] = name
         self._usage = UsageCount(requests, details)
         self._choices = {request.id: _Choice(index) for index, request in enumerate(requests)}
-        self._first_call_only = body.parallel_tool_calls is False
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         """All of it; what is left to the server to run is run.
@@ -115,7 +114,7 @@ class ChatAnswer:
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
         said = visible_message(completion.messages, self._turns.own)
-        calls = said["tool_calls"][: 1 if self._first_call_only else None]
+        calls = said["tool_calls"]
         message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
         message |= _thought(said["reasoning_content"]) if said["reasoning_content"] else {}
         message |= {"tool_calls": calls} if calls else {}
@@ -196,7 +195,7 @@ class ChatAnswer:
                 return {"content": choice.content.add(shown.text)}
             case Reasoning():
                 return _thought(choice.reasoning.add(shown.text))
-            case CallStarted() if shown.name in self._turns.own and not (self._first_call_only and choice.calls):
+            case CallStarted() if shown.name in self._turns.own:
                 place = choice.calls[shown.index] = len(choice.calls)
                 function = {"name": shown.name, "arguments": ""}
                 return {"tool_calls": [{"index": place, "id": shown.id, "type": "function", "function": function}]}

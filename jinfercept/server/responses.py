@@ -53,7 +53,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     chats, turns = await service.prepare(make, 1)
     response = _begun(name, model, body)
     usage = UsageCount(chats.requests, request.scope[DETAILS])
-    writer = ResponseWriter(response, usage, turns, body.parallel_tool_calls is False, _logprobs(service, body))
+    writer = ResponseWriter(response, usage, turns, _logprobs(service, body))
     stream = service.submit(*chats)
     request.scope[DETAILS]["id"] = name
     run = BackgroundRun(service, stream, writer, kept=bool(body.stream)) if body.background else None

@@ -41,7 +41,6 @@ class ResponseWriter:
         response: as it begins, `queued` or `in_progress`; changed from now on.
         usage: counts the request's tokens.
         turns: the server's part of it; its calls are items that are complete once they have returned.
-        first_call_only: leave out the calls after the first.
         logprobs: reports tokens; None: they are not reported.
 
     Attributes:
@@ -53,7 +52,6 @@ class ResponseWriter:
         response: dict[str, Any],
         usage: UsageCount,
         turns: ServerTurns,
-        first_call_only: bool,
         logprobs: Logprobs | None,
     ) -> None:
         self.response = response
@@ -62,7 +60,7 @@ class ResponseWriter:
         self._running: dict[str, int] = {}  # the server's calls that have no result yet, by id, with their places
         self._asked: tuple[Call, ...] = ()
         self.error: ApiError | None = None
-        self._usage, self._first_call_only, self._logprobs = usage, first_call_only, logprobs
+        self._usage, self._logprobs = usage, logprobs
         self._number = 0
         self._open: Item | None = None  # the last item, while more of it comes
         self._pieces: list[str] = []  # of its text
@@ -92,15 +90,15 @@ class ResponseWriter:
                 yield from self._say("message", told.text)
             case Content():
                 self._blank += told.text
-            case CallStarted() if self._wanted(told.index):
+            case CallStarted():
                 yield from self._call(told)
             case Arguments() if self._is("mcp_call"):
                 yield self._delta("response.mcp_call_arguments.delta", told.text)
-            case Arguments() if self._wanted(told.index):
+            case Arguments():
                 yield self._delta("response.function_call_arguments.delta", told.text)
             case CallEnded() if self._is("mcp_call"):
                 yield from self._run(told.call.id)
-            case CallEnded() if self._wanted(told.index):
+            case CallEnded():
                 yield from self._close("completed")
             case Intercepted():
                 self._asked = told.calls
@@ -280,9 +278,6 @@ class ResponseWriter:
 
     def _is(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
-
-    def _wanted(self, call: int) -> bool:
-        return call == 0 or not self._first_call_only
 
     def _counted(self) -> dict[str, Any]:
         usage = self._usage.body()

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from json_schemas import closed_objects
 from jsonschema import Draft202012Validator
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -189,16 +190,7 @@ _SCHEMAS = st.recursive(
             *(inner, st.integers(0, 2), st.integers(0, 2)),
         ),
         st.builds(lambda *some: {"anyOf": list(some)}, inner, inner),
-        st.builds(
-            lambda some, required: {
-                "type": "object",
-                "properties": some,
-                "required": sorted(some)[:required],
-                "additionalProperties": False,
-            },
-            st.dictionaries(st.sampled_from(["a", "b c", 'd"', "é"]), inner, max_size=3),
-            st.integers(0, 3),
-        ),
+        closed_objects(inner),
     ),
     max_leaves=5,
 )
