@@ -12,13 +12,14 @@ from jinfercept.endpoints.calls import Asked, CallFailed
 from jinfercept.endpoints.inbox import Inbox
 
 
-def ask(inbox: Inbox, **arguments: Any) -> Future[str]:
+def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:
     """A call that waits, as a tool's thread makes it."""
     answer: Future[str] = Future()
 
     def wait() -> None:
+        asked = Asked(arguments, "chatcmpl-1", owner, time.monotonic() + 60)
         try:
-            answer.set_result(asyncio.run(inbox.ask("approve", Asked(arguments, "chatcmpl-1", time.monotonic() + 60))))
+            answer.set_result(asyncio.run(inbox.ask("approve", asked)))
         except CallFailed as error:
             answer.set_exception(error)
 

@@ -7,7 +7,8 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from jinfercept.endpoints.background import Background
@@ -15,6 +16,9 @@ from jinfercept.endpoints.tables import Table
 from jinfercept.function_tools import ChatTool
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
+
+OWNER = ContextVar("jinfercept_owner", default="")
+"""Within a tool's function: for whom it is called, where that was said (`owned`)."""
 
 _GRACE_S = 1.0
 """An endpoint tells in its own words that it took too long; only if it does not, the dispatcher does, so much later."""
@@ -31,11 +35,13 @@ class Asked:
     Attributes:
         arguments: as the model wrote them.
         request_id: whose call it is; "" if nobody said.
+        owner: for whom it is called; "" if nobody said.
         expires_s: when it times out, in seconds of `time.monotonic`.
     """
 
     arguments: Mapping[str, Any]
     request_id: str
+    owner: str
     expires_s: float
 
 
@@ -92,8 +98,8 @@ def endpoint_tool(
         late: what to say of a time-out, before its seconds.
     """
 
-    async def answer(arguments: str, request_id: str, expires_s: float) -> str:
-        asked, begun_s = Asked(_object(arguments), request_id, expires_s), expires_s
+    async def answer(arguments: str, request_id: str, owner: str, expires_s: float) -> str:
+        asked, begun_s = Asked(_object(arguments), request_id, owner, expires_s), expires_s
 
         async def begin() -> str:
             nonlocal begun_s
@@ -112,11 +118,23 @@ def endpoint_tool(
         return _cut(text, table.max_result_bytes)
 
     def call(arguments: str) -> Coroutine[Any, Any, str]:
-        request_id, expires_s = CALLER.get(), time.monotonic() + table.timeout_s
-        return background.run(lambda: answer(arguments, request_id, expires_s))
+        request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + table.timeout_s
+        return background.run(lambda: answer(arguments, request_id, owner, expires_s))
 
     name, limit = declaration["function"]["name"], table.max_result_tokens
     return ChatTool(declaration, Tool(call, name=name, timeout_s=table.timeout_s + _GRACE_S, max_result_tokens=limit))
+
+
+def owned(tool: ChatTool, owner: str) -> ChatTool:
+    """A tool that is told for whom it is called."""
+    assert tool.tool is not None, "a tool that is run here"
+    function = tool.tool.function
+
+    def call(arguments: str) -> object:
+        OWNER.set(owner)  # of the call's own thread
+        return function(arguments)
+
+    return replace(tool, tool=replace(tool.tool, function=call))
 
 
 def _cut(text: str, max_bytes: int | None) -> str:

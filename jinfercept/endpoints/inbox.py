@@ -21,6 +21,7 @@ class Pending:
         tool: what was called.
         arguments: as the model wrote them.
         request_id: whose call it is; "" if nobody said.
+        owner: for whom it was called; "" if nobody said.
         asked_at, expires_at: in seconds since 1970.
     """
 
@@ -28,6 +29,7 @@ class Pending:
     tool: str
     arguments: dict[str, Any]
     request_id: str
+    owner: str
     asked_at: float
     expires_at: float
 
@@ -45,24 +47,26 @@ class Inbox:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Pending, Future[str]]] = {}
 
-    def pending(self) -> list[Pending]:
-        """All of them; fields are JSON's."""
+    def pending(self, owner: str | None = None) -> list[Pending]:
+        """All of them, or those of one owner; fields are JSON's."""
         with self._lock:
-            return [pending for pending, _ in self._waiting.values()]
+            return [pending for pending, _ in self._waiting.values() if owner in (None, pending.owner)]
 
-    def answer(self, id: str, text: str) -> None:
-        """Give a call its result. Raises `RequestError` if it does not wait any more."""
-        self._take(id).set_result(text)
+    def answer(self, id: str, text: str, owner: str | None = None) -> None:
+        """Give a call its result. Raises `RequestError` if it does not wait any more, or is not the owner's."""
+        self._take(id, owner).set_result(text)
 
-    def decline(self, id: str, why: str = "") -> None:
-        """Tell a call that there will be no answer. Raises `RequestError` if it does not wait any more."""
-        self._take(id).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
+    def decline(self, id: str, why: str = "", owner: str | None = None) -> None:
+        """Tell a call that there will be no answer. Raises `RequestError` as `answer`."""
+        self._take(id, owner).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
     async def ask(self, tool: str, asked: Asked) -> str:
         """Wait for an answer. Raises `CallFailed` if it is declined; cancelled, the call waits no more."""
         now = time.time()
         expires_at = now + asked.expires_s - time.monotonic()
-        pending = Pending(uuid.uuid4().hex[:12], tool, dict(asked.arguments), asked.request_id, now, expires_at)
+        pending = Pending(
+            uuid.uuid4().hex[:12], tool, dict(asked.arguments), asked.request_id, asked.owner, now, expires_at
+        )
         answer = Future[str]()
         answer.set_running_or_notify_cancel()  # whoever takes it may always set it
         with self._lock:
@@ -73,9 +77,9 @@ class Inbox:
             with self._lock:
                 self._waiting.pop(pending.id, None)
 
-    def _take(self, id: str) -> Future[str]:
+    def _take(self, id: str, owner: str | None) -> Future[str]:
         with self._lock:
-            waiting = self._waiting.pop(id, None)
-        if waiting is None:
+            waiting = self._waiting.get(id)
+            if waiting is not None and owner in (None, waiting[0].owner):
+                return self._waiting.pop(id)[1]
             raise RequestError("no call of this id waits", got=id, fix="list those that do; it may have timed out")
-        return waiting[1]

@@ -61,7 +61,7 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     tools = _tools(body)
     said = body.jinfercept or SessionHints()
-    offered = service.tools.offered(said.server_tools, _own(body))
+    offered = service.tools.offered(said.server_tools, _own(body), hints.owner)
     options = service.chat_options(
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,

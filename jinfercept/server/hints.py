@@ -15,7 +15,8 @@ class Hints:
     """Of one request.
 
     Attributes:
-        salt: whose it is; sessions too are found only with the same one.
+        owner: whose key it was asked with.
+        salt: of what it leaves behind; sessions too are found only with the same one.
         session_id: by which the follow-up will be known; None without one.
         expected_s: seconds until the follow-up, if the client knows.
         priority: a smaller one is served first.
@@ -23,6 +24,7 @@ class Hints:
         follows: id of the finished request that it goes on from.
     """
 
+    owner: str = ""
     salt: str = ""
     session_id: str | None = None
     expected_s: float | None = None
@@ -36,8 +38,10 @@ def read_hints(body: Extensions, request: HttpRequest) -> Hints:
     said = body.jinfercept
     header = request.headers.get("x-session-id")
     session = (said.session_id if said else None) or body.session_id or (header[:256] if header else None)
+    owner = request.scope.get("jinfercept.key", "")
     return Hints(
-        salt=isolation(request.scope.get("jinfercept.key", ""), body.cache_salt),
+        owner=owner,
+        salt=isolation(owner, body.cache_salt),
         session_id=session,
         expected_s=said.expected_s if said else None,
         priority=(said.priority if said and said.priority is not None else body.priority) or 0,

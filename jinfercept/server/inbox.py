@@ -1,4 +1,7 @@
-"""`/inbox`: calls that wait for a person, listed, answered and declined. Arguments are shown: nobody could answer without."""
+"""`/inbox`: calls that wait for a person, listed, answered and declined: those of one's own key, an operator those of all.
+
+Arguments are shown: nobody could answer without.
+"""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -30,7 +33,7 @@ class WaitingCall(BaseModel):
 
 
 class WaitingCalls(BaseModel):
-    """All of them, the oldest first."""
+    """The oldest first."""
 
     data: list[WaitingCall]
 
@@ -56,14 +59,15 @@ class Taken(BaseModel):
 @router.get("/inbox")
 async def list_calls(request: Request) -> WaitingCalls:
     """The calls that wait."""
-    return WaitingCalls(data=[WaitingCall(**asdict(pending)) for pending in _inbox(request).pending()])
+    calls = _inbox(request).pending(_watched(request))
+    return WaitingCalls(data=[WaitingCall.model_validate(asdict(pending)) for pending in calls])
 
 
 @router.post("/inbox/{call_id}/answer")
 async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
     """Give a call its result."""
     try:
-        _inbox(request).answer(call_id, body.text)
+        _inbox(request).answer(call_id, body.text, _watched(request))
     except RequestError as error:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
     return Taken(id=call_id)
@@ -73,10 +77,15 @@ async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
 async def decline(call_id: _CallId, body: DeclineBody, request: Request) -> Taken:
     """Tell a call that there will be no answer."""
     try:
-        _inbox(request).decline(call_id, body.why)
+        _inbox(request).decline(call_id, body.why, _watched(request))
     except RequestError as error:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
     return Taken(id=call_id)
+
+
+def _watched(request: Request) -> str | None:
+    """Whose calls are shown; None: everybody's."""
+    return service_of(request).keys.watched_by(request.scope["jinfercept.key"])
 
 
 def _inbox(request: Request) -> Inbox:

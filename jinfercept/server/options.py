@@ -25,6 +25,9 @@ class ServerOptions:
         f"a key that clients have to bring; those of one key share no cached context with others; "
         f"/health, /ready, /version, /metrics and the empty page at / need none. Also ${KEY_VARIABLE}",
     )
+    operator_key: tuple[str, ...] = option(
+        (), "a key that also sees and answers the calls of all clients in the inbox; other keys: their own"
+    )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
     reasoning_parser: str = option("auto", "how the model marks its thinking; auto: as its template shows; none: not")
@@ -75,7 +78,7 @@ class ServerOptions:
             raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
         self._check_parsers()
         self.template()
-        if not all(self.api_key):
+        if not all((*self.api_key, *self.operator_key)):
             raise ConfigError("an API key is empty", got="''", fix="leave it out, or give one")
 
     def _check_parsers(self) -> None:
@@ -100,6 +103,6 @@ class ServerOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The API keys, that of the environment among them; none: everybody may come."""
+        """All keys, those of operators and that of the environment among them; none: everybody may come."""
         told = os.environ.get(KEY_VARIABLE)
-        return (*self.api_key, told) if told else self.api_key
+        return (*self.api_key, *self.operator_key, *([told] if told else []))

@@ -4,6 +4,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
+from jinfercept.endpoints.calls import owned
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.load import LoadedTools, load_tools
 from jinfercept.errors import ConfigError
@@ -35,7 +36,7 @@ class ServerTools:
                 listed.setdefault(tool.name, tool)
         return listed
 
-    def offered(self, asked: bool | Sequence[str] | None, own: Collection[str]) -> list[ChatTool]:
+    def offered(self, asked: bool | Sequence[str] | None, own: Collection[str], owner: str) -> list[ChatTool]:
         """Those that a request gets beside its own.
 
         Whoever asks for all of them keeps its own tool where both have a name: what a server learns later must not break a
@@ -44,6 +45,7 @@ class ServerTools:
         Args:
             asked: for all, for these, or for none.
             own: names of the tools that the client runs.
+            owner: for whom they will be called.
 
         Raises:
             ApiError: 400, for names that mean nothing or two things.
@@ -54,14 +56,14 @@ class ServerTools:
         if not tools:
             raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
         if asked is True:
-            return [tool for name, tool in tools.items() if name not in own]
+            return [owned(tool, owner) for name, tool in tools.items() if name not in own]
         unknown = [name for name in asked if name not in tools]
         if unknown:
             raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
         twice = [name for name in asked if name in own]
         if twice:
             raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
-        return [tools[name] for name in dict.fromkeys(asked)]
+        return [owned(tools[name], owner) for name in dict.fromkeys(asked)]
 
 
 @contextmanager

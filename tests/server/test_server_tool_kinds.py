@@ -3,6 +3,7 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_model import Scripted
@@ -41,6 +42,29 @@ def test_a_person_answers_over_http(scripted: Scripted, tmp_path: Path) -> None:
         done = waiting.result()
         assert done.choices[0].message.content == "Sold."
         assert call["request_id"] == done.id
+
+
+def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted, tmp_path: Path) -> None:
+    keys = {"api_key": ("one", "two"), "operator_key": ("chief",)}
+    with shop(scripted, tmp_path, toml=BOSS, **keys) as server, ThreadPoolExecutor(1) as pool:
+
+        def seen(key: str) -> list[dict[str, Any]]:
+            return server.http.get("/inbox", headers={"authorization": f"Bearer {key}"}).json()["data"]
+
+        def answered(key: str, call_id: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return server.http.post(f"/inbox/{call_id}/answer", json={"text": key}, headers=headers).status_code
+
+        for key in ("one", "chief"):
+            turn = called("", ("boss", None))
+            turn["tool_calls"][0]["function"]["arguments"] = {"question": key}
+            says(scripted, server, f"{key} says so.", [*QUESTION, turn, returned(key)])
+            waiting = pool.submit(lambda: ask(server, QUESTION))
+            until(lambda: bool(seen("one")))
+            [call] = seen("chief")
+            assert (seen("two"), [one["id"] for one in seen("one")]) == ([], [call["id"]])
+            assert [answered("two", call["id"]), answered(key, call["id"])] == [404, 200]
+            assert waiting.result().choices[0].message.content == f"{key} says so."
 
 
 @pytest.mark.slow
