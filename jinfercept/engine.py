@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinfercept.admission import check_request
 from jinfercept.clock import Clock
@@ -41,13 +41,6 @@ log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 1.0
 """Longest wait between two polls when nothing can run."""
-
-
-class _Release(NamedTuple):
-    """That nobody comes back to a session."""
-
-    session: str
-    cache_salt: str
 
 
 class Engine:
@@ -99,7 +92,7 @@ class Engine:
         self._encode = encode
         self._seed = seed
         self._check = check
-        self._inbox: deque[Request | _Release | str] = deque()
+        self._inbox: deque[Request | str] = deque()
         self._returners = Returners(scheduler)
         self._settled = True
         self._ids: dict[str, object] = {}
@@ -124,11 +117,6 @@ class Engine:
         self._inbox.append(request_id)
         self.wake.set()
 
-    def release(self, session: str, cache_salt: str = "") -> None:
-        """Nobody comes back to the context that is kept under this name (`Keep.session`); one that is not there is ignored."""
-        self._inbox.append(_Release(session, cache_salt))
-        self.wake.set()
-
     @property
     def num_kept(self) -> int:
         """Contexts of finished requests that somebody is expected to go on from."""
@@ -140,6 +128,10 @@ class Engine:
         return len(self._inbox) + len(self.scheduler.waiting)
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
+
+    def release(self, request_id: str) -> None:
+        """Nobody goes on from a finished request: its context is kept no more. One that is not kept is ignored."""
+        self._returners.drop(request_id, self._clock.now())
 
     @property
     def has_work(self) -> bool:
@@ -193,8 +185,6 @@ class Engine:
             item = self._inbox.popleft()
             if isinstance(item, Request):
                 self._open(item, events)
-            elif isinstance(item, _Release):
-                self._returners.release(self.scheduler.kv.open(item.cache_salt).root, item.session, self._clock.now())
             elif item in self._sessions:
                 self._finish(self._sessions[item], "abort", None, events)
         for request_id, results in self._endpoints.poll():

@@ -108,10 +108,6 @@ class Returners:
         self._scheduler.follow(kept.sequence, sequence, num_tokens, now, in_place=kept.asked)
         return True
 
-    def release(self, root: bytes, session: str, now: float) -> bool:
-        """Nobody comes back to this session; False if nothing is kept of it."""
-        return self.drop(self._by_session.get((root, session)), now)
-
     def drop(self, request_id: str | None, now: float) -> bool:
         """Give up a kept context: what it has alone is free, what others could use is a finished prefix."""
         kept = self._kept.get(request_id) if request_id is not None else None

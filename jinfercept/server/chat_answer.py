@@ -20,7 +20,7 @@ from jinfercept.request import (
     Resumed,
     Token,
 )
-from jinfercept.server.chat_protocol import ChatBody
+from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
 from jinfercept.server.server_turns import ServerTurns, call_reports, round_reports
 from jinfercept.server.service import Service, check_finish
@@ -122,7 +122,7 @@ class ChatAnswer:
             "index": completion.index,
             "message": message,
             "logprobs": None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": self._finish_reason(completion),
             "stop_reason": completion.stop_reason,
         }
         if completion.logprobs is not None:
@@ -131,6 +131,11 @@ class ChatAnswer:
         if self._body.return_token_ids:
             choice["token_ids"] = generated_tokens(completion)
         return choice
+
+    def _finish_reason(self, completion: CompletionOutput) -> str:
+        """As OpenAI and vLLM say it: who names the function to call is told that the answer stops."""
+        named = isinstance(self._body.tool_choice, NamedTool)
+        return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 
     async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
         """Server-sent events. Closed before its end, it gives the requests up.
@@ -210,7 +215,7 @@ class ChatAnswer:
             "index": choice.index,
             "delta": delta,
             "logprobs": None,
-            "finish_reason": end.finish_reason if end else None,
+            "finish_reason": self._finish_reason(end) if end else None,
         }
         if end is not None:
             one["stop_reason"] = end.stop_reason

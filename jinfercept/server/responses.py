@@ -85,10 +85,12 @@ async def get_response(
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
 async def delete_response(response_id: str, request: Request) -> Response:
-    """Store it no longer. If it is still being written in the background, it is given up."""
-    stored = service_of(request).responses.delete(response_id, _owner(request), _now())
+    """Store it no longer, nor keep its context. If it is still being written in the background, it is given up."""
+    service = service_of(request)
+    stored = service.responses.delete(response_id, _owner(request), _now())
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
+    service.llm.thread.ask(lambda: service.llm.engine.release(response_id))
     return Reply({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -146,7 +146,7 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     one.clock.time += 7.0
     first = one.outputs["a"]
     one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
-    one.engine.release("t")
+    one.engine.release("b")
     one.step()
     tool = one.meter.read().tools["person"]
     assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 from responding import ASKED, QUESTION, answer, says
 from scripted_model import Scripted
-from served import END, MODEL, Running, running
+from served import END, MODEL, Running, running, until
 
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import new_item
@@ -108,8 +108,10 @@ def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None
 def test_what_is_deleted_is_missing_afterwards(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END)
     name = answer(served).id
+    assert served.llm.engine.num_kept == 1
     deleted = served.http.delete(f"/v1/responses/{name}")
     assert deleted.json() == {"id": name, "object": "response", "deleted": True}
+    until(lambda: served.llm.engine.num_kept == 0)
     responses: Any = served.client.responses
     with pytest.raises(openai.NotFoundError):
         responses.retrieve(name)
