@@ -63,9 +63,10 @@ class Turns:
         return _TurnWatch(FormatDetector(_TurnParsers(self), self.ends).watch(), self)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:
-        """Whether the caller has to run one of these calls."""
+        """Whether the caller has to run one of these calls. Where it runs all tools, it answers for those too that are none."""
         names = {tool.name for tool in self.tools if tool.tool is None}
-        return any(call.name in names for call in calls)
+        runs_all = len(names) == len(self.tools)
+        return any(runs_all or call.name in names for call in calls)
 
 
 class _TurnParsers:

@@ -1,5 +1,6 @@
 """Who is paused, for how long, and how well that was expected. Told by the `Meter`; counts by tool."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -101,6 +102,11 @@ class Pauses:
         """What came back, in the order of the calls."""
         for name, result in zip(self.answers[request_id], results, strict=True):
             self._tool(name).results[result.status] += 1
+
+    def ran(self, calls: Iterable[Call], results: Iterable[Result]) -> None:
+        """Calls were run for a request that is over."""
+        for call, result in zip(calls, results, strict=True):
+            self._tool(self._names.of(call.name)).results[result.status] += 1
 
     def keep(self, request_id: str, text: str) -> bool:
         """The request is over; False if its context was not kept."""

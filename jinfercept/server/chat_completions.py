@@ -84,7 +84,9 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
 
 def server_turns(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerTurns:
     """The server's part of the turns that come of a body."""
-    return ServerTurns(chats.requests, _own(body), _max_rounds(service, body), service.max_model_len, remember)
+    return ServerTurns(
+        chats.requests, _own(body), _max_rounds(service, body), service.max_model_len, remember, service.note_calls
+    )
 
 
 def _memory(service: Service, body: ChatBody, hints: Hints) -> Remember:

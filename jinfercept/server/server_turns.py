@@ -6,7 +6,7 @@ context for the client's return meanwhile, as it would anyway, and needs no stat
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
@@ -17,6 +17,8 @@ from jinfercept.request import Call, CompletionOutput, Interception, Request, Re
 Message = Mapping[str, Any]
 Remember = Callable[[Sequence[Message]], None]
 """Told of the turns of an answer, if some of them are hidden."""
+Note = Callable[[Sequence[Call], Sequence[Result]], object]
+"""Told of calls that were run when their request had ended."""
 
 
 @final
@@ -25,18 +27,26 @@ class ServerTurns:
 
     Args:
         requests: they have the server's tools.
-        own: names of the tools that the client runs; calls of all others are the server's.
+        own: names of the tools that the client runs; calls of all others are the server's, if it runs any.
         max_rounds: turns whose calls are run.
         max_len: tokens of a sequence.
         remember: told once an answer is there.
+        note: told what was run here.
     """
 
     def __init__(
-        self, requests: Sequence[Request], own: Collection[str], max_rounds: int, max_len: int, remember: Remember
+        self,
+        requests: Sequence[Request],
+        own: Collection[str],
+        max_rounds: int,
+        max_len: int,
+        remember: Remember,
+        note: Note,
     ) -> None:
         self._requests = {request.id: request for request in requests}
-        self.own = own
-        self._max_rounds, self._max_len, self._remember = max_rounds, max_len, remember
+        self.own: Container[str] = own if any(request.tools for request in requests) else _Every()
+        self._max_rounds, self._max_len = max_rounds, max_len
+        self._remember, self._note = remember, note
 
     async def settled(self, output: RequestOutput) -> RequestOutput:
         """An output in which no call is left but the client's.
@@ -58,6 +68,7 @@ class ServerTurns:
             ]
             end, lasted_s = len(completion.token_ids), max(result.duration_s for result in results)
             pause = Interception(tuple(calls), results, (end, end), lasted_s)
+            self._note(calls, results)
             completion = _with_pause(completion, pause, [*completion.messages, *told])
         if len(completion.messages) > 1:
             self._remember(completion.messages)
@@ -131,6 +142,13 @@ def round_reports(
         }
         for index, call in enumerate(calls)
     ]
+
+
+class _Every(Container[str]):
+    """All names that there are."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 def _with_pause(completion: CompletionOutput, pause: Interception, messages: Sequence[Message]) -> CompletionOutput:

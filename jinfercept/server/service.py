@@ -20,7 +20,7 @@ from jinfercept.chat import ChatOptions
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.llm import LLM
-from jinfercept.request import Finished, Request, RequestOutput
+from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hidden_turns import HiddenTurns
 from jinfercept.server.keys import Keys
@@ -165,6 +165,10 @@ class Service:
         """Give up what is not finished of a stream; its pages are free within a step."""
         self._streams.discard(stream)
         await stream.aclose()
+
+    def note_calls(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
+        """Count calls that were run when their request had ended."""
+        self.llm.thread.ask(lambda: self.llm.meter.pauses.ran(calls, results))
 
     def entered(self) -> None:
         """A request to the server began."""

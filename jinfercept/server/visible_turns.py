@@ -1,6 +1,6 @@
 """Several turns as the one message that a client sees of them. Knows no requests."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, final
 
 Message = Mapping[str, Any]
@@ -27,7 +27,7 @@ class Joint:
         return f"\n\n{text}" if gap else text
 
 
-def visible_message(turns: Sequence[Message], own: Collection[str]) -> dict[str, Any]:
+def visible_message(turns: Sequence[Message], own: Container[str]) -> dict[str, Any]:
     """What a client sees of an answer.
 
     Args:

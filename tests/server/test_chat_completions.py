@@ -139,6 +139,23 @@ def test_without_parallel_calls_only_the_first_is_returned(served: Running, scri
         assert json.loads(call.function.arguments) == {"item": "lamp"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_was_not_declared_is_the_clients_to_answer(
+    served: Running, scripted: Scripted, stream: bool
+) -> None:
+    says(scripted, CALL.replace("price", "cost") + END, tools=[PRICE])
+    done: Any = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, stream=stream
+    )
+    if stream:
+        chunks = [chunk.choices[0] for chunk in done]
+        names = [call.function.name for choice in chunks for call in choice.delta.tool_calls or ()]
+        assert (names[0], chunks[-1].finish_reason) == ("cost", "tool_calls")
+    else:
+        [call] = done.choices[0].message.tool_calls
+        assert (call.function.name, done.choices[0].finish_reason) == ("cost", "tool_calls")
+
+
 def test_tools_that_may_not_be_called_are_read_of_and_nothing_is_a_call(served: Running, scripted: Scripted) -> None:
     says(scripted, CALL + END, tools=[PRICE])
     done = served.client.chat.completions.create(

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from scripted_model import Scripted
-from served import Running, until
+from served import MODEL, Running, until
 from shopkeeper import BUY, CUT, QUESTION, ask, asks, cached, called, returned, says, shop
 
 THANKS: Any = {"role": "user", "content": "Thanks"}
@@ -83,6 +83,8 @@ def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scri
     before = says(scripted, server, f"{asks('price', 'list')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
     done = ask(server, QUESTION, tools=[BUY])
     assert done.jinfercept["server_calls"][0]["status"] == "too_large"
+    counted = f'jinfercept:call_results_total{{model_name="{MODEL}",status="too_large",tool="price"}} 1.0'
+    until(lambda: counted in server.http.get("/metrics").text)
     [call] = said(done)["tool_calls"]
     turn = called("", ("price", "list"), ("buy", "lamp"))
     shown = [*QUESTION, said(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
