@@ -1,13 +1,14 @@
 """A server that runs tools itself, on a model that writes what a script says; and what is said to it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from scripted_model import Scripted
-from served import END, MODEL, Running, prompt_of, running
+from served import END, MODEL, Running, prompt_of, running, until
 
 from jinfercept.server.server_tools import open_server_tools
 
@@ -93,6 +94,15 @@ def ask(server: Running, messages: Any, **fields: Any) -> Any:
     """OpenAI's client, without chance, and with all of the server's tools."""
     create: Any = server.client.chat.completions.create
     return create(**({"model": MODEL, "messages": messages, "temperature": 0, "extra_body": ALL} | fields))
+
+
+def ask_and_leave(server: Running, messages: Any, reached: Callable[[], bool], **fields: Any) -> None:
+    """A client that closes its connection when something has happened."""
+    body = {"model": MODEL, "messages": messages, "temperature": 0, **ALL, **fields}
+    connection = HTTPConnection(server.url.removeprefix("http://"))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    until(reached)
+    connection.close()
 
 
 def cached(done: Any) -> int:

@@ -42,7 +42,8 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     turns = server_turns(service, body, chats, _memory(service, body, hints))
     answer = ChatAnswer(name, model, body, chats, turns, service.tokenizer, request.scope[DETAILS])
     if body.stream:
-        return EventStream(answer.stream(service, service.submit(chats.requests)))
+        stream = service.submit(chats.requests)
+        return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(*chats, ends_only=True))
     return Reply(await unless_gone(request, answer.whole(outputs)))
 

@@ -38,7 +38,8 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     requests = await service.prepare(lambda: make_completions(service, body, hints, name), number)
     answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
     if body.stream:
-        return EventStream(answer.stream(service, service.submit(requests)))
+        stream = service.submit(requests)
+        return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(requests, ends_only=True))
     return Reply(answer.whole(outputs))
 

@@ -62,7 +62,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     if run is not None:
         return EventStream(run.follow(0)) if body.stream else Reply(response)
     if body.stream:
-        return EventStream(write(service, stream, writer))
+        return EventStream(write(service, stream, writer), lambda: service.close(stream))
     await unless_gone(request, written(service, stream, writer))
     return Reply(response)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, final
 
@@ -33,15 +33,21 @@ class EventStream(Response):
 
     Args:
         events: closed when the client goes away, where it stands.
+        close: called in the end, even if the client went away before the first event was asked for.
         keep_alive_s: seconds without an event after which a comment is written, lest somebody between takes it for dead.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        close: Callable[[], Awaitable[None]] | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._events, self._keep_alive_s = events, keep_alive_s
+        self._events, self._close, self._keep_alive_s = events, close, keep_alive_s
         self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +65,8 @@ class EventStream(Response):
                 writing.cancel()
                 with suppress(asyncio.CancelledError):
                     await writing
+            if self._close is not None:
+                await self._close()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

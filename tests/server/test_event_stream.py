@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.sse import EventStream, event
 
@@ -31,3 +33,23 @@ def test_comments_are_written_while_nothing_else_is() -> None:
     start, first, *comments, second, end = sent
     assert (start, first, second, end) == (b"", b'data: {"n":1}\n\n', b'data: {"n":2}\n\n', b"")
     assert set(comments) == {b": keep-alive\n\n"}
+
+
+def test_what_nobody_has_begun_to_read_is_closed_too() -> None:
+    closed: list[bool] = []
+
+    async def send(message: Any) -> None:
+        raise OSError("the client has gone")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        closed.append(True)
+
+    async def run() -> None:
+        with pytest.raises(OSError, match="gone"):
+            await EventStream(slow(), close)({"type": "http", DETAILS: {}}, receive, send)
+
+    asyncio.run(run())
+    assert closed == [True]

@@ -58,10 +58,16 @@ def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted:
 def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     body = {"prompt": "Hi", "max_tokens": 1900, "stream": True, "ignore_eos": True}
-    with served.http.stream("POST", "/v1/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        [row] = look(served)["running"]
+    rows: list[Any] = []
+
+    def seen() -> bool:
+        with served.http.stream("POST", "/v1/completions", json=body) as stream:
+            next(stream.iter_lines())
+            rows.extend(look(served)["running"])  # none if it was faster than the look
+        return bool(rows)
+
+    until(seen)
+    [row] = rows
     assert row["generated"] > 0
     assert row["tokens"] >= row["computed"] > 0
 
