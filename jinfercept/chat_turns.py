@@ -13,7 +13,7 @@ from jinfercept.chat_template import Message, call_message
 from jinfercept.function_tools import ChatTool
 from jinfercept.intercept.format_detector import FormatDetector
 from jinfercept.intercept.formats import Format
-from jinfercept.intercept.pieces import CallEnded, Content, FirstCall, Parser, Piece, Reasoning
+from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, FirstCall, Parser, Piece, Reasoning
 from jinfercept.intercept.reasoning import Beginning, PlainParser, ReasoningParser, Thinking
 from jinfercept.request import (
     Call,
@@ -127,8 +127,8 @@ class _Turn:
             return []
         return self._parser.feed(self._text.add(token_id))
 
-    def finish(self) -> list[Piece]:
-        return self._parser.feed(self._text.finish()) + self._parser.finish()
+    def finish(self, cut: bool = False) -> list[Piece]:
+        return self._parser.feed(self._text.finish()) + self._parser.finish(cut)
 
 
 @final
@@ -155,8 +155,9 @@ class ChatReader:
                 self._turn = _Turn(self._turns, self._parsers.parser(), self._params, self._turn.num_generated)
                 yield event
             case Finished():
-                if not _is_paused(event.output.outputs[0]):
-                    yield from _of(event, self._turn.finish())
+                [completion] = event.output.outputs
+                if not _is_paused(completion):
+                    yield from _of(event, self._turn.finish(_is_cut(completion)))
                 yield replace(event, output=self.with_messages(event.output))
 
     def with_messages(self, output: RequestOutput) -> RequestOutput:
@@ -170,7 +171,7 @@ class ChatReader:
             if not pause.results:
                 break
             generated = completion.token_ids[start : pause.span[0]]
-            pieces = self._parsed(parsers, generated, num_before)
+            pieces = self._parsed(parsers, generated, num_before, cut=False)
             num_before += len(generated)
             messages.append(_answer(pieces, _calls(pieces)))
             messages += [
@@ -178,19 +179,17 @@ class ChatReader:
                 for call, result in zip(pause.calls, pause.results, strict=True)
             ]
             start = pause.span[1]
-        pieces = self._parsed(parsers, completion.token_ids[start:], num_before)
+        pieces = self._parsed(parsers, completion.token_ids[start:], num_before, _is_cut(completion))
         calls = _calls(pieces)
         reason, stop = completion.finish_reason, completion.stop_reason
-        if reason != "stop":
-            calls = []
-        elif calls:
+        if reason == "stop" and calls:
             reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
-        messages.append(_answer(pieces, calls))
+        messages.append(_answer(pieces, [*calls, *_begun(pieces)]))
         return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages))
 
-    def _parsed(self, parsers: _TurnParsers, token_ids: Sequence[int], num_before: int) -> list[Piece]:
+    def _parsed(self, parsers: _TurnParsers, token_ids: Sequence[int], num_before: int, cut: bool) -> list[Piece]:
         turn = _Turn(self._turns, parsers.parser(), self._params, num_before)
-        return [piece for token in token_ids for piece in turn.feed(token)] + turn.finish()
+        return [piece for token in token_ids for piece in turn.feed(token)] + turn.finish(cut)
 
 
 def _of(event: Event, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -199,6 +198,14 @@ def _of(event: Event, pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def _calls(pieces: Iterable[Piece]) -> list[Call]:
     return [piece.call for piece in pieces if isinstance(piece, CallEnded)]
+
+
+def _begun(pieces: Sequence[Piece]) -> list[Call]:
+    """The call, if there is one, that the turn ended within; its arguments are as far as they came."""
+    ended = len(_calls(pieces))
+    texts = [piece.text for piece in pieces if isinstance(piece, Arguments) and piece.index == ended]
+    begun = (piece for piece in pieces if isinstance(piece, CallStarted) and piece.index == ended)
+    return [Call(piece.name, "".join(texts), id=piece.id) for piece in begun]
 
 
 def _answer(pieces: Sequence[Piece], calls: Sequence[Call]) -> Message:
@@ -211,6 +218,11 @@ def _answer(pieces: Sequence[Piece], calls: Sequence[Call]) -> Message:
     if calls:
         message["tool_calls"] = [call_message(call) for call in calls]
     return message
+
+
+def _is_cut(completion: CompletionOutput) -> bool:
+    """Whether it did not end with its last turn."""
+    return completion.finish_reason != "stop" or completion.stop_reason is not None
 
 
 def _is_paused(completion: CompletionOutput) -> bool:

@@ -6,10 +6,12 @@ the whole. It knows nothing of requests, stop strings or models.
 """
 
 import codecs
+import copy
 import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -53,7 +55,9 @@ class Tokenizer:
         Raises:
             ModelError: the backend decodes in a way that is not known here.
         """
+        backend.encode_special_tokens = False
         self._backend = backend
+        self._plain: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
         self._pieces = _read_decoder(backend)
         self._bytes: dict[int, bytes] = {}
@@ -128,7 +132,6 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write all of it into a directory that exists; `from_saved` reads it without `transformers`."""
-        self._backend.encode_special_tokens = False
         self._backend.save(str(path / "tokenizer.json"))
         settings = {
             "bos_token_id": self.bos_token_id,
@@ -175,14 +178,31 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can express.
         """
-        try:
-            with self._lock:
-                self._backend.encode_special_tokens = plain
-                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        backend = self._plain_backend() if plain else self._backend
+        try:  # a batch lets other threads run meanwhile, one text does not
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError(
                 "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
             ) from error
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, without looking at it: none is longer than the longest, and no normaliser leaves
+        less than a quarter."""
+        return len(text) // (4 * self._longest)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max((len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1) or 1
+
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """The backend that takes special tokens for text; a switch of the other one would have to wait for who uses it."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = copy.deepcopy(self._backend)
+                self._plain.encode_special_tokens = True
+            return self._plain
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""

@@ -30,11 +30,13 @@ class Choice:
         reads: what looks like a call is one.
         must_call: names of the tools of which the first turn calls one, or several; none if it need not.
         parallel: a turn may have several calls.
+        once: the turn that must call does so once.
     """
 
     reads: bool
     must_call: frozenset[str]
     parallel: bool
+    once: bool = False
 
 
 def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> Choice:
@@ -61,7 +63,7 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
             got=f"{given!r:.80}, tools {sorted(names)}",
             fix="declare it in tools",
         )
-    return Choice(True, asked, parallel)
+    return Choice(True, asked, parallel, once=given != "required")
 
 
 def compile_calls(
@@ -81,7 +83,9 @@ def compile_calls(
         return None
 
     def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
-        source = calls_grammar(replace(form, tools=some), _tokens(tokenizer), template, choice.parallel)
+        source = calls_grammar(
+            replace(form, tools=some), _tokens(tokenizer), template, choice.parallel and not choice.once
+        )
         return grammars.compile(_Calls(source))
 
     try:

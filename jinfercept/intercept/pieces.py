@@ -73,8 +73,12 @@ class Parser(Protocol):
         """
         ...
 
-    def finish(self) -> list[Piece]:
-        """The turn is over; what was held back. Nothing may be fed afterwards."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The turn is over; what was held back. Nothing may be fed afterwards.
+
+        Args:
+            cut: the model did not end it: what could have become markup is left out.
+        """
         ...
 
 
@@ -88,8 +92,8 @@ class FirstCall:
     def feed(self, text: str) -> list[Piece]:
         return _with_first_call(self._parser.feed(text))
 
-    def finish(self) -> list[Piece]:
-        return _with_first_call(self._parser.finish())
+    def finish(self, cut: bool = False) -> list[Piece]:
+        return _with_first_call(self._parser.finish(cut))
 
 
 def _with_first_call(pieces: list[Piece]) -> list[Piece]:

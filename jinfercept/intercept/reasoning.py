@@ -95,14 +95,15 @@ class ReasoningParser:
         pieces = self._think() if self._at == "thinking" else []
         return pieces + self._answers() if self._at == "answering" else pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
         if self._at == "thinking":
-            pieces = self._show(self._held)
-        elif self._held:
+            end = _certain(self._held, self._thinking.closing) if cut else len(self._held)
+            pieces = self._show(self._held[:end])
+        elif self._held and not (cut and self._held.lstrip()):
             pieces = self._shifted(self._answer.feed(self._held))
         self._held = ""
-        return pieces + self._shifted(self._answer.finish())
+        return pieces + self._shifted(self._answer.finish(cut))
 
     def _decide(self) -> None:
         said, opening = self._held.lstrip(), self._thinking.opening
@@ -163,7 +164,7 @@ class PlainParser:
     def feed(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         return []
 
 

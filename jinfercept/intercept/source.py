@@ -213,11 +213,14 @@ class GrammarParser:
         self._source.text += text
         return self._go_on()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         self._source.ended = True
         pieces = self._go_on()
         assert self._source.at == len(self._source.text), "a grammar that leaves text unread"
-        return pieces + self._source.close()
+        pieces += self._source.close()
+        return (
+            [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
+        )  # all that was certain is told
 
     def _go_on(self) -> list[Piece]:
         next(self._steps, None)

@@ -70,6 +70,10 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_rounds=_max_rounds(service, body),
     )
+    said_to_it = (
+        message for message in body.messages if message.role != "assistant"
+    )  # of that templates leave some out
+    service.check_texts((text for message in said_to_it for text in message.texts), "messages")
     messages = service.hidden_turns.restored(hints.salt, [message.as_read() for message in body.messages])
     try:
         chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]))

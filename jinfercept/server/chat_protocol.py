@@ -18,6 +18,16 @@ class TextPart(Body):
     text: Text
 
 
+class RefusalPart(Body):
+    """A part of an assistant's content, in which it declines."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+_Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
 class CalledFunction(Body):
     """What a call says."""
 
@@ -37,7 +47,7 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=4096)] | None = None
+    content: Text | Annotated[list[_Part], Field(max_length=4096)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -45,7 +55,16 @@ class Message(Body):
     def as_read(self) -> dict[str, Any]:
         """As a chat template reads it: `developer` is `system`, what was not given is left out."""
         said = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            said["content"] = [{"type": "text", "text": text} for text in self.texts]
         return said | {"role": "system"} if self.role == "developer" else said
+
+    @property
+    def texts(self) -> list[str]:
+        """Its content."""
+        if isinstance(self.content, list):
+            return [part.text if isinstance(part, TextPart) else part.refusal for part in self.content]
+        return [self.content or ""]
 
 
 class Function(Body):

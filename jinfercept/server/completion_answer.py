@@ -56,9 +56,9 @@ class CompletionAnswer:
             )
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
         details["id"] = name
-        self._usage = UsageCount(requests, details)
-        self._choices = {request.id: _Choice(index, request) for index, request in enumerate(requests)}
         self._only_echo = body.max_tokens == 0
+        self._usage = UsageCount(requests, details, silent=self._only_echo)
+        self._choices = {request.id: _Choice(index, request) for index, request in enumerate(requests)}
 
     def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         """All of it.

@@ -85,8 +85,9 @@ def _prompts(body: CompletionBody) -> list[Any]:
 
 
 def _prompt(service: Service, prompt: str | list[int], add_special_tokens: bool) -> str | dict[str, Any]:
-    if isinstance(prompt, str) and add_special_tokens:
-        return prompt
     if isinstance(prompt, str):
+        service.check_texts([prompt], "prompt")
+        if add_special_tokens:
+            return prompt
         return {"prompt": prompt, "prompt_token_ids": service.tokenizer.encode(prompt)}
     return {"prompt_token_ids": prompt}

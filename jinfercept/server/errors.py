@@ -1,6 +1,7 @@
 """What a client is told when something cannot be done: OpenAI's error object, with the status that its clients expect."""
 
 from collections.abc import Mapping, Sequence
+from reprlib import Repr
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from starlette.routing import BaseRoute, Match
 from jinfercept.errors import JinferceptError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_SHORT = Repr(maxstring=80, maxother=80)
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
 """Names that pydantic gives to the branches of a union; no field has them."""
@@ -107,10 +109,15 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """The deepest of the problems: within a union it is the branch that was meant."""
-    problem = max(cast(RequestValidationError, error).errors(), key=lambda one: len(one["loc"]))
+    """Of several problems the one that is most likely meant: branches of a union that are of another type were not."""
+
+    def likely(problem: dict[str, Any]) -> tuple[bool, int]:
+        return not problem["type"].endswith("_type"), len(problem["loc"])
+
+    problem = max(cast(RequestValidationError, error).errors(), key=likely)
     param = _path(problem["loc"][1:])
-    message = f"{param or 'the body'}: {problem['msg']}"
+    got = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
+    message = f"{param or 'the body'}: {problem['msg']}{got}"
     wrong = ApiError.bad(message, param or None)
     return JSONResponse(wrong.body, wrong.status_code)
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request as HttpRequest
 
 from jinfercept.request import Keep, Request
+from jinfercept.server.errors import ApiError
 from jinfercept.server.keys import isolation
-from jinfercept.server.protocol import Extensions
+from jinfercept.server.protocol import MAX_SESSION_ID, Extensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,16 @@ class Hints:
 
 
 def read_hints(body: Extensions, request: HttpRequest) -> Hints:
-    """From the body, or from the header `x-session-id`; the body's `jinfercept` object comes first."""
+    """From the body, or from the header `x-session-id`; the body's `jinfercept` object comes first.
+
+    Raises:
+        ApiError: 400, for a header that is too long.
+    """
     said = body.jinfercept
     header = request.headers.get("x-session-id")
-    session = (said.session_id if said else None) or body.session_id or (header[:256] if header else None)
+    if header is not None and len(header) > MAX_SESSION_ID:
+        raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
+    session = (said.session_id if said else None) or body.session_id or header or None
     owner = request.scope.get("jinfercept.key", "")
     return Hints(
         owner=owner,

@@ -39,6 +39,7 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
 
     Args:
         tokens: of the text; the first of a prompt has no report.
+        top: likeliest tokens to name for each, beside itself.
         offset: characters before them.
     """
     texts = [tokenizer.token_text(token_id) for token_id, _ in tokens]
@@ -53,8 +54,10 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
         "top_logprobs": [
             None
             if known is None
-            else {tokenizer.token_text(other): _finite(known[other].logprob) for other in _best(known, top)}
-            for _, known in tokens
+            else {
+                tokenizer.token_text(other): _finite(known[other].logprob) for other in [*_best(known, top), token_id]
+            }
+            for token_id, known in tokens
         ],
     }
 

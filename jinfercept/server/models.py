@@ -29,6 +29,7 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """The names of the model that is served."""

@@ -22,12 +22,14 @@ class Version(BaseModel):
     version: str
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Condition:
     """Whether it lives."""
     return Condition(status="ok")
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Condition:
     """Whether it takes requests: 503 while it shuts down."""
@@ -36,6 +38,7 @@ async def ready(request: Request) -> Condition:
     return Condition(status="ready")
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version() -> Version:
     """The version of jinfercept."""

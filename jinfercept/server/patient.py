@@ -3,11 +3,19 @@ what is answered has to be taken in time.
 """
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from jinfercept.server.encoding import encode
+from jinfercept.server.errors import ApiError
+
 MAX_HEAD_BYTES = 2**16
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 def patient_protocol(timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
@@ -35,9 +43,15 @@ def patient_protocol(timeout_s: float, write_timeout_s: float) -> type[asyncio.P
                 self._wait()
             if self._deadline is not None:
                 self._head_bytes += len(data)
+                data = _without_upgrade(data)
             super().data_received(data)
             if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
                 self._end()
+
+        def send_400_response(self, msg: str) -> None:
+            said = encode(ApiError.bad(msg).body)
+            self.transport.write(_BAD_REQUEST % len(said) + said)
+            self.transport.close()
 
         def on_headers_complete(self) -> None:
             self._unwait()
@@ -76,3 +90,9 @@ def patient_protocol(timeout_s: float, write_timeout_s: float) -> type[asyncio.P
                 self.transport.close()
 
     return PatientProtocol
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A request's head that asks for no other protocol (HTTP/2, as Java's client does): the parser would drop its body."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + body

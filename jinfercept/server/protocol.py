@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_STOPS = 64
 MAX_CHOICES = 128
+MAX_SESSION_ID = 256
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
@@ -28,7 +29,7 @@ class SessionHints(Body):
         max_rounds: turns whose calls the server runs.
     """
 
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
     expected_s: Annotated[float, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     release: bool | None = None
@@ -40,7 +41,7 @@ class Extensions(Body):
     """Fields that OpenAI does not have and every endpoint that generates takes."""
 
     jinfercept: SessionHints | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 

@@ -51,7 +51,7 @@ class _JsonRequest(Request):
                 message = f"the body is larger than {self._max_bytes} bytes"
                 raise ApiError(413, message, headers={"Connection": "close"})
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if self._read and kind not in ("", "application/json"):
+            if self._read and kind != "application/json":
                 raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")
         return self._read
 
@@ -59,7 +59,8 @@ class _JsonRequest(Request):
         try:
             return from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
-            raise ApiError.bad(f"the body is not JSON: {error}", code="invalid_json") from None
+            surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
+            raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
 
     async def _in_time(self) -> bytes | None:
         """All of it; None if it is too large. Raises 408."""

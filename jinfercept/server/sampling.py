@@ -52,7 +52,7 @@ def sampling_params(body: SamplingBody, max_tokens: int | None, logprobs: int | 
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    for name in ("logit_bias", "allowed_token_ids"):
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         wrong = [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]
         if wrong:
             raise ApiError.bad(f"{name} names tokens from 0 to {vocab_size - 1}, not {wrong[0]}", name)

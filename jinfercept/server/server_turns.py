@@ -56,10 +56,13 @@ class ServerTurns:
         request, [completion] = self._requests[output.request_id], output.outputs
         *before, last = completion.messages
         calls = [_call(one) for one in last.get("tool_calls", ()) if one["function"]["name"] not in self.own]
-        if calls and completion.stop_reason == "max_rounds":
-            left_out = {name: value for name, value in last.items() if name != "tool_calls"}
-            completion = _with_pause(completion, Interception(tuple(calls)), [*before, left_out])
-            completion = replace(completion, finish_reason="length")
+        if calls and (completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds"):
+            last = dict(last)
+            if others := [one for one in last.pop("tool_calls") if one["function"]["name"] in self.own]:
+                last["tool_calls"] = others
+            completion = _with_pause(completion, Interception(tuple(calls)), [*before, last])
+            if completion.finish_reason == "tool_calls":
+                completion = replace(completion, finish_reason="length")
         elif calls:
             results = await self._results(request, completion, calls)
             told = [

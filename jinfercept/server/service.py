@@ -6,7 +6,7 @@ tokenizers take their time.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +32,8 @@ from jinfercept.streaming import Reader
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
-_PREPARERS = 2
-"""Threads that render and tokenise; more would only wait for each other."""
+_PREPARERS = 4
+"""Threads that render and tokenise: several, so that nobody waits for one who sends a long text."""
 _RETRY_S = 1
 
 
@@ -131,6 +131,17 @@ class Service:
                 code="queue_full",
                 headers={"Retry-After": f"{_RETRY_S}"},
             )
+
+    def check_texts(self, texts: Iterable[str], param: str) -> None:
+        """Raise 400 if the texts of one prompt cannot fit, however they are tokenised: that would take long.
+
+        Args:
+            param: the field that they come from.
+        """
+        least = sum(map(self.tokenizer.least_tokens, texts))
+        if least >= self.max_model_len:
+            message = f"the prompt has more than {least} tokens; with its answer it may have {self.max_model_len}"
+            raise ApiError.bad(message, param, "context_length_exceeded")
 
     async def prepare[T](self, work: Callable[[], T], number: int = 0) -> T:
         """Do what takes long on the way to the engine; raises `ApiError`, for a `JinferceptError` too.

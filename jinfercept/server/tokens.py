@@ -60,7 +60,9 @@ async def tokenize(body: TokenizeBody, request: Request) -> Tokenized:
         raise ApiError.bad("give either a prompt or messages", "prompt")
     tokenizer = service.tokenizer
     ids = await service.prepare(lambda: _tokens(service, body))
-    strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        strings = await service.prepare(lambda: [tokenizer.token_text(token) for token in ids])
     return Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=strings)
 
 
@@ -70,6 +72,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = service.tokenizer
+    if wrong := [token for token in body.tokens if token >= service.llm.model.config.vocab_size][:1]:
+        raise ApiError.bad(f"tokens are below {service.llm.model.config.vocab_size}, not {wrong[0]}", "tokens")
     return Detokenized(prompt=await service.prepare(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
 

@@ -60,6 +60,16 @@ def test_text_without_calls_is_shown_as_it_comes(name: str) -> None:
     assert parser.finish() == [Content(" ")]
 
 
+@TURNS
+def test_a_turn_that_is_cut_off_anywhere_shows_nothing_that_the_whole_turn_does_not(turn: Turn) -> None:
+    whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
+    for length in range(len(turn.text)):
+        parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
+        pieces = [*parser.feed(turn.text[:length]), *parser.finish(cut=True)]
+        shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+        assert whole.startswith(shown.rstrip()), (turn.text[:length], shown)
+
+
 @EVERY_FORMAT
 def test_an_empty_turn_has_no_pieces(name: str) -> None:
     assert parsed(name, []) == []

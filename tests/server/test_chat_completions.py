@@ -156,6 +156,40 @@ def test_a_call_of_a_tool_that_was_not_declared_is_the_clients_to_answer(
         assert (call.function.name, done.choices[0].finish_reason) == ("cost", "tool_calls")
 
 
+def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed_or_not(
+    served: Running, scripted: Scripted
+) -> None:
+    written = f"Let me see.\n{CALL}\n{PEN}"
+    says(scripted, written + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    options = {"model": MODEL, "messages": QUESTION, "tools": [PRICE], "temperature": 0}
+    seen = set[tuple[int, bool]]()
+    for length in range(1, len(written), 3):
+        [choice] = create(**options, max_tokens=length).choices
+        said = choice.message.content or ""
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        assert (choice.finish_reason, "Let me see.".startswith(said)) == ("length", True)
+        text, streamed = "", dict[int, tuple[str, str]]()
+        for chunk in create(**options, max_tokens=length, stream=True):
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            for call in delta.tool_calls or ():
+                name, arguments = streamed.get(call.index, ("", ""))
+                streamed[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
+        assert (text, list(streamed.values())) == (said, calls)
+        seen.add((len(calls), bool(calls) and calls[-1][1].endswith("}")))
+    assert seen == {(0, False), (1, False), (1, True), (2, False), (2, True)}
+
+
+def test_a_tool_that_is_named_is_called_once(served: Running, scripted: Scripted) -> None:
+    says(scripted, f"{CALL}\n{PEN}" + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    named = {"type": "function", "function": {"name": "price"}}
+    done = create(model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice=named, temperature=0, max_tokens=200)
+    [call] = done.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"item": "lamp"}
+
+
 def test_tools_that_may_not_be_called_are_read_of_and_nothing_is_a_call(served: Running, scripted: Scripted) -> None:
     says(scripted, CALL + END, tools=[PRICE])
     done = served.client.chat.completions.create(
@@ -312,7 +346,7 @@ def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Sc
         ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0]",
         ),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),

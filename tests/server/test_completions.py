@@ -93,6 +93,10 @@ def test_a_prompt_alone_can_be_scored(served: Running, scripted: Scripted) -> No
     assert choice.text == "Once"
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["O", "n", "c", "e"]
+    assert choice.logprobs.top_logprobs is not None
+    assert [one and list(one) for one in choice.logprobs.top_logprobs] == [None, ["n"], ["c"], ["e"]]
+    assert done.usage is not None
+    assert (done.usage.completion_tokens, done.usage.total_tokens) == (0, 4)
 
 
 def test_log_probabilities_and_token_ids_are_streamed(served: Running, scripted: Scripted) -> None:
@@ -117,7 +121,8 @@ def test_log_probabilities_and_token_ids_are_streamed(served: Running, scripted:
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [99999]}, "prompt"),
-        ({"prompt": [[1], []]}, "prompt[0]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"prompt": "x" * 5000}, "prompt"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),

@@ -58,15 +58,11 @@ def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted:
 def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     body = {"prompt": "Hi", "max_tokens": 1900, "stream": True, "ignore_eos": True}
-    rows: list[Any] = []
-
-    def seen() -> bool:
-        with served.http.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
-            rows.extend(look(served)["running"])  # none if it was faster than the look
-        return bool(rows)
-
-    until(seen)
+    with served.http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        rows: list[Any] = []
+        until(lambda: rows.extend(look(served)["running"]) or bool(rows))
     [row] = rows
     assert row["generated"] > 0
     assert row["tokens"] >= row["computed"] > 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Running, running, until
+from served import MODEL, Running, running, until
 
 from jinfercept.server.encoding import encode
 from jinfercept.server.patient import MAX_HEAD_BYTES
@@ -48,6 +48,52 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
     assert encode({"name": "a\ud800é"}) == '{"name":"a?é"}'.encode()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ["x"] * 65}, "stop: List should have at most 64 items"),
+        ({"prompt": ["x"] * 2049}, "prompt: List should have at most 2048 items"),
+        ({"prompt": []}, "prompt: List should have at least 1 item"),
+        ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
+        ({"n": "two"}, "n: Input should be a valid integer (got 'two')"),
+    ],
+)
+def test_of_several_readings_the_likely_one_is_complained_of(
+    served: Running, fields: dict[str, Any], message: str
+) -> None:
+    answer = served.http.post("/v1/completions", json={"prompt": "Hi"} | fields)
+    assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_an_upgrade_that_nobody_needs_is_ignored(strict: Running) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "Hi"}).encode()
+    head = (
+        "POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n\r\n"
+    )
+    assert answer_to(strict, head.encode() + body).startswith(b"HTTP/1.1 200")
+    assert answer_to(strict, head.encode(), body, pause_s=0.1).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_no_http_is_answered_as_everything_else(strict: Running) -> None:
+    head, _, body = answer_to(strict, b"WHAT is this\r\n\r\n").partition(b"\r\n\r\n")
+    assert (head[:12], json.loads(body)["error"]["type"]) == (b"HTTP/1.1 400", "invalid_request_error")
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(served: Running) -> None:
+    long = "x" * 2**20
+    for path, body, param in (
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]}, "messages"),
+        ("/v1/completions", {"prompt": ["Hi", long]}, "prompt"),
+        ("/v1/responses", {"input": long}, "input"),
+    ):
+        answer = served.http.post(path, json=body)
+        assert shape(answer) == (400, "context_length_exceeded")
+        assert answer.json()["error"]["param"] == param
+        assert "more than" in answer.json()["error"]["message"]
+
+
 def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
     assert shape(served.http.get("/v1/nothing")) == (404, None)
     answer = served.http.get(CHAT)
@@ -59,7 +105,7 @@ def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> No
 
 
 def test_other_bodies_than_json_are_refused(served: Running) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert shape(served.http.post(CHAT, content=b"{}", headers={"content-type": kind}))[0] == 415
 
 
