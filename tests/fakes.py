@@ -14,7 +14,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.ports import Endpoints
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.request import Finished as FinishedEvent
-from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.policy import Policy
@@ -184,6 +184,7 @@ def make_engine(
     eos_token_ids: tuple[int, ...] = (),
     open_text: Callable[[Request], Text] | None = None,
     encode: Callable[[str], list[int]] | None = None,
+    estimator: Estimator | None = None,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -191,7 +192,7 @@ def make_engine(
         kv,
         policy,
         AffineCost(link_tokens_per_s=link_tokens_per_s),
-        ElapsedEstimator(),
+        estimator or ElapsedEstimator(),
         buckets=buckets,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len or num_pages * page_size,

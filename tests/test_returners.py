@@ -1,15 +1,19 @@
 """Contexts of finished requests: gone on from wherever their pages are, with the same tokens; and in nobody's way."""
 
 from dataclasses import replace
+from itertools import count
+from random import Random
 
 import pytest
-from fakes import POLICIES, VOCAB, ManualClock, make_engine, run_all, uninterrupted
+from fakes import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all, uninterrupted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.engine import Engine
 from jinfercept.request import Call, ContextUse, Finished, Keep, Request, RequestOutput, SamplingParams, Watch
 from jinfercept.returners import Returners
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
+from jinfercept.sched.policies import Knowledge
 from jinfercept.sched.sequence import State
 
 KEEPING = [name for name in POLICIES if name not in ("preserve",)]
@@ -197,6 +201,43 @@ def test_contexts_that_fill_the_pool_and_that_nobody_comes_back_for_delay_a_newc
         served(engine, ask(f"gone{number}", [number] * 25, keep=Keep(f"s{number}")))
     assert num_steps(engine, newcomer) <= num_steps(idle, newcomer) + 1
     served(engine)
+
+
+def cached_by_a_session_among_strangers(name: str, estimator: Estimator, num_pages: int, num_host_pages: int) -> int:
+    """Tokens of its prompts that a session finds, of ten turns between which four others come, who never come back."""
+    clock, rng, numbers = ManualClock(), Random(1), count()
+    engine = make_engine(
+        Knowledge(AffineCost(), 16, 4, estimator).make(name),
+        num_pages=num_pages,
+        num_host_pages=num_host_pages,
+        clock=clock,
+        estimator=estimator,
+    )
+    found, mine = 0, list(range(40))
+
+    def strangers(number: int) -> None:
+        for _ in range(number):
+            prompt = [rng.randrange(VOCAB) for _ in range(18)]
+            served(engine, ask(f"stranger {next(numbers)}", prompt, 2, keep=Keep()))
+            clock.time += 0.6
+
+    strangers(12)
+    for turn in range(10):
+        [output] = served(engine, ask(f"mine {turn}", mine, 4, keep=Keep("mine")))
+        found += output.num_cached_tokens
+        mine = [*stream(output), turn]
+        strangers(4)
+    return found
+
+
+@pytest.mark.parametrize("num_pages", [56, 64])
+@pytest.mark.parametrize("num_host_pages", [0, 8])
+def test_a_session_finds_as_much_among_strangers_as_if_the_least_recently_used_went_first(
+    num_pages: int, num_host_pages: int
+) -> None:
+    ours = cached_by_a_session_among_strangers("copy_ahead", HistoryEstimator(), num_pages, num_host_pages)
+    theirs = cached_by_a_session_among_strangers("lru", ElapsedEstimator(), num_pages, num_host_pages)
+    assert ours >= theirs > 500
 
 
 def test_what_has_lost_its_last_page_is_kept_no_more() -> None:

@@ -28,12 +28,14 @@ class Curve(NamedTuple):
         times: where the n atoms are, in seconds.
         mass: entry k is the probability of the atoms from the k-th on; n + 1 entries.
         moment: entry k is the sum of probability · time of the atoms from the k-th on; n + 1 entries.
+        outlasted_s: the last end that something has outlasted; then the last atom stands for what did. None if nothing has.
         num_seen: durations behind it, censored ones included.
     """
 
     times: tuple[float, ...]
     mass: tuple[float, ...]
     moment: tuple[float, ...]
+    outlasted_s: float | None
     num_seen: int
 
     @classmethod
@@ -50,12 +52,14 @@ class Curve(NamedTuple):
                 times.append(duration_s)
                 weights.append(weight)
                 left -= weight
+        outlasted_s = None
         if seen and seen[-1].censored:
+            outlasted_s = times[-1] if times else 0.0
             times.append(2.0 * seen[-1].duration_s)
             weights.append(left)
         mass = accumulate(reversed(weights), initial=0.0)
         moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
-        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], len(seen))
+        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s, len(seen))
 
     def left(self, age_s: float) -> float:
         """P(X > age)."""
@@ -67,9 +71,19 @@ class Curve(NamedTuple):
         return self.moment[0] - self.moment[index] + until_s * self.mass[index]
 
     def remaining_s(self, age_s: float) -> float:
-        """E[X - age | X > age], for an age with `left(age) > 0`."""
+        """E[X - age | X > age], for an age with `left(age) > 0`, or any if `outlasted_s` is there.
+
+        A call that has outlasted every end may never end, as when nobody comes back: its rest begins with twice the longest
+        age and grows with its own, so that of such calls the oldest is expected last, and younger ones before all of them.
+        """
         index = bisect_right(self.times, age_s)
-        return max(0.0, self.moment[index] / self.mass[index] - age_s)
+        if self.outlasted_s is None:
+            return max(0.0, self.moment[index] / self.mass[index] - age_s)
+        tail_s = self.times[-1]
+        if age_s >= self.outlasted_s:
+            return tail_s + age_s - self.outlasted_s
+        ends, tail = self.moment[index] - self.moment[-2], self.mass[-2] * (self.outlasted_s + tail_s)
+        return (ends + tail) / self.mass[index] - age_s
 
 
 @final

@@ -165,12 +165,13 @@ class HistoryEstimator:
         return age_s + self.remaining_s(name, age_s, call_key)
 
     def remaining_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
-        """Mean of `x - age` over the durations `x > age`; the age itself if there are none."""
+        """Mean of `x - age` over the durations `x > age`; the age itself if nothing is known to have lasted longer."""
         hint_s = self._hint_s(call_key, age_s)
         if hint_s is not None:
             return hint_s - age_s
         curve = self._curve(name)
-        return curve.remaining_s(age_s) if curve.left(age_s) else self._elapsed.remaining_s(name, age_s)
+        known = curve.left(age_s) or curve.outlasted_s is not None
+        return curve.remaining_s(age_s) if known else self._elapsed.remaining_s(name, age_s)
 
     def survival(self, name: str, age_s: float, horizon_s: float, call_key: Hashable = None) -> float:
         hint_s = self._hint_s(call_key, age_s)

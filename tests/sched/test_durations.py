@@ -40,11 +40,20 @@ def test_an_end_counts_before_a_censoring_at_the_same_time() -> None:
     assert curve.left(1.0) == pytest.approx(2 / 3)
 
 
-def test_what_outlasted_every_end_is_expected_to_last_as_long_again() -> None:
+def test_what_outlasted_every_end_is_expected_to_last_the_longer_the_older_it_is() -> None:
     curve = history_of((1.0, False), (10.0, True)).curve
-    assert curve.left(19.0) == pytest.approx(1 / 2)
-    assert curve.remaining_s(10.0) == pytest.approx(10.0)
-    assert curve.left(20.0) == 0.0
+    assert [curve.left(t) for t in (1.0, 19.0, 20.0)] == pytest.approx([1 / 2, 1 / 2, 0.0])
+    assert [curve.remaining_s(t) for t in (1.0, 10.0, 19.0)] == pytest.approx([20.0, 29.0, 38.0])
+    assert curve.remaining_s(0.0) == pytest.approx((1 + (1 + 20)) / 2)
+
+
+def test_where_few_end_and_soon_whoever_is_oldest_is_expected_last() -> None:
+    history = history_of(*[(2.0, False)] * 5)
+    for index in range(45):
+        history.start(index, float(index))
+    rests = [history.curve.remaining_s(age) for age in (2.0, 5.0, 20.0, 40.0)]
+    assert rests == sorted(rests)
+    assert all(history.curve.remaining_s(age) < rests[0] for age in (0.0, 1.0, 1.9))
 
 
 def test_a_call_in_flight_is_censored_at_its_age() -> None:
