@@ -64,19 +64,21 @@ def load_module(path: Path) -> ModuleType:
     """Run a Python file of tools. Raises `RequestError` if that fails."""
     name = f"jinfercept_tools_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
+        raise RequestError("there is no such file of tools", got=path, fix="give the path of one that is there")
+    if spec is None or spec.loader is None:
         raise RequestError("tools come from a Python file", got=path, fix="give the path of a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where the annotations of its functions are looked up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the file is the user's
+    except (Exception, SystemExit) as error:  # the file is the user's
         problem = f"{_place(error, path)}: {type(error).__name__}: {error}"
         raise RequestError("the file of tools fails", got=problem, fix="correct it; it is run as it is") from error
     return module
 
 
-def _place(error: Exception, path: Path) -> str:
+def _place(error: BaseException, path: Path) -> str:
     """File and line: where the file's text is wrong, or the last line of it that ran."""
     if isinstance(error, SyntaxError):
         return f"{error.filename or path}, line {error.lineno}"

@@ -29,6 +29,7 @@ def serve(model: str, **flags: Any) -> int:
         from jinfercept.server.serve import listen
         from jinfercept.server.serve import serve as serve_until_told
         from jinfercept.server.server_tools import open_server_tools
+        from jinfercept.server.service import Service
     except ImportError as error:
         raise ConfigError(
             "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
@@ -43,9 +44,11 @@ def serve(model: str, **flags: Any) -> int:
         StartDisplay() as progress,
         LLM(model, progress=progress, **flags) as llm,
     ):
+        service = Service(llm, model, options, tools)
+        service.check_template()
         progress.close()
         print(f"jinfercept: {url}", flush=True)
-        serve_until_told(llm, model, options, listener, tools)
+        serve_until_told(service, listener)
     return 0
 
 

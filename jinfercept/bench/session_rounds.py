@@ -45,6 +45,7 @@ async def take_turns(
     seed: str,
     told: Callable[[int], None] = lambda done: None,
     between: Callable[[], Awaitable[None]] | None = None,
+    visits: list[Visit] | None = None,
 ) -> list[Visit]:
     """Play sessions of equally many turns. One that fails takes no further turns.
 
@@ -54,11 +55,12 @@ async def take_turns(
         seed: of what is said.
         told: of how many requests are over.
         between: awaited after every round, while all sessions pause; not where they go at once, which know no rounds.
+        visits: to add to; what is there is not lost if this is cancelled.
 
     Raises:
         ConfigError: the server cannot do what `style` needs.
     """
-    visits, turns = list[Visit](), range(len(scripts[0].segments))
+    visits, turns = [] if visits is None else visits, range(len(scripts[0].segments))
     names = [f"{seed}/{number}" for number in range(len(scripts))]
     sessions = [_Session(style.talk(model, one.prompt, name), 0.0) for one, name in zip(scripts, names, strict=True)]
 

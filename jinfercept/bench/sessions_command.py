@@ -21,7 +21,7 @@ from jinfercept.bench.plots import Bars, draw
 from jinfercept.bench.reports import write_json
 from jinfercept.bench.serve_report import number, percent
 from jinfercept.bench.servers import Server, Servers
-from jinfercept.bench.session_rounds import Going, later_turns, rounds, take_turns, visit_rows
+from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns, visit_rows
 from jinfercept.bench.simulate_command import check_least, numbers, show
 from jinfercept.errors import ConfigError
 
@@ -71,6 +71,8 @@ def sessions_command(
                     told = teller(progress, f"{server.target.name}, {count} sessions", count * shape.turns)
                     found = asyncio.run(_measure(server, style, shape, going, count, newcomer, seed, told))
                     reports.append(found)
+                    if found["interrupted"]:
+                        raise KeyboardInterrupt
     finally:  # what there is, also if interrupted
         if reports:
             show(rounds_table(reports))
@@ -110,7 +112,13 @@ async def _measure(
 
         scripts = [shape.script(Random(f"{name}/{one}")) for one in range(count)]
         between = somebody_new if newcomer else None
-        visits = await take_turns(client, server.model, style, scripts, going, name, told, between)
+        visits, interrupted = list[Visit](), False
+        try:
+            await take_turns(client, server.model, style, scripts, going, name, told, between, visits)
+        except asyncio.CancelledError:  # Ctrl-C
+            if not visits:
+                raise
+            interrupted = True
     found = rounds(visits, going.concurrent)
     replies = [*idle, *(one.reply for one in visits), *new]
     return {
@@ -118,6 +126,7 @@ async def _measure(
         "model": server.model,
         "sessions": count,
         "concurrent": going.concurrent,
+        "interrupted": interrupted,
         "rounds": found,
         "later_turns": later_turns(found),
         "newcomer": _newcomer(idle, new),

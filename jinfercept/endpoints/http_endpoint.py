@@ -124,7 +124,7 @@ def _check_url(table: HttpTable, place: Place) -> str:
     try:
         url = httpx2.URL(fill_url(table.url, dict.fromkeys(names, "x")))
     except httpx2.InvalidURL as error:
-        raise place.error("url is none", repr(table.url), str(error)) from error
+        raise place.error(f"url is none: {error}", repr(table.url), "correct it") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise place.error("url is none", repr(table.url), 'url = "https://…"')
     if table.body is not None and table.method in _BODILESS:

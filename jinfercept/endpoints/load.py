@@ -84,7 +84,11 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         RequestError: a Python function is no tool, or two tools have one name.
     """
     path, inbox = Path(path), inbox or Inbox()
-    if path.suffix != ".toml":
+    if path.suffix not in (".toml", ".py"):
+        raise ConfigError(
+            "tools come from a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
+        )
+    if path.suffix == ".py":
         functions = chat_tools(load_functions(path))
         return LoadedTools([lambda: functions], inbox, ExitStack())
     tables = read_tables(path)

@@ -72,7 +72,8 @@ class McpServer:
         if problem := await connected:
             await self.close()
             given = self._table.url or " ".join([self._table.command or "", *self._table.args])
-            raise self._place.error("the MCP server does not start", given, problem)
+            fix = "try it by hand; connect_timeout_s gives it more time"
+            raise self._place.error(f"the MCP server does not start: {problem}", given, fix)
 
     async def close(self) -> None:
         """Disconnect; a server that was started here ends."""

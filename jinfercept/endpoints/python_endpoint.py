@@ -57,7 +57,7 @@ def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, Module
         function = getattr(_module(home, place.path.parent, modules), name)
         [made] = chat_tools([Tool(function, name=table.name or name)])
     except (ImportError, AttributeError) as error:
-        raise place.error("there is no such function", table.function, str(error)) from error
+        raise place.error(f"there is no such function: {error}", table.function, "name one that is there") from error
     except RequestError as error:
         raise place.error(error.what, error.got, error.fix) from error
     assert made.tool is not None

@@ -74,10 +74,10 @@ async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
 
 
 @router.post("/inbox/{call_id}/decline")
-async def decline(call_id: _CallId, body: DeclineBody, request: Request) -> Taken:
+async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> Taken:
     """Tell a call that there will be no answer."""
     try:
-        _inbox(request).decline(call_id, body.why, _watched(request))
+        _inbox(request).decline(call_id, body.why if body else "", _watched(request))
     except RequestError as error:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
     return Taken(id=call_id)

@@ -76,6 +76,8 @@ class ServerOptions:
                 raise ConfigError(f"{name} is too small", got=getattr(self, name), fix=f"at least {least}")
         if self.port > 65535:
             raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
+        if not all(self.served_model_name):
+            raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
         self._check_parsers()
         self.template()
         if not all((*self.api_key, *self.operator_key)):

@@ -15,11 +15,9 @@ from typing import final
 import uvicorn
 
 from jinfercept.errors import ConfigError
-from jinfercept.llm import LLM
 from jinfercept.server.app import create_app
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.patient import patient_protocol
-from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -36,14 +34,13 @@ class Server(uvicorn.Server):
 
     Args:
         service: what it serves.
-        listener: a bound socket, or None for `--uds`.
+        listener: a bound socket.
     """
 
-    def __init__(self, service: Service, listener: socket.socket | None) -> None:
+    def __init__(self, service: Service, listener: socket.socket) -> None:
         options = service.options
         config = uvicorn.Config(
             create_app(service),
-            uds=options.uds,
             http=patient_protocol(options.header_timeout, options.write_timeout),
             ws="none",
             lifespan="on",
@@ -60,7 +57,11 @@ class Server(uvicorn.Server):
 
     def serve_until_told(self) -> None:
         """Returns when everything is over."""
-        self.run(sockets=[self._listener] if self._listener is not None else None)
+        try:
+            self.run(sockets=[self._listener])
+        finally:
+            if self._service.options.uds is not None:
+                Path(self._service.options.uds).unlink(missing_ok=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -83,32 +84,24 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(
-    llm: LLM, model: str | Path, options: ServerOptions, listener: socket.socket | None, tools: ServerTools
-) -> None:
-    """Serve a model until a signal ends it.
-
-    Args:
-        model: as it was asked for.
-        listener: from `listen`.
-        tools: that it runs itself.
-    """
+def serve(service: Service, listener: socket.socket) -> None:
+    """Serve a model until a signal ends it, on a socket from `listen`."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        Server(Service(llm, model, options, tools), listener).serve_until_told()
+        Server(service, listener).serve_until_told()
     finally:
         sys.setswitchinterval(before_s)
 
 
-def listen(options: ServerOptions) -> tuple[socket.socket | None, str]:
+def listen(options: ServerOptions) -> tuple[socket.socket, str]:
     """A socket that is bound and takes no connection yet, and the URL that clients use.
 
     Raises:
         ConfigError: the address cannot be had.
     """
     if options.uds is not None:
-        return None, f"unix:{options.uds}"
+        return _listen_unix(options.uds), f"unix:{options.uds}"
     host = options.host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,3 +114,23 @@ def listen(options: ServerOptions) -> tuple[socket.socket | None, str]:
         ) from error
     port = listener.getsockname()[1]
     return listener, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A bound Unix socket; what a server that is gone has left there is replaced."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if Path(path).is_socket():
+            if _answers(path):
+                raise OSError("a server listens there")
+            Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("the server cannot listen there", got=f"{path}: {error}", fix="give another --uds") from error
+    return listener
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0

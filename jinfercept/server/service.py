@@ -18,7 +18,7 @@ from jinfercept.admission import check_request
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.chat import ChatOptions
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.errors import ConfigError, JinferceptError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
@@ -79,15 +79,28 @@ class Service:
         self._busy = 0
         self._idle = asyncio.Event()
 
+    def check_template(self) -> None:
+        """Raise `ConfigError` if a chat template was given that does not work."""
+        if self.chat_template is not None:
+            try:
+                self._chat_once()
+            except JinferceptError as error:
+                raise ConfigError(
+                    "the chat template does not work", got=error, fix="correct it, or leave --chat-template out"
+                ) from error
+
     async def warm_up(self) -> None:
         """Do once what would take the first client's time: imports, and the vocabulary of grammars."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._warm_up)
 
     def _warm_up(self) -> None:
         with suppress(JinferceptError):  # a model may have no template: then nobody chats with it
-            self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
+            self._chat_once()
         if self.llm.grammars is not None:
             self.llm.grammars.compile(StructuredOutputsParams(json_object=True))
+
+    def _chat_once(self) -> None:
+        self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
 
     def chat_options(self, **more: Any) -> ChatOptions:
         """How conversations are rendered and read, `more` being what a request says of it."""

@@ -56,13 +56,16 @@ GOOD = f"[[tool]]\n{HTTP}\n"
         ('[[tool]]\nkind = "model"\nname = "m"\ndescription = "d"\nbase_url = "http://a"', "got no model"),
         ('[[tool]]\nkind = "model"\nname = "m"\ndescription = "d"\npath = "p"\nmodel = "x"', "belong to a base_url"),
         ('[[tool]]\nkind = "python"\nfunction = "os"', "function does not fit; got 'os'"),
-        ('[[tool]]\nkind = "python"\nfunction = "no.such.module:f"', "no such function; got no.such.module:f"),
+        (
+            '[[tool]]\nkind = "python"\nfunction = "no.such.module:f"',
+            "no such function: No module named 'no'; got no.such.module:f",
+        ),
         (
             '[[tool]]\nkind = "python"\nfunction = "math:sqrt"',
             "tool 1: the arguments of tool 'sqrt' have no JSON schema",
         ),
-        ('[[tool]]\nkind = "python"\nfunction = "none.py:f"', "tool 1: tools come from a Python file"),
-        ('[[tool]]\nkind = "python"\nfunction = "json:nothing"', "no such function; got json:nothing"),
+        ('[[tool]]\nkind = "python"\nfunction = "none.py:f"', "tool 1: there is no such file of tools"),
+        ('[[tool]]\nkind = "python"\nfunction = "json:nothing"', "has no attribute 'nothing'; got json:nothing"),
     ],
 )
 def test_a_mistake_says_where_what_got_and_fix(toml: str, complaint: str, tmp_path: Path) -> None:
@@ -102,5 +105,5 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_tools(tmp_path / "none.toml")
-    with pytest.raises(RequestError, match="come from a Python file"):
+    with pytest.raises(RequestError, match="no such file of tools"):
         load_tools(tmp_path / "none.py")

@@ -6,16 +6,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from scripted_model import Scripted
 from served import MODEL, Running, running, until
 
 from jinfercept.cli import main
+from jinfercept.errors import ConfigError
 from jinfercept.server.log_lines import JsonFormatter
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.serve import Server, listen
+from jinfercept.server.service import Service
 
 QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
 LONG: Any = {
@@ -142,3 +148,33 @@ def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pyte
     ):
         assert main(["serve", "no-such-model", *flags]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scripted, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    options = ServerOptions(uds=str(path), served_model_name=(MODEL,))
+    with pytest.raises(ConfigError, match="cannot listen there"):
+        listen(ServerOptions(uds=str(tmp_path / "no" / "socket")))
+    listen(options)[0].close()  # as one that was killed leaves it
+    listener, url = listen(options)
+    server = Server(Service(scripted.llm, MODEL, options), listener)
+    thread = threading.Thread(target=server.serve_until_told)
+    thread.start()
+    until(lambda: server.started)
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), base_url="http://x") as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        with pytest.raises(ConfigError, match="a server listens there"):
+            listen(options)
+        assert http.get("/ready").json() == {"status": "ready"}
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join()
+    assert (url, path.exists()) == (f"unix:{path}", False)
+
+
+def test_a_chat_template_that_does_not_work_is_found_before_anybody_asks(scripted: Scripted, tmp_path: Path) -> None:
+    template = tmp_path / "bad.jinja"
+    template.write_text("bad{{")
+    service = Service(scripted.llm, MODEL, ServerOptions(chat_template=str(template)))
+    with pytest.raises(ConfigError, match="the chat template does not work"):
+        service.check_template()
+    Service(scripted.llm, MODEL, ServerOptions()).check_template()
