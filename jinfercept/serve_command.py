@@ -47,8 +47,7 @@ def serve(model: str, **flags: Any) -> int:
         service = Service(llm, model, options, tools)
         service.check_template()
         progress.close()
-        print(f"jinfercept: {url}", flush=True)
-        serve_until_told(service, listener)
+        serve_until_told(service, listener, lambda: print(f"jinfercept: {url}", flush=True))
     return 0
 
 

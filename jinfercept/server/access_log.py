@@ -1,5 +1,6 @@
 """One line for every request: its id, what came of it, tokens and seconds. Also gives every answer its `x-request-id`."""
 
+import asyncio
 import logging
 import re
 import time
@@ -57,6 +58,10 @@ class AccessLog:
         except Exception:
             status = 500
             raise
+        except asyncio.CancelledError:
+            if not self._service.draining:
+                raise
+            details["cut_off"] = True  # by a second signal
         finally:
             self._service.left()
             line = {"request_id": name, "method": scope["method"], "path": scope["path"], "status": status}

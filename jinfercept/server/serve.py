@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import final
@@ -35,9 +36,10 @@ class Server(uvicorn.Server):
     Args:
         service: what it serves.
         listener: a bound socket.
+        ready: called once connections are taken.
     """
 
-    def __init__(self, service: Service, listener: socket.socket) -> None:
+    def __init__(self, service: Service, listener: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
         options = service.options
         config = uvicorn.Config(
             create_app(service),
@@ -51,7 +53,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )
         super().__init__(config)
-        self._service, self._listener = service, listener
+        self._service, self._listener, self._ready = service, listener, ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -66,6 +68,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by signals; from any thread it can be called too."""
@@ -84,12 +87,12 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(service: Service, listener: socket.socket) -> None:
-    """Serve a model until a signal ends it, on a socket from `listen`."""
+def serve(service: Service, listener: socket.socket, ready: Callable[[], object]) -> None:
+    """Serve a model until a signal ends it, on a socket from `listen`. `ready` is called once connections are taken."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        Server(service, listener).serve_until_told()
+        Server(service, listener, ready).serve_until_told()
     finally:
         sys.setswitchinterval(before_s)
 
