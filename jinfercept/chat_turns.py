@@ -184,7 +184,8 @@ class ChatReader:
         reason, stop = completion.finish_reason, completion.stop_reason
         if reason == "stop" and calls:
             reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
-        messages.append(_answer(pieces, [*calls, *_begun(pieces)]))
+        told = [*calls, *_begun(pieces)] if reason not in ("abort", "error") else []  # nobody will bring their results
+        messages.append(_answer(pieces, told))
         return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages))
 
     def _parsed(self, parsers: _TurnParsers, token_ids: Sequence[int], num_before: int, cut: bool) -> list[Piece]:

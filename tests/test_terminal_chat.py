@@ -164,7 +164,7 @@ def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = 1\n1 / 0")
     (tmp_path / "wrong.py").write_text("\n\ndef")
     for name, match in (
-        ("none.py", "come from a Python file"),
+        ("none.py", "no such file of tools"),
         ("empty.py", "no tools"),
         ("broken.py", "fails.*broken.py, line 2: ZeroDivisionError"),
         ("wrong.py", "fails.*wrong.py, line 3: SyntaxError"),
