@@ -18,7 +18,7 @@ from jinfercept.bench.openai_client import check_client
 from jinfercept.bench.reports import check_outputs, write_json
 from jinfercept.bench.simulate_command import check_least, show
 from jinfercept.bench.soak import Plan, soak
-from jinfercept.bench.soak_model import write_model
+from jinfercept.bench.soak_model import TEMPLATE, write_model
 from jinfercept.bench.soak_tally import FAILURES, Tally
 from jinfercept.bench.soak_tools import write_tools
 
@@ -128,7 +128,11 @@ def _server(model: str | None, flags: Mapping[str, Any], mcp: bool, console: Con
             write_model(Path(folder))
         small = {**_SMALL, **(_TINY if model is None else {"swap_space": _SWAP_SPACE})}
         tools = write_tools(Path(folder), mcp=mcp)
-        own = {"served_model_name": NAME, "tools": tools, "check_pages": True}
+        own: dict[str, Any] = {"served_model_name": NAME, "tools": tools, "check_pages": True}
+        if model is not None:  # whose own template may know no tools
+            template = Path(folder) / "template.jinja"
+            template.write_text(TEMPLATE, encoding="utf-8")
+            own["chat_template"] = str(template)
         with (
             console.status("starting the server") as status,
             child_process(model or folder, {**small, **own, **flags}) as it,

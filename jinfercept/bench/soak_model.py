@@ -9,7 +9,7 @@ from typing import Any
 
 LENGTH = 2048
 _SPECIAL = ("<|im_start|>", "<|im_end|>")
-_TEMPLATE = r"""
+TEMPLATE = r"""
 {%- if tools %}{{ '<|im_start|>system\nCall functions within <tool_call></tool_call>:\n' }}
 {%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
 {%- endif %}
@@ -58,7 +58,7 @@ def write_model(folder: Path) -> None:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
-        "chat_template": _TEMPLATE,
+        "chat_template": TEMPLATE,
     }
     backend.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
