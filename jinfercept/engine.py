@@ -209,6 +209,7 @@ class Engine:
             num_best=params.prompt_logprobs,
             leader=leader.sequence if leader else None,
             priority=request.priority,
+            tenant=request.tenant,
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
         if not self._returners.follow(request, sequence, self._clock.now()):

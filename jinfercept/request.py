@@ -207,6 +207,7 @@ class Request:
         keep: who is expected to go on from it; None if nobody is.
         follows: id of the finished request that it goes on from, if that was kept.
         priority: a smaller one is served first, whenever the request arrived.
+        tenant: on whose behalf it runs; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
     """
 
     id: str
@@ -222,6 +223,7 @@ class Request:
     keep: Keep | None = None
     follows: str | None = None
     priority: int = 0
+    tenant: str = ""
 
 
 class ContextUse(NamedTuple):

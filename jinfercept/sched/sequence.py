@@ -73,6 +73,7 @@ class Sequence:
         "state",
         "table",
         "temperature",
+        "tenant",
         "tokens",
     )
 
@@ -90,6 +91,7 @@ class Sequence:
         num_best: int | None = None,
         leader: "Sequence | None" = None,
         priority: int = 0,
+        tenant: str = "",
     ) -> None:
         """A sequence that waits.
 
@@ -98,6 +100,7 @@ class Sequence:
             num_best: likeliest tokens to report beside each of the prompt's; None: nothing is reported.
             leader: a sequence of the same prompt, which computes it for both; this one does not start before.
             priority: a smaller one is served first, whenever the sequence arrived.
+            tenant: on whose behalf it runs.
         """
         self.id = sequence_id
         self.tokens = tokens
@@ -113,6 +116,7 @@ class Sequence:
         self.remembered = False  # the device knows its history, under `slot`
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
+        self.tenant = tenant
         self.order = 0  # place in the queues; smaller is served first
         self.state = State.WAITING
         self.slot: int | None = None

@@ -66,6 +66,7 @@ def with_hints(requests: Sequence[Request], hints: Hints) -> list[Request]:
         replace(
             request,
             cache_salt=hints.salt,
+            tenant=hints.owner,
             priority=hints.priority,
             follows=hints.follows,
             keep=keep if request.leader is None else None,
