@@ -49,17 +49,19 @@ class Desk:
         self.depth = depth
         self.in_flight: list[tuple[Planned, tuple[int, ...]]] = []
         self.num_wasted = 0
+        self.now_s = -1.0  # a second passes from plan to plan
 
-    def add(self, name: str, num_tokens: int, max_tokens: int = 8) -> Sequence:
+    def add(self, name: str, num_tokens: int, max_tokens: int = 8, tenant: str = "") -> Sequence:
         """A sequence of its own tokens: nothing is shared."""
         tokens = [(len(name) * 31 + ord(name[0]) + i * i) % VOCAB for i in range(num_tokens)]
-        sequence = Sequence(name, tokens, self.kv.open(), max_tokens=max_tokens)
+        sequence = Sequence(name, tokens, self.kv.open(), max_tokens=max_tokens, tenant=tenant)
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> StepPlan:
         """A plan, executed; and the result that is due."""
-        planned = self.scheduler.plan(0.0)
+        self.now_s += 1.0
+        planned = self.scheduler.plan(self.now_s)
         if planned.plan:
             self.in_flight.append((planned, self.runner.submit(planned.plan).tokens))
         if self.in_flight and (len(self.in_flight) > self.depth or not planned.plan):

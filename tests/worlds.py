@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fakes import VOCAB, FakeRunner
@@ -47,6 +47,7 @@ class World:
     num_host_pages: int = 8
     link_tokens_per_s: float = 800.0
     fixed_s: float = 0.010
+    num_tenants: int = 1
 
     @property
     def profile(self) -> Profile:
@@ -120,6 +121,7 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
         num_host_pages=option("num_host_pages", (0, 3, 40)),
         link_tokens_per_s=option("link_tokens_per_s", (1.0, 800.0, 1e6)),
         fixed_s=option("fixed_s", (0.001, 0.010)),
+        num_tenants=option("num_tenants", (1, 1, 2, 3)),
     )
 
 
@@ -206,7 +208,8 @@ class Play:
         for _ in range(max_steps):
             while coming and coming[0][1].at_s <= self.clock.time:
                 number, arrival = coming.pop(0)
-                self.engine.submit(make_request(number, arrival.script, tokens, told))
+                request = make_request(number, arrival.script, tokens, told)
+                self.engine.submit(replace(request, tenant=str(number % self.world.num_tenants)))
             self._endpoints.next_arrival_s = coming[0][1].at_s if coming else float("inf")
             if self.engine.has_work:
                 for event in self.engine.step():

@@ -1,6 +1,7 @@
 """Who runs, who waits, who is intercepted: the sequences by state, in order of service. Knows no pages and no budgets."""
 
 from bisect import insort
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import final
 
@@ -9,6 +10,17 @@ from jinfercept.sched.sequence import Sequence, State
 
 _PRIORITY = 1 << 40
 """More than all sequences that ever arrive."""
+
+
+_ORDER = attrgetter("order")
+
+
+@dataclass(slots=True)
+class Line:
+    """One tenant's sequences, by `Sequence.order`."""
+
+    running: list[Sequence] = field(default_factory=list)
+    waiting: list[Sequence] = field(default_factory=list)
 
 
 @final
@@ -22,12 +34,14 @@ class Queues:
     Attributes:
         running, waiting: by `Sequence.order`, oldest first.
         intercepted: by id.
+        lines: the same running and waiting sequences by tenant; a tenant with none of them has no line.
     """
 
     def __init__(self, max_num_seqs: int, observer: Observer | None = None) -> None:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
+        self.lines: dict[str, Line] = {}
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._observer = observer
@@ -52,7 +66,8 @@ class Queues:
     def run(self, sequence: Sequence) -> None:
         """The sequence runs, in a slot that the runner knows nothing of yet."""
         self.leave(sequence)
-        insort(self.running, sequence, key=attrgetter("order"))
+        insort(self.running, sequence, key=_ORDER)
+        insort(self._line(sequence).running, sequence, key=_ORDER)
         sequence.slot = self._slots.pop()
         sequence.table.clear()
         sequence.remembered = False
@@ -73,16 +88,28 @@ class Queues:
         """Take the sequence off the queue that it is on, if it is on one."""
         if sequence.slot is not None:
             self.running.remove(sequence)
+            self._line(sequence).running.remove(sequence)
             self._slots.append(sequence.slot)
             sequence.slot = None
         elif sequence.state is State.INTERCEPTED:
             del self.intercepted[sequence.id]
         elif sequence.state is State.WAITING and sequence.order:
             self.waiting.remove(sequence)
+            self._line(sequence).waiting.remove(sequence)
+        line = self.lines.get(sequence.tenant)
+        if line is not None and not line.running and not line.waiting:
+            del self.lines[sequence.tenant]
 
     def _queue(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=attrgetter("order"))
+        insort(self.waiting, sequence, key=_ORDER)
+        insort(self._line(sequence).waiting, sequence, key=_ORDER)
         self._enter(sequence, State.WAITING)
+
+    def _line(self, sequence: Sequence) -> Line:
+        line = self.lines.get(sequence.tenant)
+        if line is None:
+            line = self.lines[sequence.tenant] = Line()
+        return line
 
     def _enter(self, sequence: Sequence, state: State) -> None:
         sequence.state = state

@@ -3,7 +3,8 @@
 A plan is drafted in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what
 it lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
 contexts, into what is left of the link. Whoever needs a device slot takes, in this order, a free one, a finished prefix's,
-a paused context's (the policy says which), and at last the youngest running sequence's.
+a paused context's (the policy says which), and at last the youngest running sequence's. While sequences of several tenants
+compete, `FairShare` says who is first, and who gives way.
 """
 
 from typing import Literal
@@ -13,6 +14,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.policy import Action, Budget, Policy
@@ -66,6 +68,8 @@ class Scheduler:
         self._queues = Queues(max_num_seqs, observer)
         self.running, self.waiting = self._queues.running, self._queues.waiting
         self.intercepted = self._queues.intercepted
+        self._fair = FairShare(self._queues)
+        self._several = False  # tenants compete in the plan that is made
         self._transfers = Transfers(kv, policy, self.counters, observer)
         self._policy = policy
         self._estimator = estimator
@@ -180,10 +184,13 @@ class Scheduler:
         hidden = self._room.link_tokens(len(self.running), context_tokens)
         draft = Draft(hidden, self._largest, context_tokens, now)
         self._stalled = False
+        self._several = self._fair.charge(now)
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
             self._admit_all(draft, now)
+        elif self._several:
+            self._admit_entitled(draft, now)
         if not self._whole_prompts or not draft.chunks:
             self._run_all(draft, now)
         if not self._whole_prompts:
@@ -198,12 +205,23 @@ class Scheduler:
 
     def _run_all(self, draft: Draft, now: float) -> None:
         """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
+        if self._several:
+            self._run_fairly(draft, now)
+            return
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
             index += 1
             if not self._decode(draft, sequence):
                 self._run(draft, sequence, draft.room - (len(self.running) - index), now)
+
+    def _run_fairly(self, draft: Draft, now: float) -> None:
+        """The same for several tenants: in the order of service, prompts by their tenant's use."""
+        order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
+        rooms = self._fair.rooms(order, draft.room)
+        for sequence in order:
+            if sequence.state is State.RUNNING and not self._decode(draft, sequence):
+                self._run(draft, sequence, rooms[sequence.id], now)
 
     def _decode(self, draft: Draft, sequence: Sequence) -> bool:
         """Plan the next token of a sequence that lacks nothing for it: what `_run` comes to almost always, in short."""
@@ -235,7 +253,10 @@ class Scheduler:
         Those whose prompt another one is about to compute do not: they let others pass until it is there.
         """
         while self.waiting and self._queues.has_slot and draft.room > 0 and not self._stalled:
-            sequence = next((waiting for waiting in self.waiting if not waiting.follows), None)
+            if self._several:
+                sequence = self._fair.next_waiting()
+            else:
+                sequence = next((waiting for waiting in self.waiting if not waiting.follows), None)
             if sequence is None:
                 return
             if self._whole_prompts and draft.chunks:
@@ -245,6 +266,32 @@ class Scheduler:
             if sequence.pending or not self._admit(draft, sequence, now):
                 return
             self._run(draft, sequence, draft.room, now)
+
+    def _admit_entitled(self, draft: Draft, now: float) -> None:
+        """Start waiting sequences of tenants below their share, before anybody else is served; others give way to them."""
+        refused = set[str]()
+        while not self._stalled and (sequence := self._fair.entitled(refused)) is not None:
+            room = draft.room - sum([not running.planned for running in self.running])
+            if room <= 0:
+                return
+            if sequence.pending or not self._place(draft, sequence, now):
+                refused.add(sequence.tenant)
+            else:
+                self._run(draft, sequence, room, now)
+
+    def _place(self, draft: Draft, sequence: Sequence, now: float) -> bool:
+        """Admit a sequence by its tenant's right. For a slot any tenant above its share gives way, for pages only if the
+        right is to the tenant's first running sequence: else a large context would empty the batch and still wait.
+        """
+        while not (self._queues.has_slot and self._admit(draft, sequence, now)):
+            lacks_pages = self._queues.has_slot
+            if lacks_pages and self._queues.lines[sequence.tenant].running:
+                return False
+            giver = self._fair.giver(sequence.tenant)
+            if giver is None:
+                return False
+            self._preempt(draft, giver, now)
+        return True
 
     def _admit(self, draft: Draft, sequence: Sequence, now: float) -> bool:
         """Turn the head of the line's claims into references if its whole context can be placed."""
@@ -352,14 +399,18 @@ class Scheduler:
             return True
         if not policy.protects_paused and self._evict(draft, now):
             return True
-        while self.running and (youngest := self.running[-1]) is not sequence and not youngest.planned:
-            self._preempt(draft, youngest, now)
+        while self.running and (last := self._last_served()) is not sequence and not last.planned:
+            self._preempt(draft, last, now)
             if kv.store.num_free or kv.store.evict_cached() or (not policy.protects_paused and self._evict(draft, now)):
                 return True
         if self.running[0] is sequence and policy.protects_paused and self._evict(draft, now):
             return True
         self._stalled = True
         return False
+
+    def _last_served(self) -> Sequence:
+        """The running sequence that gives way first."""
+        return self._fair.last_served() if self._several else self.running[-1]
 
     def _evict(self, draft: Draft, now: float) -> bool:
         """Take one slot from the paused contexts, in the policy's order."""

@@ -1,0 +1,150 @@
+"""Which tenant comes first while several compete for slots, pages and the bucket. Numbers only: moves nothing, reads no clock.
+
+A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds (token·seconds). Paused
+and retained contexts cost nothing, since anybody may evict them. The order is that of virtual token counters (Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024, section 4): the tenant that has used least is served next, and one
+that becomes active begins no lower than the least that an active tenant has used, so that idle time earns no credit.
+
+The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
+a running sequence has a right to one. A tenant that would still run at most half as many as another one after its next, and
+has used no more, has a right to that next. The sequence that gives way to a right is the last in the service order among the
+tenants above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
+"""
+
+from collections.abc import Container
+from typing import final
+
+from jinfercept.sched.queues import Line, Queues
+from jinfercept.sched.sequence import Sequence
+
+_MOST_IDLE = 4096
+"""Idle tenants whose use is remembered."""
+
+Rank = tuple[bool, int, float, int]
+
+
+@final
+class FairShare:
+    """The use and the rights of the tenants of one scheduler.
+
+    Args:
+        queues: whose sequences compete.
+    """
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._used: dict[str, float] = {}  # token·seconds by tenant
+        self._active: set[str] = set()  # tenants that ran or waited at the last plan
+        self._at_s = 0.0  # of the last plan
+
+    def charge(self, now: float) -> bool:
+        """Charge running sequences for the time since the last plan; returns whether several tenants compete.
+
+        Args:
+            now: seconds on the engine's clock.
+        """
+        lines, elapsed_s = self._queues.lines, now - self._at_s
+        self._at_s = now
+        if len(lines) < 2:  # alone there is nothing to compare with
+            self._active = set(lines)
+            return False
+        used = self._used
+        least = min((used.get(tenant, 0.0) for tenant in self._active if tenant in lines), default=0.0)
+        for tenant, line in lines.items():
+            before = used.get(tenant, 0.0) if tenant in self._active else max(used.pop(tenant, 0.0), least)
+            used[tenant] = before + elapsed_s * sum([len(sequence.tokens) for sequence in line.running])
+        self._active = set(lines)
+        if len(used) > len(lines) + _MOST_IDLE:
+            del used[next(tenant for tenant in used if tenant not in lines)]
+        return True
+
+    def used(self, tenant: str) -> float:
+        """Token·seconds that a tenant has used while it was not alone, the credit of idle times taken away."""
+        return self._used.get(tenant, 0.0)
+
+    def service_order(self) -> list[Sequence]:
+        """The running sequences: each tenant's oldest, by arrival; behind them the others, by their tenant's use.
+
+        Whoever lacks a page takes it from the last of this order. Its first is always the oldest of all.
+        """
+        return sorted(self._queues.running, key=self._rank)
+
+    def last_served(self) -> Sequence:
+        """The end of the service order."""
+        return max(self._queues.running, key=self._rank)
+
+    def rooms(self, order: list[Sequence], room: int) -> dict[str, int]:
+        """How many query tokens each running sequence may compute in a step: one each, the rest for prompts by use.
+
+        Args:
+            order: of the running sequences that are still to be planned.
+            room: query tokens of the step.
+
+        Returns:
+            Tokens by sequence id.
+        """
+        rest = room - len(order)
+        rooms = {}
+        for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
+            wanted = max(0, sequence.length - sequence.context.ready - 1)
+            rooms[sequence.id] = 1 + min(wanted, max(0, rest))
+            rest -= wanted
+        return rooms
+
+    def next_waiting(self) -> Sequence | None:
+        """The waiting sequence that starts next: by priority, tenants without a running sequence first, then by use."""
+        heads = [(self._claim(tenant, line, head), head) for tenant, line, head in self._heads()]
+        return min(heads, key=lambda entry: entry[0])[1] if heads else None
+
+    def entitled(self, refused: Container[str]) -> Sequence | None:
+        """The waiting sequence whose tenant has the first right to a slot.
+
+        Args:
+            refused: tenants that are not asked for.
+        """
+        heads = [
+            (self._claim(tenant, line, head), head)
+            for tenant, line, head in self._heads()
+            if tenant not in refused and (not line.running or self._above(tenant, line))
+        ]
+        return min(heads, key=lambda entry: entry[0])[1] if heads else None
+
+    def giver(self, tenant: str) -> Sequence | None:
+        """The running sequence that gives way to a right of a tenant's; None if all others have their share.
+
+        It is not planned yet, and it is not its tenant's oldest.
+        """
+        line = self._queues.lines[tenant]
+        above = [name for name, other in self._queues.lines.items() if name != tenant and len(other.running) > 1]
+        if line.running:
+            above = self._above(tenant, line)
+        givers = [one for name in above for one in self._queues.lines[name].running[1:] if not one.planned]
+        return max(givers, key=self._rank, default=None)
+
+    def _above(self, tenant: str, line: Line) -> list[str]:
+        """Tenants that run at least twice as many sequences as this one would with its next, and have used at least as much."""
+        least, used = 2 * len(line.running) + 2, self.used(tenant)
+        return [
+            name
+            for name, other in self._queues.lines.items()
+            if len(other.running) >= least and self.used(name) >= used
+        ]
+
+    def _heads(self) -> list[tuple[str, Line, Sequence]]:
+        """Of each tenant the first waiting sequence that does not wait for another one to compute its prompt."""
+        return [
+            (tenant, line, head)
+            for tenant, line in self._queues.lines.items()
+            if (head := next((one for one in line.waiting if not one.follows), None)) is not None
+        ]
+
+    def _claim(self, tenant: str, line: Line, head: Sequence) -> tuple[int, bool, float, int]:
+        return head.priority, bool(line.running), self.used(tenant), head.order
+
+    def _rank(self, sequence: Sequence) -> Rank:
+        oldest = self._queues.lines[sequence.tenant].running[0] is sequence
+        return (
+            (False, 0, 0.0, sequence.order)
+            if oldest
+            else (True, sequence.priority, self.used(sequence.tenant), sequence.order)
+        )

@@ -1,0 +1,248 @@
+"""Several tenants on one scheduler: who is first, who gives way, and how long a tenant with one request waits."""
+
+import threading
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from random import Random
+from statistics import mean
+
+import pytest
+from desk import Desk, names
+
+from jinfercept.bench.scripted import ScriptedEndpoints
+from jinfercept.bench.simulator import PricedRunner, Prices, VirtualClock
+from jinfercept.engine import Engine
+from jinfercept.kv.manager import KVManager
+from jinfercept.request import Finished, Request, SamplingParams, Token
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.fairness import FairShare
+from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policy import preserve
+from jinfercept.sched.profile import load_profile
+from jinfercept.sched.queues import Queues
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import Sequence
+
+# -- how long a tenant waits -------------------------------------------------------------------------------------------
+
+BOUND = 2.0
+"""Times the wait of a tenant with one request against one other tenant with one request."""
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Client:
+    """A tenant that keeps so many requests in the engine, each of lengths drawn from these ranges."""
+
+    tenant: str
+    number: int
+    prompt: tuple[int, int]
+    answer: tuple[int, int]
+    think_s: float = 0.0
+
+
+LONE = Client("lone", 1, (30, 400), (10, 60), think_s=1.0)
+SHAPES = {
+    "long answers": ((10, 40), (700, 900)),
+    "long prompts": ((700, 900), (1, 5)),
+    "both long": ((500, 600), (200, 300)),
+    "short": ((5, 10), (1, 3)),
+    "mixed": ((5, 900), (1, 100)),
+}
+
+
+def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
+    """Seconds from arrival to first token of the lone client's requests, on the paper's GPU, one step ahead."""
+    clients, rng, clock = (LONE, *others), Random(0), VirtualClock()
+    profile, estimator = load_profile("paper-gptj-6b-a100"), ElapsedEstimator()
+    policy = Knowledge(profile, 256, PAGE, estimator).make("copy_ahead")
+    scheduler = Scheduler(
+        KVManager(2048 // PAGE, 2048 // PAGE, PAGE),
+        policy,
+        profile,
+        estimator,
+        buckets=(32, 64, 256),
+        max_num_seqs=8,
+        max_model_len=1024,
+        chunk_tokens=256,
+    )
+    endpoints = ScriptedEndpoints(clock, lambda number, place, count: ())
+    priced = PricedRunner(Prices(profile, PAGE, synchronous=policy.synchronous), clock)
+    engine = Engine(scheduler, priced, endpoints, clock, threading.Event(), depth=1, vocab_size=50_000)
+    due = [(0.0, client) for client in clients for _ in range(client.number)]
+    came: dict[str, tuple[Client, float]] = {}
+    waits: list[float] = []
+    began: set[str] = set()
+    while clock.time < until_s:
+        for entry in [entry for entry in due if entry[0] <= clock.time]:
+            due.remove(entry)
+            client, name = entry[1], str(len(came))
+            prompt = tuple(rng.randrange(50_000) for _ in range(rng.randint(*client.prompt)))
+            params = SamplingParams(temperature=0, max_tokens=rng.randint(*client.answer), ignore_eos=True)
+            engine.submit(Request(name, prompt, params, tenant=client.tenant))
+            came[name] = client, clock.time
+        endpoints.next_arrival_s = min((at_s for at_s, _ in due), default=float("inf"))
+        if not engine.has_work:
+            clock.time = endpoints.next_arrival_s
+            continue
+        for event in engine.step():
+            client, at_s = came[event.request_id]
+            if isinstance(event, Token) and event.request_id not in began:
+                began.add(event.request_id)
+                if client is LONE:
+                    waits.append(clock.time - at_s)
+            elif isinstance(event, Finished):
+                due.append((clock.time + (rng.expovariate(1 / client.think_s) if client.think_s else 0.0), client))
+    assert len(waits) > 5
+    return waits
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tenant_with_one_request_waits_twice_as_long_as_beside_one_other_request_at_most(shape: str) -> None:
+    prompt, answer = SHAPES[shape]
+    polite = waits_of_the_lone([Client("other", 1, prompt, answer)], 15.0)
+    hostile = waits_of_the_lone([Client("other", 60, prompt, answer)], 15.0)
+    assert mean(hostile) <= BOUND * mean(polite)
+    assert max(hostile) <= BOUND * max(polite)
+
+
+def test_several_hostile_tenants_are_as_bad_as_one() -> None:
+    prompt, answer = SHAPES["mixed"]
+    polite = waits_of_the_lone([Client("other", 1, prompt, answer)], 15.0)
+    hostile = waits_of_the_lone([Client(f"other {number}", 20, prompt, answer) for number in range(3)], 15.0)
+    assert mean(hostile) <= BOUND * mean(polite)
+
+
+# -- rights and order --------------------------------------------------------------------------------------------------
+
+
+def test_sequences_of_one_tenant_start_as_they_came() -> None:
+    desk = Desk(preserve(), max_num_seqs=2)
+    for name in "abcd":
+        desk.add(name, 4, max_tokens=2, tenant="one")
+    desk.step()
+    assert names(desk.scheduler.running) == ["a", "b"]
+    assert names(desk.scheduler.waiting) == ["c", "d"]
+
+
+def test_a_tenant_that_has_nothing_running_takes_a_slot_of_one_that_has_several() -> None:
+    desk = Desk(preserve(), max_num_seqs=3)
+    for name in "abcdef":
+        desk.add(name, 4, max_tokens=40, tenant="many")
+    desk.steps(5)
+    assert names(desk.scheduler.running) == ["a", "b", "c"]
+    lone = desk.add("lone", 4, max_tokens=3, tenant="one")
+    desk.step()
+    assert names(desk.scheduler.running) == ["a", "b", "lone"], "the youngest gives way"
+    assert lone.generated == 1
+    desk.steps(3)
+    assert names(desk.scheduler.running) == ["a", "b", "c"], "and comes back before those that came later"
+
+
+def test_a_tenant_takes_no_slot_of_one_that_has_a_single_sequence() -> None:
+    desk = Desk(preserve(), max_num_seqs=2)
+    for tenant in ("one", "two", "three"):
+        desk.add(tenant, 4, max_tokens=6, tenant=tenant)
+    desk.steps(3)
+    assert names(desk.scheduler.running) == ["one", "two"]
+    assert desk.scheduler.counters.preemptions == 0
+    desk.drain()
+
+
+def test_slots_are_shared_until_no_tenant_runs_twice_as_many_as_one_that_waits() -> None:
+    desk = Desk(preserve(), max_num_seqs=8, buckets=(4, 64))
+    for number in range(20):
+        desk.add(f"m{number}", 4, max_tokens=90, tenant="many")
+    desk.steps(3)
+    for number in range(20):
+        desk.add(f"s{number}", 4, max_tokens=90, tenant="some")
+    desk.step()
+    running = [sequence.tenant for sequence in desk.scheduler.running]
+    assert running.count("some") == 3
+    preemptions = desk.scheduler.counters.preemptions
+    desk.steps(20)
+    assert desk.scheduler.counters.preemptions == preemptions, "nobody takes turns"
+
+
+def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None:
+    desk = Desk(preserve(), max_num_seqs=2, buckets=(4, 64))
+    large = desk.add("large", 40, max_tokens=5, tenant="large")
+    small = desk.add("small", 4, max_tokens=5, tenant="small")
+    desk.add("large2", 40, max_tokens=5, tenant="large")
+    desk.add("small2", 4, max_tokens=5, tenant="small")
+    desk.steps(4)
+    fair = desk.scheduler._fair  # pyright: ignore[reportPrivateUsage]
+    assert fair.used("large") > 5 * fair.used("small") > 0
+    while large.generated < 5 or small.generated < 5:
+        desk.step()
+    desk.step()
+    assert sorted(names(desk.scheduler.running)) == ["large2", "small2"]
+
+
+def fair_queues(*used: tuple[str, int]) -> tuple[FairShare, Queues, Desk]:
+    """Tenants that ran one sequence of so many tokens for a second each."""
+    queues, desk = Queues(10), Desk(preserve())
+    fair = FairShare(queues)
+    for tenant, num_tokens in used:
+        sequence = Sequence(tenant, [1] * num_tokens, desk.kv.open(), max_tokens=1, tenant=tenant)
+        queues.put_last(sequence)
+        queues.run(sequence)
+    fair.charge(0.0)
+    fair.charge(1.0)
+    return fair, queues, desk
+
+
+def test_idle_time_is_no_credit() -> None:
+    fair, queues, desk = fair_queues(("a", 10), ("b", 20))
+    assert (fair.used("a"), fair.used("b")) == (10.0, 20.0)
+    fair.charge(11.0)
+    queues.put_last(Sequence("new", [1], desk.kv.open(), max_tokens=1, tenant="new"))
+    fair.charge(11.0)
+    assert fair.used("new") == fair.used("a") == 110.0
+
+
+def test_use_is_remembered_through_a_short_absence() -> None:
+    fair, queues, desk = fair_queues(("a", 10), ("b", 20), ("c", 5))
+    [b] = queues.lines["b"].running
+    queues.finish(b)
+    fair.charge(1.0)
+    queues.put_last(Sequence("again", [1], desk.kv.open(), max_tokens=1, tenant="b"))
+    fair.charge(1.0)
+    assert fair.used("b") == 20.0 > fair.used("c")
+
+
+def test_tenants_that_use_the_same_are_served_as_they_came() -> None:
+    desk = Desk(preserve(), max_num_seqs=1)
+    desk.prefilled("runs", 4, max_tokens=20)
+    for name in ("x", "y", "z"):
+        desk.add(name, 4, max_tokens=3, tenant=name)
+    order: list[str] = []
+    while desk.scheduler.running or desk.scheduler.waiting:
+        desk.step()
+        order += [name for name in names(desk.scheduler.running) if name not in order]
+    assert order == ["runs", "x", "y", "z"]
+
+
+def test_priority_comes_before_use() -> None:
+    desk = Desk(preserve(), max_num_seqs=1)
+    desk.prefilled("runs", 4, max_tokens=6)
+    late = Sequence("late", [5] * 4, desk.kv.open(), max_tokens=2, tenant="a", priority=1)
+    soon = Sequence("soon", [6] * 4, desk.kv.open(), max_tokens=2, tenant="b", priority=0)
+    for sequence in (late, soon):
+        desk.scheduler.add(sequence)
+    while soon.generated == 0:
+        assert late.generated == 0
+        desk.step()
+    desk.drain()
+
+
+def test_memory_of_tenants_that_are_gone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jinfercept.sched.fairness._MOST_IDLE", 3)
+    fair, queues, desk = fair_queues(("a", 10), ("b", 20))
+    for number in range(20):
+        sequence = Sequence(str(number), [1], desk.kv.open(), max_tokens=1, tenant=f"t{number}")
+        queues.put_last(sequence)
+        fair.charge(float(number + 2))
+        queues.finish(sequence)
+        fair.charge(float(number + 2))
+    assert len(fair._used) <= 2 + 3 + 1  # pyright: ignore[reportPrivateUsage]
