@@ -28,6 +28,7 @@ from jinfercept.endpoints.tables import read_tables
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.server.key_file import read_key_file
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import open_server_tools
 
@@ -137,7 +138,8 @@ class Reader:
             case "jinja":
                 return ""
             case "toml":
-                read_tables(self._folder / (block.file or ""))
+                path = self._folder / (block.file or "")
+                _ = read_tables(path) if "[[tool]]" in block.code else read_key_file(str(path))
                 return ""
             case "bash":
                 return "".join(self._command(lines) for lines in commands_in(block.code))

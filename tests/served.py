@@ -72,7 +72,7 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
     thread = threading.Thread(target=server.serve_until_told)
     thread.start()
     until(lambda: server.started)
-    key = (settings.keys or ("none",))[0]
+    key = (*settings.api_key, *settings.operator_key, "none")[0]
     try:
         with (
             OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,

@@ -42,7 +42,7 @@ def create_app(service: Service) -> FastAPI:
     for router in (operations.router, metrics_router(service), page_router()):
         app.include_router(router)
     options = service.options
-    key = [Depends(HTTPBearer(auto_error=False))] if options.keys else []  # for the document; see `GuardedRoute`
+    key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
     guarded = [module.router for module in (chat_completions, completions, responses, models, tokens, inbox)]
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)

@@ -9,6 +9,7 @@ from jinfercept.request import Keep, Request
 from jinfercept.server.errors import ApiError
 from jinfercept.server.keys import isolation
 from jinfercept.server.protocol import MAX_SESSION_ID, Extensions
+from jinfercept.server.service import service_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Hints:
         salt: of what it leaves behind; sessions too are found only with the same one.
         session_id: by which the follow-up will be known; None without one.
         expected_s: seconds until the follow-up, if the client knows.
-        priority: a smaller one is served first.
+        priority: a smaller one is served first; within what the key may ask for.
         release: nobody will come back for it.
         follows: id of the finished request that it goes on from.
     """
@@ -45,13 +46,14 @@ def read_hints(body: Extensions, request: HttpRequest) -> Hints:
     if header is not None and len(header) > MAX_SESSION_ID:
         raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
     session = (said.session_id if said else None) or body.session_id or header or None
-    owner = request.scope.get("jinfercept.key", "")
+    owner = request.scope["jinfercept.key"]
+    asked = (said.priority if said and said.priority is not None else body.priority) or 0
     return Hints(
         owner=owner,
         salt=isolation(owner, body.cache_salt),
         session_id=session,
         expected_s=said.expected_s if said else None,
-        priority=(said.priority if said and said.priority is not None else body.priority) or 0,
+        priority=service_of(request).keys.priority(owner, asked),
         release=bool(said and said.release),
     )
 

@@ -1,28 +1,32 @@
-"""API keys: who may come, and whose contexts are whose."""
+"""API keys: which key a request has, what the key may do, and the salt that keeps the contexts of two keys apart."""
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import final
 
 from jinfercept.server.errors import ApiError
+from jinfercept.server.key_file import KeyRules, key_digest
 
 
 @final
 class Keys:
-    """The keys that are known; none: everybody may come.
+    """The API keys of a server; none: every request may come, and all are of one tenant.
 
     Args:
-        keys: as clients write them.
-        operators: those of them that belong to people who look after the server.
+        rules: by `key_digest`.
     """
 
-    def __init__(self, keys: Sequence[str], operators: Sequence[str] = ()) -> None:
-        self._digests = [_digest(key) for key in keys]
-        self._operators = frozenset(_digest(key).hex() for key in operators)
+    def __init__(self, rules: Mapping[str, KeyRules]) -> None:
+        self._rules = dict(rules)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._rules)
 
     def check(self, authorization: str | None) -> str:
-        """Who it is: a digest of the key, "" where none is needed. The time does not depend on which key is near.
+        """The tenant of a request: its key's digest, "" where no key is needed. Takes as long for one key as for another.
 
         Args:
             authorization: the header, `Bearer KEY`.
@@ -30,11 +34,11 @@ class Keys:
         Raises:
             ApiError: 401.
         """
-        if not self._digests:
+        if not self._rules:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip())
-        known = [hmac.compare_digest(given, digest) for digest in self._digests]
+        given = key_digest(key.strip())
+        known = [hmac.compare_digest(given, digest) for digest in self._rules]
         if scheme.lower() != "bearer" or not any(known):
             raise ApiError(
                 401,
@@ -42,15 +46,30 @@ class Keys:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return given.hex()
+        return given
 
     def watched_by(self, owner: str) -> str | None:
-        """Whose calls one may see and answer: its own, or, as None, everybody's.
+        """The tenant whose requests a key may see and whose calls it may answer: its own, or, as None, every tenant's.
 
         Args:
-            owner: what `check` said.
+            owner: what `check` returned.
         """
-        return None if not owner or owner in self._operators else owner
+        return None if not owner or self._rules[owner].operator else owner
+
+    def priority(self, owner: str, asked: int) -> int:
+        """The priority of a request: what it asks for, within what its key may; without keys, what it asks for.
+
+        Args:
+            owner: what `check` returned.
+        """
+        if not owner:
+            return asked
+        least, most = self._rules[owner].priority
+        return min(max(asked, least), most)
+
+    def name(self, owner: str) -> str:
+        """What stands for a key in logs; "" without keys."""
+        return self._rules[owner].name if owner else ""
 
 
 def isolation(key: str, cache_salt: str | None) -> str:
@@ -63,7 +82,3 @@ def isolation(key: str, cache_salt: str | None) -> str:
     if not key and not cache_salt:
         return ""
     return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -8,6 +8,7 @@ from jinfercept.config import option
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.formats import ALIASES, FORMATS
 from jinfercept.intercept.reasoning import THINKINGS
+from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 
@@ -27,6 +28,9 @@ class ServerOptions:
     )
     operator_key: tuple[str, ...] = option(
         (), "a key that also sees and answers the calls of all clients in the inbox; other keys: their own"
+    )
+    api_key_file: str | None = option(
+        None, "a TOML file of API keys, their names, priorities and operators; see docs/serving.md"
     )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
@@ -82,6 +86,7 @@ class ServerOptions:
         self.template()
         if not all((*self.api_key, *self.operator_key)):
             raise ConfigError("an API key is empty", got="''", fix="leave it out, or give one")
+        self.key_rules()
 
     def _check_parsers(self) -> None:
         calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *THINKINGS)
@@ -103,8 +108,15 @@ class ServerOptions:
                 "the chat template cannot be read", got=error, fix="give a file of Jinja source"
             ) from error
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """All keys, those of operators and that of the environment among them; none: everybody may come."""
-        told = os.environ.get(KEY_VARIABLE)
-        return (*self.api_key, *self.operator_key, *([told] if told else []))
+    def key_rules(self) -> dict[str, KeyRules]:
+        """What each API key may do, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        rules: dict[str, KeyRules] = {}
+        environment = os.environ.get(KEY_VARIABLE)
+        for key in (*self.api_key, *([environment] if environment else []), *self.operator_key):
+            digest = key_digest(key)
+            rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
+        return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})

@@ -67,7 +67,7 @@ class Service:
         self.names = options.served_model_name or (self.root,)
         self.created = int(time.time())
         self.draining = False
-        self.keys = Keys(options.keys, options.operator_key)
+        self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
         self.hidden_turns = HiddenTurns(options.response_ttl, time.monotonic)

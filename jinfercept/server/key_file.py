@@ -1,0 +1,111 @@
+"""What the operator says of API keys: the file of `--api-key-file`, and the rules of keys given in other ways.
+
+```toml
+[team-a]
+key = "a long random text"       # or its digest: sha256 = "…"
+
+[nightly]
+sha256 = "1f5e…"
+priority = [5, 10]               # what its requests may ask for; what they ask beyond is brought to the nearer end
+
+[admin]
+key = "another long random text"
+operator = true
+```
+"""
+
+import hashlib
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from jinfercept.errors import ConfigError
+
+MOST_PRIORITY = 2**31 - 1
+_NAME = re.compile(r"[\w.-]{1,64}")
+_FIX = "give each key a table [NAME] with key or sha256, and optionally operator and priority = [LEAST, MOST]"
+
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY - 1, le=MOST_PRIORITY)]
+
+
+class KeyRules(NamedTuple):
+    """What one API key may do.
+
+    Attributes:
+        name: stands for the key in logs.
+        operator: sees what all keys do, and answers the calls of all in the inbox.
+        priority: the least and the most that requests with this key may ask for; a smaller one is served first, across keys.
+    """
+
+    name: str
+    operator: bool = False
+    priority: tuple[int, int] = (0, MOST_PRIORITY)
+
+
+class _Table(BaseModel):
+    """A key's table in the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: Annotated[str, Field(min_length=1)] | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    operator: bool = False
+    priority: Annotated[list[Priority], Field(min_length=2, max_length=2)] = [0, MOST_PRIORITY]
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "_Table":
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either key or sha256")
+        if self.priority[0] > self.priority[1]:
+            raise ValueError("priority is [LEAST, MOST]")
+        return self
+
+
+def key_digest(key: str) -> str:
+    """SHA-256 of a key in hexadecimal digits: all that a server keeps of it, and the name of its tenant."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_key_file(path: str) -> dict[str, KeyRules]:
+    """The keys of a file: their rules by `key_digest`.
+
+    Raises:
+        ConfigError: the file cannot be read, a table is wrong, or two have the same key.
+    """
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            "the file of API keys cannot be read", got=f"{path}: {error}", fix="give a TOML file"
+        ) from error
+    if not tables:
+        raise ConfigError("the file of API keys names no key", got=path, fix=_FIX)
+    listed = [_rules(path, name, table) for name, table in tables.items()]
+    twice = [digest for digest, number in Counter(digest for digest, _ in listed).items() if number > 1]
+    if twice:
+        names = ", ".join(rules.name for digest, rules in listed if digest == twice[0])
+        raise ConfigError("two API keys are the same", got=f"{path}: {names}", fix="give each its own")
+    return dict(listed)
+
+
+def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "a name of an API key is 1 to 64 letters, digits, _, . or -", got=f"{path}: {name[:80]!r}", fix="rename it"
+        )
+    if not isinstance(table, dict):
+        raise ConfigError("the file of API keys has a value outside of tables", got=f"{path}: {name}", fix=_FIX)
+    try:
+        read = _Table.model_validate(table)
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        field = ".".join(map(str, problem["loc"]))
+        got = f"{path}: [{name}] {field}: {problem['msg']}" if field else f"{path}: [{name}] {problem['msg']}"
+        raise ConfigError("the file of API keys is wrong", got=got, fix=_FIX) from None  # its input is a secret
+    digest = read.sha256 if read.key is None else key_digest(read.key)
+    assert digest is not None
+    return digest, KeyRules(name, read.operator, (read.priority[0], read.priority[1]))

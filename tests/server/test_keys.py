@@ -1,0 +1,129 @@
+"""API keys: what the operator's file says of them, and how requests of several keys share the engine."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from scripted_model import Scripted
+from served import Running, running, until
+
+from jinfercept.errors import ConfigError
+from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
+from jinfercept.server.keys import Keys
+from jinfercept.server.options import ServerOptions
+
+FILE = f"""
+[team-a]
+key = "alpha"
+
+[nightly]
+sha256 = "{hashlib.sha256(b"beta").hexdigest()}"
+priority = [5, 10]
+
+[admin]
+key = "gamma"
+operator = true
+priority = [-3, 3]
+"""
+HOSTILE: dict[str, Any] = {"prompt": "Go on.", "max_tokens": 1900, "ignore_eos": True, "n": 32, "temperature": 1}
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "keys.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
+    rules = read_key_file(written(tmp_path, FILE))
+    assert rules == {
+        key_digest("alpha"): KeyRules("team-a"),
+        key_digest("beta"): KeyRules("nightly", priority=(5, 10)),
+        key_digest("gamma"): KeyRules("admin", operator=True, priority=(-3, 3)),
+    }
+    keys = Keys(ServerOptions(api_key=("delta",), api_key_file=str(tmp_path / "keys.toml")).key_rules())
+    beta, gamma = keys.check("Bearer beta"), keys.check("bearer gamma")
+    assert keys.check("Bearer delta") == key_digest("delta")
+    assert (keys.watched_by(beta), keys.watched_by(gamma)) == (beta, None)
+    assert [keys.priority(beta, asked) for asked in (-(2**31), 0, 7, 99)] == [5, 5, 7, 10]
+    assert [keys.priority(key_digest("alpha"), asked) for asked in (-1, 0, 9)] == [0, 0, 9]
+    assert keys.name(beta) == "nightly"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no key"),
+        ("key =", "cannot be read"),
+        ('key = "x"', "outside of tables"),
+        ('["a b"]\nkey = "x"', "letters"),
+        ("[a]\noperator = true", "either key or sha256"),
+        ('[a]\nkey = "secret-x"\nsha256 = "00"', "sha256"),
+        ('[a]\nkey = "secret-x"\npriorities = [1, 2]', "priorities"),
+        ('[a]\nkey = "secret-x"\npriority = [2, 1]', "[LEAST, MOST]"),
+        ('[a]\nkey = "secret-x"\npriority = 2', "priority"),
+        ('[a]\nkey = "secret-x"\n[b]\nkey = "secret-x"', "a, b"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_and_its_keys_are_not_shown(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerOptions(api_key_file=written(tmp_path, text))
+    assert said in str(caught.value)
+    assert "secret-x" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ServerOptions(api_key_file=str(tmp_path / "none.toml"))
+
+
+@pytest.fixture(scope="module")
+def two_keys(_running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = written(tmp_path_factory.mktemp("keys"), FILE)
+    with running(_running.llm, api_key=("hostile", "polite"), api_key_file=path) as server:
+        yield server
+        server.wait_idle()
+
+
+def as_key(server: Running, key: str) -> httpx2.Client:
+    return httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.mark.parametrize("priority", [0, -(2**31)])
+def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
+    two_keys: Running, scripted: Scripted, priority: int
+) -> None:
+    """Three loops of 32 long answers, whatever priority they ask for, beside a key with one short request at a time."""
+    scripted.follow()
+    closed = threading.Event()
+
+    def flood() -> None:
+        with (
+            as_key(two_keys, "hostile") as http,
+            http.stream("POST", "/v1/completions", json=HOSTILE | {"priority": priority, "stream": True}) as answer,
+        ):
+            for _ in answer.iter_raw():
+                if closed.is_set():
+                    return
+
+    floods = [threading.Thread(target=flood) for _ in range(3)]
+    for thread in floods:
+        thread.start()
+    try:
+        engine, counts = two_keys.llm.engine, two_keys.llm.meter.counts
+        until(lambda: len(engine.scheduler.running) == 8 and engine.num_waiting >= 80)
+        before = counts.finished.total()
+        with as_key(two_keys, "polite") as http:
+            for _ in range(5):
+                answer = http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 8, "ignore_eos": True})
+                assert answer.json()["usage"]["completion_tokens"] == 8
+        finished = counts.finished.total() - before
+        assert finished - 5 < 8, "the polite key did not wait for the other one's answers"
+    finally:
+        closed.set()
+        for thread in floods:
+            thread.join()
