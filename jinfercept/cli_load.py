@@ -79,6 +79,14 @@ def _add_soak(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="seconds without a byte after which a request counts as hung (default: 60)",
     )
     soak.add_argument("--seed", type=int, default=0, help="of everything that clients do (default: 0)")
+    soak.add_argument(
+        "--hostile",
+        type=int,
+        default=0,
+        metavar="CLIENTS",
+        help="hostile clients with a key of their own in every second round: what they do to the others' first tokens, "
+        "and to the server's memory (default: 0)",
+    )
     soak.add_argument("--json", help="write everything to this file")
     add_flags(soak, without=("seed",))
     soak.set_defaults(command_function=_soak)
@@ -197,12 +205,26 @@ def _sessions(
 
 
 def _soak(
-    model: str | None, minutes: float, clients: int, patience_s: float, seed: int, json: str | None, **flags: Any
+    model: str | None,
+    minutes: float,
+    clients: int,
+    patience_s: float,
+    seed: int,
+    hostile: int,
+    json: str | None,
+    **flags: Any,
 ) -> int:
     from jinfercept.bench.soak_command import soak_command
 
     return soak_command(
-        model, flags, minutes=minutes, clients=clients, patience_s=patience_s, seed=seed, json_path=json
+        model,
+        flags,
+        minutes=minutes,
+        clients=clients,
+        patience_s=patience_s,
+        seed=seed,
+        hostile=hostile,
+        json_path=json,
     )
 
 

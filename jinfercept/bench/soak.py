@@ -5,12 +5,16 @@ more, one after another, under a salt that shares no page with the first.
 """
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from jinfercept.bench import soak_hostile
 from jinfercept.bench.soak_client import RESPONSES, TEXT, Ask, Got, Said, send
 from jinfercept.bench.soak_tally import Tally
 from jinfercept.bench.soak_visits import KINDS, Visitor, same
@@ -36,6 +40,8 @@ class Plan(NamedTuple):
         patience_s: seconds without a byte after which a request counts as hung.
         seed: of everything that clients do.
         mcp: whether the server has an MCP server, which is killed once a round.
+        hostile: hostile clients beside the others, in every second round.
+        keys: API keys of the ordinary clients and of the hostile ones; none: the server has none.
     """
 
     rounds: int
@@ -44,6 +50,8 @@ class Plan(NamedTuple):
     patience_s: float
     seed: int
     mcp: bool
+    hostile: int = 0
+    keys: tuple[str, str] | None = None
 
 
 class _Answered(NamedTuple):
@@ -79,7 +87,8 @@ async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: T
     from httpx2 import AsyncClient, HTTPError, Limits
 
     limits = Limits(max_connections=None, max_keepalive_connections=0)
-    async with AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as http:
+    headers = {"authorization": f"Bearer {plan.keys[0]}"} if plan.keys else {}
+    async with AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False, headers=headers) as http:
         watch = Watch(http, pid)
         for number in range(plan.rounds):
             answered = await _load(http, watch, model, plan, number, tally, told)
@@ -91,8 +100,11 @@ async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: T
                 break
             told.doing("checking tokens", (number + 1) * plan.round_s)
             await _check(http, plan, answered, tally)
+            tally.resident_bytes.append(watch.resident_bytes)
             told.over(number + 1)
         tally.check_growth()
+        if plan.hostile:
+            tally.check_memory()
 
 
 async def _load(
@@ -108,13 +120,14 @@ async def _load(
     answered = list[_Answered]()
     began_s, load_s = time.monotonic(), plan.round_s
     kinds, weights = list(KINDS), [weight for _, weight in KINDS.values()]
+    attacked = plan.hostile > 0 and number % 2 == 1
 
     async def client(place: int) -> None:
         rng, visits = Random(f"{plan.seed}/{number}/{place}"), 0
         while time.monotonic() < began_s + load_s:
             [kind] = rng.choices(kinds, weights)
             name, visits = f"{plan.seed}-{number}-{place}-{visits}", visits + 1
-            await _visit(http, model, plan, kind, rng, name, tally, answered)
+            await _visit(http, model, plan, kind, rng, name, tally, answered, attacked)
 
     async def tell() -> None:
         while True:
@@ -122,6 +135,8 @@ async def _load(
             await asyncio.sleep(0.5)
 
     killing = [_kill(watch, load_s, Random(f"{plan.seed}/{number}"), tally)] if plan.mcp else []
+    if attacked:
+        killing.append(_attack(str(http.base_url), model, plan, number, tally))
     telling = asyncio.ensure_future(tell())
     try:
         await asyncio.gather(*(client(place) for place in range(plan.clients)), *killing)
@@ -139,10 +154,11 @@ async def _visit(
     name: str,
     tally: Tally,
     answered: list[_Answered],
+    attacked: bool,
 ) -> None:
     async def sent(ask: Ask, steady: bool) -> Got:
         got = await send(http, ask, plan.patience_s)
-        tally.note(kind, got)
+        tally.note(kind, got, attacked=attacked)
         if steady and got.end == "answered":
             answered.append(_Answered(kind, ask, got))
         return got
@@ -171,6 +187,31 @@ async def _kill(watch: Watch, load_s: float, rng: Random, tally: Tally) -> None:
             tally.fail("lost", "MCP server", "it was killed and is not started again")
             return
         await asyncio.sleep(0.1)
+
+
+async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -> None:
+    """A round's hostile clients, in a process of their own: what they cost their side delays nobody else's clock."""
+    assert plan.keys is not None
+    told = {
+        "url": url,
+        "key": plan.keys[1],
+        "model": model,
+        "seconds": plan.round_s,
+        "clients": plan.hostile,
+        "patience_s": plan.patience_s,
+        "seed": plan.seed * 1000 + number,
+    }
+    command = (sys.executable, "-m", soak_hostile.__name__)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    try:
+        said, _ = await process.communicate(json.dumps(told).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    found = json.loads(said)
+    tally.attacks.update(found["attacks"])
+    for failure, kind, why in found["failures"]:
+        tally.fail(failure, f"attack: {kind}", why)
 
 
 async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered], tally: Tally) -> None:

@@ -5,6 +5,7 @@ Reads chat completions, completions and responses, whole or as events; httpx2 co
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -71,6 +72,7 @@ class Got:
         status: of HTTP; 0 if none came.
         id: of a response.
         choices: by index.
+        first_s: seconds from the request to its first token, of a stream of text or chat.
     """
 
     end: End = "lost"
@@ -78,6 +80,7 @@ class Got:
     status: int = 0
     id: str = ""
     choices: dict[int, Said] = field(default_factory=dict)
+    first_s: float | None = None
 
     @property
     def first(self) -> Said:
@@ -115,6 +118,7 @@ async def send(http: "AsyncClient", ask: Ask, patience_s: float) -> Got:
 
 async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) -> None:
     request = http.build_request("POST", ask.path, json=ask.body, headers=dict(ask.headers))
+    began_s = time.monotonic()
     async with asyncio.timeout(patience_s):
         response = await http.send(request, stream=True)
     try:
@@ -125,7 +129,7 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
             got.end = "refused" if 400 <= response.status_code < 500 else "lost"
             got.detail = f"HTTP {response.status_code}: {said}"[:_SHOWN]
         elif ask.body.get("stream"):
-            await _read_events(response, patience_s, got)
+            await _read_events(response, patience_s, got, began_s)
         else:
             async with asyncio.timeout(patience_s):
                 _take_whole(json.loads(await response.aread()), got)
@@ -133,7 +137,7 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
         await response.aclose()
 
 
-async def _read_events(response: "Response", patience_s: float, got: Got) -> None:
+async def _read_events(response: "Response", patience_s: float, got: Got, began_s: float) -> None:
     ended = False
     async for name, said in _events(response, patience_s):
         if said == "[DONE]":
@@ -147,6 +151,8 @@ async def _read_events(response: "Response", patience_s: float, got: Got) -> Non
             ended = True
         elif not name:
             _take_chunk(data, got)
+            if got.first_s is None and any(said.text or said.token_ids or said.calls for said in got.choices.values()):
+                got.first_s = time.monotonic() - began_s
     if not ended:
         raise _Broken("the stream ended before its end")
     if any(said.finish_reason is None for said in got.choices.values()) or not got.choices:

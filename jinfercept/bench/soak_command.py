@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from jinfercept.bench.reports import check_outputs, write_json
 from jinfercept.bench.simulate_command import check_least, show
 from jinfercept.bench.soak import Plan, soak
 from jinfercept.bench.soak_model import TEMPLATE, write_model
-from jinfercept.bench.soak_tally import FAILURES, Tally
+from jinfercept.bench.soak_tally import FAILURES, Tally, percentile
 from jinfercept.bench.soak_tools import write_tools
 
 NAME = "soaked"
@@ -38,6 +39,7 @@ def soak_command(
     clients: int,
     patience_s: float,
     seed: int,
+    hostile: int,
     json_path: str | None,
 ) -> int:
     """Run the command.
@@ -46,7 +48,7 @@ def soak_command(
         model: as for `LLM`; None: a tiny random one, made on the fly.
         flags: options of the engine; without them both pools are small.
         minutes: of load; the checks take their time besides.
-        clients, patience_s, seed: see `Plan`.
+        clients, patience_s, seed, hostile: see `Plan`.
         json_path: a file to write.
 
     Returns:
@@ -59,14 +61,18 @@ def soak_command(
     check_least("--minutes", minutes, 0.01)
     check_least("--clients", clients, 1)
     check_least("--patience", patience_s, 0.1)
+    check_least("--hostile", hostile, 0)
     check_outputs((("--json", json_path),))
     mcp = importlib.util.find_spec("mcp") is not None
     seconds = 60.0 * minutes
     rounds = max(2, round(seconds / _ROUND_S))
-    plan = Plan(rounds, seconds / rounds, clients, patience_s, seed, mcp)
+    if hostile:
+        rounds += rounds % 2
+    keys = (token_hex(16), token_hex(16)) if hostile else None
+    plan = Plan(rounds, seconds / rounds, clients, patience_s, seed, mcp, hostile, keys)
     tally, console = Tally(), Console(stderr=True)
     try:
-        with _server(model, flags, mcp, console) as child:
+        with _server(model, flags, plan, console) as child:
             with _progress(console, plan, tally) as told:
                 asyncio.run(soak(child.url, child.process.pid, NAME, plan, tally, told))
             _read_log(child.log, tally)
@@ -76,9 +82,11 @@ def soak_command(
         if tally.visits:
             show(table(tally))
             print(verdict(tally))
+            if tally.attacks:
+                print(attacked(tally))
             print(*tally.failures, sep="\n", file=sys.stderr)
             if json_path is not None:
-                write_json(json_path, {"plan": plan._asdict()} | tally.as_json())
+                write_json(json_path, {"plan": plan._replace(keys=None)._asdict()} | tally.as_json())
     return int(not tally.clean)
 
 
@@ -107,6 +115,21 @@ def verdict(tally: Tally) -> str:
     return losses(tally) + more
 
 
+def attacked(tally: Tally) -> str:
+    """What hostile clients did, and what it did to the others."""
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.attacks.items()))
+    first, last = tally.resident_bytes[0] / 2**20, tally.resident_bytes[-1] / 2**20
+    lines = [f"attacks: {tally.attacks.total()}: {kinds}", f"memory, idle: {first:.0f} MiB, after: {last:.0f} MiB"]
+    ratio = tally.first_token_ratio
+    if ratio is not None:
+        shown = [
+            f"{name} p50 {percentile(values, 50):.3f} s, p99 {percentile(values, 99):.3f} s ({len(values)} streams)"
+            for name, values in zip(("alone", "attacked"), tally.first_token_s, strict=True)
+        ]
+        lines.append(f"first token of the others: {', '.join(shown)}; p99 ratio {ratio:.2f}")
+    return "\n".join(lines)
+
+
 def losses(tally: Tally) -> str:
     """Failures by kind."""
     return ", ".join(f"{tally.total(failure)} {failure}" for failure in FAILURES)
@@ -121,14 +144,21 @@ def _read_log(log: Path, tally: Tally) -> None:
 
 
 @contextmanager
-def _server(model: str | None, flags: Mapping[str, Any], mcp: bool, console: Console) -> Iterator[Child]:
+def _server(model: str | None, flags: Mapping[str, Any], plan: Plan, console: Console) -> Iterator[Child]:
     """A server with hostile tools and small pools, which checks its pages after every step."""
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
             write_model(Path(folder))
         small = {**_SMALL, **(_TINY if model is None else {"swap_space": _SWAP_SPACE})}
-        tools = write_tools(Path(folder), mcp=mcp)
+        tools = write_tools(Path(folder), mcp=plan.mcp)
         own: dict[str, Any] = {"served_model_name": NAME, "tools": tools, "check_pages": True}
+        if plan.keys is not None:
+            file = Path(folder) / "keys.toml"
+            tables = (
+                f'[{name}]\nkey = "{key}"\n' for name, key in zip(("ordinary", "hostile"), plan.keys, strict=True)
+            )
+            file.write_text("".join(tables), encoding="utf-8")
+            own["api_key_file"] = str(file)
         if model is not None:  # whose own template may know no tools
             template = Path(folder) / "template.jinja"
             template.write_text(TEMPLATE, encoding="utf-8")

@@ -12,7 +12,13 @@ FAILURES: tuple[Failure, ...] = ("lost", "hung", "leaked", "wrong")
 MOST_SHOWN = 20
 _SLACK = Held(requests=0, pages=0, tasks=4, threads=4, files=4)
 """What may be held at the end beyond what was held before: pools of threads that had not been needed in full."""
+_MOST_GROWTH = 1.1
 _TOO_LONG = "context_length_exceeded"
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The smallest of the values that so many percent of them do not exceed."""
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 @dataclass(slots=True)
@@ -25,6 +31,9 @@ class Tally:
         failures: the first of them, in words.
         held: by the server after each round.
         kills: of MCP servers.
+        attacks: numbers by kind, of hostile clients.
+        first_token_s: of streams, without hostile clients and beside them.
+        resident_bytes: of the server, idle, after each round.
     """
 
     visits: Counter[str] = field(default_factory=Counter)
@@ -38,10 +47,19 @@ class Tally:
     failures: list[str] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     kills: int = 0
+    attacks: Counter[str] = field(default_factory=Counter)
+    first_token_s: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    resident_bytes: list[int] = field(default_factory=list)
 
-    def note(self, kind: str, got: Got) -> None:
-        """How a request ended. A conversation that has become too long may be refused; nothing else that makes sense may."""
+    def note(self, kind: str, got: Got, *, attacked: bool = False) -> None:
+        """How a request ended. A conversation that has become too long may be refused; nothing else that makes sense may.
+
+        Args:
+            attacked: hostile clients were there.
+        """
         self.requests[kind] += 1
+        if got.first_s is not None:
+            self.first_token_s[attacked].append(got.first_s)
         if got.end == "answered":
             self.answered[kind] += 1
         elif got.end == "left":
@@ -79,6 +97,18 @@ class Tally:
             if slack and now > before + slack:
                 self.fail("leaked", "server", f"{name} grew from {before} to {now}")
 
+    def check_memory(self) -> None:
+        """Compare the server's memory after the last attack with that before the first: 10 % more is leaked."""
+        before, after = self.resident_bytes[0], self.resident_bytes[-1]
+        if after > _MOST_GROWTH * before:
+            self.fail("leaked", "server", f"memory grew from {before / 2**20:.0f} to {after / 2**20:.0f} MiB")
+
+    @property
+    def first_token_ratio(self) -> float | None:
+        """99th percentile of seconds to the first token beside hostile clients, by that without them."""
+        alone, attacked = self.first_token_s
+        return percentile(attacked, 99) / percentile(alone, 99) if alone and attacked else None
+
     @property
     def clean(self) -> bool:
         """Whether nothing failed."""
@@ -92,4 +122,11 @@ class Tally:
         for (failure, kind), number in self.failed.items():
             kinds.setdefault(kind, {})[failure] = number
         held = [one._asdict() for one in self.held]
+        if self.attacks:
+            totals["hostile"] = {
+                "attacks": self.attacks,
+                "first_token_s": dict(zip(("alone", "attacked"), self.first_token_s, strict=True)),
+                "p99_ratio": self.first_token_ratio,
+                "resident_bytes": self.resident_bytes,
+            }
         return totals | {"kinds": kinds, "failures": self.failures, "mcp_kills": self.kills, "held": held}

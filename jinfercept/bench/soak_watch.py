@@ -78,6 +78,11 @@ class Watch:
             files=self._process.num_fds() if sys.platform != "win32" else 0,
         )
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process that is not swapped out."""
+        return self._process.memory_info().rss
+
     def mcp_servers(self) -> list[int]:
         """Process ids of the MCP servers that it has started."""
         import psutil
