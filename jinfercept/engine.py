@@ -34,7 +34,7 @@ from jinfercept.sched.draft import Planned
 from jinfercept.sched.options import draw_options
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.sched.sequence import Ended, Sequence, State
 from jinfercept.session import Session, Text
 
 log = logging.getLogger(__name__)
@@ -316,7 +316,7 @@ class Engine:
         session.interceptions.append(Interception(calls))
         number = len(session.interceptions)
         pending = tuple(
-            PendingCall(call.name, (session.request.id, number, index), call.expected_s)
+            session.pending(call, (session.request.id, number, index), call.expected_s)
             for index, call in enumerate(calls)
         )
         self.scheduler.intercept(session.sequence, now, pending)

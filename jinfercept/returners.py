@@ -66,10 +66,10 @@ class Returners:
         keep, sequence = session.request.keep, session.sequence
         if keep is None or keep.last or self._scheduler.protects_paused:
             return False
-        names = [call.name for call in session.asked] or [keep.reader]
         pending = tuple(
-            PendingCall(name, (sequence.id, "returns", index), keep.expected_s) for index, name in enumerate(names)
-        )
+            session.pending(call, (sequence.id, "returns", index), keep.expected_s)
+            for index, call in enumerate(session.asked)
+        ) or (PendingCall(keep.reader, (sequence.id, "returns", 0), keep.expected_s, sequence.tenant, "reader"),)
         self._scheduler.intercept(sequence, now, pending)
         root = sequence.context.root
         num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size

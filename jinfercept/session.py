@@ -1,5 +1,6 @@
 """One request in the engine: its text, its stream, its interceptions and what came of it. Knows no pages and no plans."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from jinfercept.request import (
     Watch,
 )
 from jinfercept.sched.plan import TokenLogprobs
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import PendingCall, Sequence
 
 
 class Text(Protocol):
@@ -76,6 +77,12 @@ class Session:
         if any(call.by_caller for call in calls):
             self.asked, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
+
+    def pending(self, call: Call, key: Hashable, expected_s: float | None) -> PendingCall:
+        """A call of the request as the scheduler knows it."""
+        request = self.request
+        kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
+        return PendingCall(call.name, key, expected_s, request.tenant, kind)
 
     def note_context(self) -> None:
         """The first token after a pause is there: note what had become of the context."""

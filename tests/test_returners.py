@@ -175,7 +175,7 @@ def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> N
     engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
     told: list[tuple[str, float, bool]] = []
     estimator = engine.scheduler._estimator
-    estimator.observe = lambda name, duration_s, clean=True, call_key=None: told.append((name, duration_s, clean))  # type: ignore[method-assign]
+    estimator.observe = lambda call, duration_s, clean=True: told.append((call.name, duration_s, clean))  # type: ignore[method-assign]
     [first] = served(
         engine,
         ask(

@@ -5,6 +5,7 @@ from random import Random
 from typing import final
 
 from jinfercept.sched.estimator import Estimator, OracleEstimator
+from jinfercept.sched.sequence import PendingCall
 
 Factor = Callable[[Hashable], float]
 """By what the duration of a call, known by its key, is multiplied; above 0."""
@@ -20,26 +21,26 @@ class Distorted:
     def __init__(self, estimator: Estimator, factor: Factor) -> None:
         self._estimator, self._factor = estimator, factor
 
-    def started(self, call_key: Hashable, name: str, at_s: float, hint_s: float | None = None) -> None:
-        self._estimator.started(call_key, name, at_s, hint_s)
+    def started(self, call: PendingCall, at_s: float) -> None:
+        self._estimator.started(call, at_s)
 
-    def observe(self, name: str, duration_s: float, clean: bool = True, call_key: Hashable = None) -> None:
-        self._estimator.observe(name, duration_s, clean, call_key)
+    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
+        self._estimator.observe(call, duration_s, clean)
 
-    def duration_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
-        return max(age_s, self._factor(call_key) * self._estimator.duration_s(name, 0.0, call_key))
+    def duration_s(self, call: PendingCall, age_s: float) -> float:
+        return max(age_s, self._factor(call.key) * self._estimator.duration_s(call, 0.0))
 
-    def remaining_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
-        return self.duration_s(name, age_s, call_key) - age_s
+    def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        return self.duration_s(call, age_s) - age_s
 
-    def survival(self, name: str, age_s: float, horizon_s: float, call_key: Hashable = None) -> float:
-        factor = self._factor(call_key)
-        return self._estimator.survival(name, age_s / factor, horizon_s / factor, call_key)
+    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
+        factor = self._factor(call.key)
+        return self._estimator.survival(call, age_s / factor, horizon_s / factor)
 
-    def hold_until_s(self, name: str, hold_cost_per_s: float, leave_cost: float, call_key: Hashable = None) -> float:
+    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
         """The other's τ on a clock that runs `factor` times as fast."""
-        factor = self._factor(call_key)
-        return factor * self._estimator.hold_until_s(name, factor * hold_cost_per_s, leave_cost, call_key)
+        factor = self._factor(call.key)
+        return factor * self._estimator.hold_until_s(call, factor * hold_cost_per_s, leave_cost)
 
 
 def _wild(call_key: Hashable) -> float:

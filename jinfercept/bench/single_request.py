@@ -9,6 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
+from jinfercept.sched.sequence import PendingCall
 from jinfercept.sched.waste import discard_waste
 
 
@@ -33,8 +34,8 @@ TABLE_1: Mapping[str, Tool] = {
 OTHERS = 36_700
 """Context tokens of the other requests: with them, leaving costs as much as holding for about 1.75 s (paper's constants)."""
 
-Hold = Callable[[Estimator, str, float, float], float]
-"""τ from an estimator, the tool's name, the cost of a second and the cost of leaving."""
+Hold = Callable[[Estimator, PendingCall, float, float], float]
+"""τ from an estimator, a call of the tool, the cost of a second and the cost of leaving."""
 
 
 class Rule(NamedTuple):
@@ -46,9 +47,9 @@ class Rule(NamedTuple):
     num_calls: int = 0
 
 
-def by_estimator(estimator: Estimator, name: str, hold_cost_per_s: float, leave_cost: float) -> float:
+def by_estimator(estimator: Estimator, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
     """Hold as long as the estimator says."""
-    return estimator.hold_until_s(name, hold_cost_per_s, leave_cost)
+    return estimator.hold_until_s(call, hold_cost_per_s, leave_cost)
 
 
 RULES = (
@@ -80,11 +81,11 @@ def cost_over_optimum(rule: Rule, forward_s: Callable[[int], float], rounds: int
         estimator = rule.make()
         for name, tool in TABLE_1.items():
             for _ in range(rule.num_calls):
-                estimator.observe(name, _draw(tool, past))
+                estimator.observe(PendingCall(name), _draw(tool, past))
         for name, tool in TABLE_1.items():
             leave_cost = discard_waste(tool.context, OTHERS, forward_s)
             duration_s = _draw(tool, future)
-            tau_s = rule.hold(estimator, name, tool.context, leave_cost)
+            tau_s = rule.hold(estimator, PendingCall(name), tool.context, leave_cost)
             cost += held_cost(tau_s, duration_s, tool.context, leave_cost)
             optimum += min(tool.context * duration_s, leave_cost)
     return cost / optimum

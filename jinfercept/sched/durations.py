@@ -1,17 +1,23 @@
 """How long the calls of one tool last: the last few durations, the calls still in flight, and the distribution they make.
 
 Censored durations, of which only a lower bound is known, enter by Kaplan and Meier's estimate. Knows no costs and no clock:
-the present is the latest time that anybody told.
+the present is the latest time at which a call began or ended.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Hashable
-from itertools import accumulate
+from collections.abc import Callable, Hashable
+from itertools import accumulate, chain
 from typing import NamedTuple, Self, final
 
 RING = 256
 """Durations that are remembered per tool."""
+
+SHARE = 8
+"""Durations of one tenant in a `SharedHistory`."""
+
+MOST_IN_FLIGHT = 2048
+"""Calls in flight that a history counts; beyond them it forgets the oldest."""
 
 
 class Seen(NamedTuple):
@@ -100,11 +106,13 @@ class History:
 
     def start(self, call_key: Hashable, at_s: float) -> None:
         """A call began."""
+        if len(self._running) == MOST_IN_FLIGHT:
+            del self._running[next(iter(self._running))]
         self._running[call_key] = at_s
         self._pass(at_s)
 
     def end(self, call_key: Hashable, seen: Seen) -> None:
-        """A call ended, or was given up; one that never began is only remembered."""
+        """A call ended by itself or was aborted; of one whose begin is not known only the duration counts."""
         began_s = self._running.pop(call_key, None)
         if len(self._ring) == RING:
             del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
@@ -132,3 +140,41 @@ class History:
     def _pass(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
         self._num_changes += 1
+
+
+@final
+class SharedHistory:
+    """What the calls of one tool took, by tenant: the last `SHARE` of each of the last `RING // SHARE` tenants.
+
+    Only calls that have ended count. So none of K tenants that have all made `SHARE` calls weighs more than 1/K, however many
+    calls it makes or has in flight.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, deque[Seen]] = {}
+        self._curve = Curve.from_seen([])
+        self._num_changes = 0  # since the curve was made
+
+    def end(self, tenant: str, seen: Seen) -> None:
+        """A call of a tenant ended."""
+        recent(self._tenants, tenant, lambda: deque(maxlen=SHARE), RING // SHARE).append(seen)
+        self._num_changes += 1
+
+    @property
+    def curve(self) -> Curve:
+        """The distribution; it lags behind by at most one change in 32."""
+        if 32 * self._num_changes > self._curve.num_seen:
+            self._num_changes = 0
+            self._curve = Curve.from_seen(sorted(chain.from_iterable(self._tenants.values())))
+        return self._curve
+
+
+def recent[K, V](entries: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
+    """The entry of a key, made if there is none: the last in the dict from now on. Of more than `most` the first one goes."""
+    found = entries.pop(key, None)
+    if found is None:
+        found = make()
+        if len(entries) == most:
+            del entries[next(iter(entries))]
+    entries[key] = found
+    return found

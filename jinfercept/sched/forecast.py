@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, final
 
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.sequence import Ended, Sequence
+from jinfercept.sched.sequence import Ended, PendingCall, Sequence
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Of the predicted remaining seconds."""
@@ -38,7 +38,7 @@ def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: 
     """Probability that any of the sequence's calls lasts longer than `horizon_s` more."""
     returned = 1.0
     for call in sequence.calls:
-        returned *= 1.0 - estimator.survival(call.name, age_s, horizon_s, call.key)
+        returned *= 1.0 - estimator.survival(call, age_s, horizon_s)
     return 1.0 - returned
 
 
@@ -76,24 +76,24 @@ class Overheard:
         """How a call ended, once."""
         return self._ended.pop(call_key, None)
 
-    def started(self, call_key: Hashable, name: str, at_s: float, hint_s: float | None = None) -> None:
-        self._asked.started(call_key, name, at_s, hint_s)
-        self._listener.started(call_key, name, at_s, hint_s)
+    def started(self, call: PendingCall, at_s: float) -> None:
+        self._asked.started(call, at_s)
+        self._listener.started(call, at_s)
 
-    def observe(self, name: str, duration_s: float, clean: bool = True, call_key: Hashable = None) -> None:
+    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._before_end()
-        self._ended[call_key] = Ended(duration_s, clean)
-        self._asked.observe(name, duration_s, clean, call_key)
-        self._listener.observe(name, duration_s, clean, call_key)
+        self._ended[call.key] = Ended(duration_s, clean)
+        self._asked.observe(call, duration_s, clean)
+        self._listener.observe(call, duration_s, clean)
 
-    def duration_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
-        return self._asked.duration_s(name, age_s, call_key)
+    def duration_s(self, call: PendingCall, age_s: float) -> float:
+        return self._asked.duration_s(call, age_s)
 
-    def remaining_s(self, name: str, age_s: float, call_key: Hashable = None) -> float:
-        return self._asked.remaining_s(name, age_s, call_key)
+    def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        return self._asked.remaining_s(call, age_s)
 
-    def survival(self, name: str, age_s: float, horizon_s: float, call_key: Hashable = None) -> float:
-        return self._asked.survival(name, age_s, horizon_s, call_key)
+    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
+        return self._asked.survival(call, age_s, horizon_s)
 
-    def hold_until_s(self, name: str, hold_cost_per_s: float, leave_cost: float, call_key: Hashable = None) -> float:
-        return self._asked.hold_until_s(name, hold_cost_per_s, leave_cost, call_key)
+    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
+        return self._asked.hold_until_s(call, hold_cost_per_s, leave_cost)

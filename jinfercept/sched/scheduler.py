@@ -102,7 +102,7 @@ class Scheduler:
         if was_running:
             self.kv.release(sequence.context)
         for call in calls:
-            self._estimator.started(call.key, call.name, now, call.expected_s)
+            self._estimator.started(call, now)
         self._queues.intercept(sequence)
         self.counters.interceptions += 1
         self._policy.pause(sequence, now)
@@ -115,7 +115,7 @@ class Scheduler:
         """
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.calls, ended, strict=True):
-            self._estimator.observe(call.name, end.duration_s, end.clean, call.key)
+            self._estimator.observe(call, end.duration_s, end.clean)
         sequence.given.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
         sequence.tokens.extend(tokens)
         self._come_back(sequence, in_place=True)
@@ -130,7 +130,7 @@ class Scheduler:
             in_place: it is queued by the kept one's arrival, as after a call; else behind all others.
         """
         for call in kept.calls:
-            self._estimator.observe(call.name, now - kept.paused_s, call_key=call.key)
+            self._estimator.observe(call, now - kept.paused_s)
         self._policy.resume(kept, now)
         self._queues.finish(kept)
         self.kv.close(sequence.context)
@@ -156,7 +156,7 @@ class Scheduler:
             return
         if sequence.state is State.INTERCEPTED:
             for call in sequence.calls:
-                self._estimator.observe(call.name, now - sequence.paused_s, clean=False, call_key=call.key)
+                self._estimator.observe(call, now - sequence.paused_s, clean=False)
         self._policy.resume(sequence, now)
         self._void_pending(sequence)
         self._queues.finish(sequence)

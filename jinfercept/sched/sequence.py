@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, Found
 from jinfercept.sched.options import DrawOptions, History
@@ -18,12 +18,27 @@ class State(Enum):
     FINISHED = "finished"
 
 
+CallKind = Literal["server_tool", "client_tool", "reader", "unknown_tool"]
+"""Who answers a call: a tool that the server runs, for all tenants alike; one that the client runs; the reader of a finished
+answer; or, of a name that no tool has, an error message."""
+
+
 class PendingCall(NamedTuple):
-    """A call that a paused sequence waits for: whom it asks, a key of its own, and how long its caller says it will take."""
+    """A call that a paused sequence waits for.
+
+    Attributes:
+        name: of the tool, or of the reader.
+        key: tells it from all other calls in flight.
+        expected_s: seconds that it takes, if its caller says so.
+        tenant: on whose behalf it is made.
+        kind: who answers it.
+    """
 
     name: str
-    key: Hashable
+    key: Hashable = None
     expected_s: float | None = None
+    tenant: str = ""
+    kind: CallKind = "server_tool"
 
 
 class Ended(NamedTuple):

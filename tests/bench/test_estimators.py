@@ -16,7 +16,9 @@ from jinfercept.bench.sweep import Run
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.profile import load_profile
+from jinfercept.sched.sequence import PendingCall
 
+CALL = PendingCall("tool", "call", 6.0)
 PROFILE = load_profile("paper-gptj-6b-a100")
 
 
@@ -43,11 +45,12 @@ def test_an_adversary_who_sees_how_long_is_held_gets_no_more_than_the_worst_case
         cost = optimum = 0.0
         for number in range(300):
             hold_cost, leave_cost = 1.0, 10.0
-            estimator.started(number, "tool", 100.0 * number, rng.choice((None, 0.0, 5.0, 1e6)))
-            tau_s = estimator.hold_until_s("tool", hold_cost, leave_cost, number)
+            call = PendingCall("tool", number, rng.choice((None, 0.0, 5.0, 1e6)))
+            estimator.started(call, 100.0 * number)
+            tau_s = estimator.hold_until_s(call, hold_cost, leave_cost)
             options = (tau_s * (1 + 1e-9), tau_s, 1e-9, 1e9)
             duration_s = max(options, key=lambda x: held_cost(tau_s, x, hold_cost, leave_cost) / min(x, leave_cost))
-            estimator.observe("tool", duration_s, rng.random() < 0.5, number)
+            estimator.observe(call, duration_s, rng.random() < 0.5)
             cost += held_cost(tau_s, duration_s, hold_cost, leave_cost)
             optimum += min(hold_cost * duration_s, leave_cost)
         assert 1.0 < cost / optimum <= 1 + 1 / trust
@@ -55,39 +58,39 @@ def test_an_adversary_who_sees_how_long_is_held_gets_no_more_than_the_worst_case
 
 def distorted(factor: float, inner: Estimator | None = None) -> Distorted:
     estimator = Distorted(inner or OracleEstimator(), lambda key: factor)
-    estimator.started("call", "tool", 0.0, 6.0)
+    estimator.started(CALL, 0.0)
     return estimator
 
 
 def test_a_wrong_oracle_is_wrong_by_its_factor_until_the_call_outlasts_it() -> None:
     tenfold, half = distorted(10.0), distorted(0.5)
-    assert tenfold.duration_s("tool", 2.0, "call") == 60.0
-    assert tenfold.remaining_s("tool", 2.0, "call") == 58.0
-    assert half.remaining_s("tool", 2.0, "call") == 1.0
-    assert half.remaining_s("tool", 4.0, "call") == 0.0
-    assert [half.survival("tool", 1.0, horizon_s, "call") for horizon_s in (1.9, 2.0)] == [1.0, 0.0]
-    assert half.hold_until_s("tool", 1.0, 4.0, "call") == float("inf")
-    assert tenfold.hold_until_s("tool", 1.0, 59.0, "call") == 0.0
+    assert tenfold.duration_s(CALL, 2.0) == 60.0
+    assert tenfold.remaining_s(CALL, 2.0) == 58.0
+    assert half.remaining_s(CALL, 2.0) == 1.0
+    assert half.remaining_s(CALL, 4.0) == 0.0
+    assert [half.survival(CALL, 1.0, horizon_s) for horizon_s in (1.9, 2.0)] == [1.0, 0.0]
+    assert half.hold_until_s(CALL, 1.0, 4.0) == float("inf")
+    assert tenfold.hold_until_s(CALL, 1.0, 59.0) == 0.0
 
 
 def test_a_factor_of_one_changes_nothing() -> None:
     oracle = OracleEstimator()
     same = distorted(1.0, oracle)
     for age_s in (0.0, 2.0, 7.0):
-        assert same.remaining_s("tool", age_s, "call") == oracle.remaining_s("tool", age_s, "call")
-        assert same.survival("tool", age_s, 1.0, "call") == oracle.survival("tool", age_s, 1.0, "call")
-    assert same.hold_until_s("tool", 2.0, 11.0, "call") == oracle.hold_until_s("tool", 2.0, 11.0, "call")
-    same.observe("tool", 6.0, call_key="call")
+        assert same.remaining_s(CALL, age_s) == oracle.remaining_s(CALL, age_s)
+        assert same.survival(CALL, age_s, 1.0) == oracle.survival(CALL, age_s, 1.0)
+    assert same.hold_until_s(CALL, 2.0, 11.0) == oracle.hold_until_s(CALL, 2.0, 11.0)
+    same.observe(CALL, 6.0)
     with pytest.raises(AssertionError, match="told of"):
-        same.duration_s("tool", 0.0, "call")
+        same.duration_s(CALL, 0.0)
 
 
 def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
     wild = DISTORTED["oracle_wild"]()
     for number in range(200):
-        wild.started(number, "tool", 0.0, 1.0)
-    durations = [wild.duration_s("tool", 0.0, number) for number in range(200)]
-    assert durations == [wild.duration_s("tool", 0.0, number) for number in range(200)]
+        wild.started(PendingCall("tool", number, 1.0), 0.0)
+    durations = [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
+    assert durations == [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
     assert 0.1 <= min(durations) < 0.13
     assert 8.0 < max(durations) <= 10.0
 

@@ -252,7 +252,7 @@ def test_the_last_of_several_calls_is_forecast() -> None:
     sequence.calls = (PendingCall("tool", 0), PendingCall("tool", 1))
     estimator = HistoryEstimator()
     for seconds in range(1, 101):
-        estimator.observe("tool", float(seconds))
+        estimator.observe(PendingCall("tool"), float(seconds))
     [*_, high] = forecast(estimator, sequence, 0.0).quantiles_s
     assert high == pytest.approx(100 * 0.9**0.5, abs=1.1)
 
@@ -260,12 +260,13 @@ def test_the_last_of_several_calls_is_forecast() -> None:
 def test_who_overhears_answers_as_the_one_that_is_asked() -> None:
     asked, listener = HistoryEstimator(), HistoryEstimator()
     overheard = Overheard(asked, listener)
-    overheard.started("key", "tool", 0.0)
-    overheard.observe("tool", 4.0, True, "key")
+    call = PendingCall("tool", "key")
+    overheard.started(call, 0.0)
+    overheard.observe(call, 4.0)
     for one in (overheard, asked, listener):
-        assert one.remaining_s("tool", 1.0) == one.duration_s("tool", 1.0) - 1.0 == 3.0
-        assert one.survival("tool", 1.0, 2.0) == 1.0
-        assert one.hold_until_s("tool", 1.0, 100.0) == asked.hold_until_s("tool", 1.0, 100.0)
+        assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
+        assert one.survival(call, 1.0, 2.0) == 1.0
+        assert one.hold_until_s(call, 1.0, 100.0) == asked.hold_until_s(call, 1.0, 100.0)
     assert overheard.take_ended("key") == Ended(4.0, True)
     assert overheard.take_ended("key") is None
 
