@@ -9,8 +9,8 @@ from typing import final
 
 from jinfercept.meter.histogram import Histogram
 
-OTHER = "other"
-"""Stands for all names after the first so many."""
+OTHER = "<other>"
+"""Stands for all names after the first so many; no tool can have it, as no other name in angle brackets."""
 
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -31,7 +31,7 @@ _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 
 @final
 class Names:
-    """Keeps the number of names bounded: models and clients make up as many as they like.
+    """Keeps the number of names bounded: the tools of an MCP server change, and policies word their reasons as they like.
 
     Args:
         most: names that are told apart.
@@ -50,11 +50,11 @@ class Names:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """The interceptions by one tool, or by a person who reads an answer.
+    """The interceptions by one tool, by all tools that clients run, or by the readers of answers.
 
     Attributes:
         begun: interceptions.
-        given_up: ended without a return: aborted, or nobody came back.
+        given_up: ended without a return: aborted, or no follow-up request came.
         results: calls that returned, by status.
         duration_s: of those interceptions that ended in a return.
         predicted_s: what was expected of these when they began, added up.

@@ -24,8 +24,8 @@ from jinfercept.sched.sequence import Sequence, State
 HISTORY_S = 300
 """Seconds of the pool's history, a sample for each."""
 
-NUM_DECISIONS = 40
-"""Decisions that are remembered."""
+NUM_DECISIONS = 1000
+"""Decisions that are remembered, of all tenants."""
 
 _MOST_REASONS = 50
 
@@ -65,12 +65,14 @@ class Decided:
     """Moves of one context, of one kind and for one reason, in a row.
 
     Attributes:
+        tenant: whose context it is.
         copied_tokens: to the host.
         freed_pages: of the device.
     """
 
     at_s: float
     request_id: str
+    tenant: str
     tool: str
     state: str
     action: str
@@ -160,7 +162,7 @@ class Meter:
         if last is None or (last.request_id, last.action, last.why) != (sequence.id, action, move.why):
             pause = self.pauses.open.get(sequence.id)
             tool = pause.tool if pause else ""
-            last = Decided(self.now(), sequence.id, tool, sequence.state.value, action, move.why)
+            last = Decided(self.now(), sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
             self.decisions.append(last)
         last.copied_tokens += copied_tokens
         last.freed_pages += freed

@@ -1,9 +1,12 @@
-"""What a person sees who watches an engine: the pool over time, who runs, who is paused at what price, what was decided."""
+"""What a person sees who watches an engine: the pool over time, which requests run, which are paused at what price, what was
+decided. Of the pool there are numbers without names; of requests, those of one tenant or of all."""
 
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from jinfercept.kv.page import Residency
-from jinfercept.meter.meter import Meter, Sample
+from jinfercept.meter.meter import Decided, Meter, Sample
 from jinfercept.meter.pauses import Pause
 from jinfercept.sched.decision import Case
 from jinfercept.sched.estimator import remaining_s
@@ -12,50 +15,63 @@ from jinfercept.sched.sequence import Sequence, State
 SHOWN = 30
 """Requests of each kind that are shown; all are counted."""
 
+SHOWN_DECISIONS = 40
+"""Decisions that are shown."""
 
-def overview(meter: Meter, *, texts: bool) -> dict[str, Any]:
-    """Everything of it, for JSON; whoever paused last is first. Seconds are ages or, where their name is `at_s`, of the clock.
+
+def overview(meter: Meter, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
+    """Everything of it, for JSON; the latest pause is first. Seconds are ages or, where their name is `at_s`, of the clock.
 
     Asks the policy's estimator, as the policy itself does all the time.
 
     Args:
         meter: asked between two steps.
         texts: show what was said to tools, and the ends of answers.
+        tenant: whose requests are counted and shown; None: all. The pool's pages, its history and the price of a recomputation,
+            which delays all that run, are of all tenants together in either case.
     """
     now = meter.now()
-    paused = list(reversed(meter.pauses.open.values()))
+    running, waiting = _of(meter.running, tenant), _of(meter.waiting, tenant)
+    paused = [pause for pause in reversed(meter.pauses.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
     kept = [pause for pause in paused if pause.kept and pause.returned_s is None]
+    decisions = (decided for decided in reversed(meter.decisions) if tenant in (None, decided.tenant))
     others = sum([sequence.length for sequence in meter.running.values()])
     return {
         "now_s": now,
         "page_size": meter.kv.page_size,
         "link_tokens_per_s": meter.known.cost.link_tokens(1.0),
         "counts": {
-            "running": len(meter.running),
-            "waiting": len(meter.waiting),
+            "running": len(running),
+            "waiting": len(waiting),
             "intercepted": len(intercepted),
             "kept": len(kept),
         },
         "sample": _point(meter.sample()),
         "history": [_point(sample) for sample in meter.history],
-        "running": [_runs(sequence, now) for sequence in list(meter.running.values())[:SHOWN]],
-        "waiting": [_runs(sequence, now) for sequence in list(meter.waiting.values())[:SHOWN]],
+        "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
+        "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
         "intercepted": [_paused(meter, pause, now, others, texts) for pause in intercepted[:SHOWN]],
         "kept": [_paused(meter, pause, now, others, texts) for pause in kept[:SHOWN]],
-        "decisions": [
-            {
-                "age_s": now - decided.at_s,
-                "request": decided.request_id,
-                "tool": decided.tool,
-                "state": decided.state,
-                "action": decided.action,
-                "why": decided.why,
-                "copied_tokens": decided.copied_tokens,
-                "freed_pages": decided.freed_pages,
-            }
-            for decided in reversed(meter.decisions)
-        ],
+        "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
+    }
+
+
+def _of(sequences: Mapping[str, Sequence], tenant: str | None) -> list[Sequence]:
+    """Those of a tenant."""
+    return [sequence for sequence in sequences.values() if tenant in (None, sequence.tenant)]
+
+
+def _decided(decided: Decided, now: float) -> dict[str, Any]:
+    return {
+        "age_s": now - decided.at_s,
+        "request": decided.request_id,
+        "tool": decided.tool,
+        "state": decided.state,
+        "action": decided.action,
+        "why": decided.why,
+        "copied_tokens": decided.copied_tokens,
+        "freed_pages": decided.freed_pages,
     }
 
 

@@ -1,16 +1,20 @@
-"""Who is paused, for how long, and how well that was expected. Told by the `Meter`; counts by tool."""
+"""Which requests are paused, for how long, and how well that was expected. Told by the `Meter`; counts by tool.
+
+Counts are open to all, so no name is counted that a client can choose: a tool that clients run and a name that no tool has are
+counted under a fixed one. What is shown of a single pause has its true names.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
 from jinfercept.meter.counts import Names, ToolCounts
-from jinfercept.request import Call, Result
+from jinfercept.request import Call, Request, Result
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import PendingCall, Sequence
 
-SEVERAL = "several"
-"""The tool of an interception by calls of different tools."""
+CLIENT, UNKNOWN, SEVERAL = "<client>", "<unknown>", "<several>"
+"""Counted as tools: all that clients run, all names that no tool has, and an interception by calls of different tools."""
 
 MOST_TOOLS = 100
 SHOWN_CHARS = 300
@@ -22,16 +26,18 @@ class Pause:
     """One that is not over.
 
     Attributes:
-        tool: that intercepted it.
+        tool: that intercepted it, or `SEVERAL`.
+        label: under which it is counted.
         began_s: on the engine's clock.
         expected_s: how long it was expected to last when it began.
-        said: what the tool was asked, or the end of the answer that somebody reads.
-        kept: the request is over; somebody is expected to go on from it.
+        said: what the tool was asked, or the end of the finished answer.
+        kept: the request is over; a follow-up request is expected.
         returned_s: when its calls had returned; it waits to run.
     """
 
     sequence: Sequence
     tool: str
+    label: str
     began_s: float
     expected_s: float
     said: str = ""
@@ -49,7 +55,7 @@ class Pauses:
 
     Attributes:
         open: by request.
-        answers: the tools of calls that have returned in this step, by request; whoever is told of the step clears it.
+        answers: labels of the calls that have returned in this step, by request; cleared by the `Meter` after the step.
     """
 
     def __init__(self, tools: dict[str, ToolCounts], estimator: Estimator) -> None:
@@ -67,10 +73,10 @@ class Pauses:
                 self._left.sequence = sequence
                 self.open[sequence.id], self._left = self._left, None
             return
-        names = {call.name for call in sequence.calls}
-        tool = self._names.of(names.pop() if len(names) == 1 else SEVERAL)
+        tool = _one({call.name for call in sequence.calls})
+        label = _one({self._label(call) for call in sequence.calls})
         expected_s = remaining_s(self._estimator, sequence, 0.0)
-        self.open[sequence.id] = pause = Pause(sequence, tool, now, expected_s)
+        self.open[sequence.id] = pause = Pause(sequence, tool, label, now, expected_s)
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
@@ -78,7 +84,7 @@ class Pauses:
         pause = self.open.get(sequence.id)
         if pause is not None and pause.returned_s is None:
             pause.returned_s, duration_s = now, now - pause.began_s
-            self.answers[sequence.id] = tuple(self._names.of(call.name) for call in sequence.calls)
+            self.answers[sequence.id] = tuple(self._label(call) for call in sequence.calls)
             counts = self.counts(pause)
             counts.duration_s.add(duration_s)
             counts.predicted_s += pause.expected_s
@@ -103,10 +109,11 @@ class Pauses:
         for name, result in zip(self.answers[request_id], results, strict=True):
             self._tool(name).results[result.status] += 1
 
-    def ran(self, calls: Iterable[Call], results: Iterable[Result]) -> None:
-        """Calls were run for a request that is over."""
+    def ran(self, request: Request, calls: Iterable[Call], results: Iterable[Result]) -> None:
+        """The server ran calls of a request that is over."""
         for call, result in zip(calls, results, strict=True):
-            self._tool(self._names.of(call.name)).results[result.status] += 1
+            label = self._names.of(call.name) if call.name in request.tools else UNKNOWN
+            self._tool(label).results[result.status] += 1
 
     def keep(self, request_id: str, text: str) -> bool:
         """The request is over; False if its context was not kept."""
@@ -117,11 +124,21 @@ class Pauses:
         return True
 
     def counts(self, pause: Pause) -> ToolCounts:
-        """Of its tool."""
-        return self._tool(pause.tool)
+        """Of its label."""
+        return self._tool(pause.label)
+
+    def _label(self, call: PendingCall) -> str:
+        """The name under which a call is counted."""
+        if call.kind == "client_tool":
+            return CLIENT
+        return UNKNOWN if call.kind == "unknown_tool" else self._names.of(call.name)
 
     def _tool(self, name: str) -> ToolCounts:
         counts = self._tools.get(name)
         if counts is None:
             counts = self._tools[name] = ToolCounts()
         return counts
+
+
+def _one(names: set[str]) -> str:
+    return names.pop() if len(names) == 1 else SEVERAL

@@ -133,7 +133,7 @@ def _steps(reading: Reading, named: Named) -> Iterator[Metric]:
 
 
 def _tools(tools: Mapping[str, ToolCounts], named: Named) -> Iterator[Metric]:
-    """Interceptions by tool; `person`: somebody reads an answer."""
+    """Interceptions by tool: those that the server runs, and fixed names for all others (`meter.pauses`)."""
     begun: Values = {(name,): tool.begun for name, tool in tools.items()}
     yield named.counters("jinfercept:interceptions", "Pauses, by calls or by a finished answer", begun, "tool")
     given_up: Values = {(name,): tool.given_up for name, tool in tools.items()}

@@ -1,5 +1,6 @@
 """The live page at `/`, and `/live`, what it shows. The page is one file that needs nothing else and is open to all; the
-numbers need a key where the server has keys. Of texts nothing is shown unless `--show-texts` says so."""
+numbers need a key where the server has keys, and a key sees its own requests. Of texts nothing is shown unless `--show-texts`
+says so."""
 
 import base64
 import hashlib
@@ -7,7 +8,7 @@ import re
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept import __version__
@@ -18,19 +19,22 @@ from jinfercept.server.service import Service
 from jinfercept.server.window import Window
 
 _FRESH_S = 0.1
-"""Seconds for which one look serves everybody who watches."""
+"""Seconds for which one look serves all who see the same."""
 
 
 def live_router(service: Service) -> APIRouter:
     """The numbers of one service."""
     router = APIRouter(route_class=GuardedRoute, tags=["operations"])
-    window = Window(service, lambda: _seen(service), _FRESH_S)
+    windows: dict[str | None, Window[dict[str, Any]]] = {}  # by whose requests it shows: at most one for each key
 
     @router.get("/live", response_model=dict[str, Any])
-    async def live(since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Response:
-        """Who runs, who is paused, where the pages are, what was decided: what the page at `/` shows. Of the pool's history
-        only what is younger than `since`, an `at_s` that was told before.
+    async def live(request: Request, since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Response:
+        """Which requests run, which are paused, where the pages are, what was decided: what the page at `/` shows. With a key
+        these are its own requests, with an operator's all. Of the pool's history only what is younger than `since`, an `at_s`
+        of an earlier answer.
         """
+        owner = service.keys.watched_by(request.scope["jinfercept.key"])
+        window = windows.setdefault(owner, Window(service, lambda: _seen(service, owner), _FRESH_S))
         seen = (await window.look()).seen
         history = [sample for sample in seen["history"] if sample["at_s"] > since]
         told = seen | {"history": history, "draining": service.draining}
@@ -57,11 +61,13 @@ def page_router() -> APIRouter:
     return router
 
 
-def _seen(service: Service) -> dict[str, Any]:
+def _seen(service: Service, owner: str | None) -> dict[str, Any]:
+    """What one owner of requests sees; None: an operator."""
     meter = service.llm.meter
     names = {"model": service.names[0], "policy": service.llm.config.scheduler.policy, "version": __version__}
-    inbox = None if service.inbox is None else len(service.inbox.pending())
-    return names | {"inbox": inbox} | overview(meter, texts=service.options.show_texts)
+    inbox = None if service.inbox is None else len(service.inbox.pending(owner))
+    about = names | {"shows": "all" if owner is None else "own", "inbox": inbox}
+    return about | overview(meter, texts=service.options.show_texts, tenant=owner)
 
 
 def _policy(page: str) -> str:

@@ -1,4 +1,5 @@
-"""`/metrics`: what Prometheus collects. Open to all, as vLLM's: it has numbers, and names of tools, but nothing of requests."""
+"""`/metrics`: what Prometheus collects. Open to all, as vLLM's: it has numbers, and names of the
+server's own tools, but nothing of requests and no name that a client chooses."""
 
 import asyncio
 import copy

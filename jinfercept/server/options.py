@@ -58,7 +58,8 @@ class ServerOptions:
     allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that they may send")
     allow_credentials: bool = option(False, "whether they may send cookies")
     show_texts: bool = option(
-        False, "the live page at / shows what was said to tools, and the ends of answers, to everybody with a key"
+        False,
+        "the live page at / shows what was said to tools, and the ends of answers: a key its own, an operator all",
     )
     log_format: str = option("text", "a line for each request, as key=value or as JSON", ("text", "json"))
 

@@ -17,8 +17,8 @@ from jinfercept.request import Call, CompletionOutput, Interception, Request, Re
 Message = Mapping[str, Any]
 Remember = Callable[[Sequence[Message]], None]
 """Told of the turns of an answer, if some of them are hidden."""
-Note = Callable[[Sequence[Call], Sequence[Result]], object]
-"""Told of calls that were run when their request had ended."""
+Note = Callable[[Request, Sequence[Call], Sequence[Result]], object]
+"""Called with a request and those of its calls that were run when it had ended."""
 
 
 @final
@@ -71,7 +71,7 @@ class ServerTurns:
             ]
             end, lasted_s = len(completion.token_ids), max(result.duration_s for result in results)
             pause = Interception(tuple(calls), results, (end, end), lasted_s)
-            self._note(calls, results)
+            self._note(request, calls, results)
             completion = _with_pause(completion, pause, [*completion.messages, *told])
         if len(completion.messages) > 1:
             self._remember(completion.messages)

@@ -190,9 +190,9 @@ class Service:
         self._streams.discard(stream)
         await stream.aclose()
 
-    def note_calls(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
+    def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run when their request had ended."""
-        self.llm.thread.ask(lambda: self.llm.meter.pauses.ran(calls, results))
+        self.llm.thread.ask(lambda: self.llm.meter.pauses.ran(request, calls, results))
 
     def entered(self) -> None:
         """A request to the server began."""

@@ -13,7 +13,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, Names
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.meter import HISTORY_S, Meter
-from jinfercept.meter.overview import overview
+from jinfercept.meter.overview import SHOWN, overview
 from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
@@ -142,13 +142,13 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
     seen = overview(one.meter, texts=False)
     assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_kept, 0)
-    assert [row["tool"] for row in seen["kept"]] == ["person", "person"]
+    assert [row["tool"] for row in seen["kept"]] == [Keep().reader] * 2
     one.clock.time += 7.0
     first = one.outputs["a"]
     one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
     one.engine.release("b")
     one.step()
-    tool = one.meter.read().tools["person"]
+    tool = one.meter.read().tools[Keep().reader]
     assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)
     assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
     assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
@@ -194,6 +194,28 @@ def test_decisions_are_one_for_each_context_and_reason() -> None:
     assert sum(decided.freed_pages for decided in decisions) > 0
     assert {decided.tool for decided in decisions} == {"tool"}
     assert sum(one.meter.counts.moved_pages.values()) > len(decisions)
+
+
+def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
+    one = world("copy_ahead", num_pages=60, latency=lambda call: 1e6)
+    for number in range(SHOWN + 5):
+        one.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
+    for name, calls in (("paused", {2: [1]}), ("first", {}), ("second", {})):
+        one.engine.submit(request(name, prompt(99, 9), 100, calls, tenant="one"))
+    while len(one.meter.pauses.open) < SHOWN + 6:
+        one.step()
+    seen, other, all_of_them = (overview(one.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
+    states = ("running", "waiting", "intercepted", "kept")
+    own = [row["request"] for state in states for row in seen[state]]
+    assert sorted(own) == ["first", "paused", "second"]
+    assert sum(seen["counts"].values()) == 3
+    assert {row["request"][:6] for state in states for row in other[state]} == {"theirs"}
+    assert len(other["intercepted"]) == SHOWN
+    assert other["counts"]["intercepted"] == SHOWN + 5
+    assert sum(all_of_them["counts"].values()) == SHOWN + 8
+    assert {row["request"] for row in seen["decisions"]} <= {"paused"}
+    assert "theirs" not in repr(seen)
+    assert seen["sample"]["pages"] == all_of_them["sample"]["pages"]
 
 
 def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:

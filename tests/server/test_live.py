@@ -15,17 +15,17 @@ CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</too
 QUESTION: list[Any] = [{"role": "user", "content": "What does a private lamp cost?"}]
 
 
-def ask_for_a_call(server: Running, scripted: Scripted) -> None:
-    scripted.follow(prompt_of(scripted, QUESTION, [TOOL]) + CALL + END)
-    done = server.chat(messages=QUESTION, tools=[TOOL], max_tokens=200).json()
+def ask_for_a_call(server: Running, scripted: Scripted, tool: Any = TOOL, call: str = CALL) -> None:
+    scripted.follow(prompt_of(scripted, QUESTION, [tool]) + call + END)
+    done = server.chat(messages=QUESTION, tools=[tool], max_tokens=200).json()
     assert done["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def look(server: Running, **params: Any) -> Any:
-    """What is so now: an answer serves everybody for a moment."""
-    began_s = time.monotonic()
+def look(server: Running, key: str = "none") -> Any:
+    """What is so now: an answer serves a key for a moment."""
+    began_s, headers = time.monotonic(), {"authorization": f"Bearer {key}"}
     found: list[Any] = []
-    until(lambda: found.append(server.http.get("/live", params=params).json()) or found[-1]["now_s"] >= began_s)
+    until(lambda: found.append(server.http.get("/live", headers=headers).json()) or found[-1]["now_s"] >= began_s)
     return found[-1]
 
 
@@ -92,6 +92,32 @@ def test_numbers_need_a_key_and_the_page_does_not(scripted: Scripted) -> None:
         assert server.http.get("/live", headers={"authorization": "Bearer two"}).status_code == 401
         assert server.http.get("/live", headers={"authorization": "Bearer one"}).status_code == 200
         assert server.http.get("/").status_code == 200
+
+
+def test_a_key_sees_its_own_requests_pauses_and_decisions_and_an_operator_sees_all(scripted: Scripted) -> None:
+    own = {"running", "waiting", "intercepted", "kept"}
+    other: Any = {"type": "function", "function": TOOL["function"] | {"name": "other"}}
+    with running(scripted.llm, api_key=("one", "two", "three"), operator_key=("chief",), show_texts=True) as server:
+        for key, tool, call in (("one", TOOL, CALL), ("two", other, CALL.replace("price", "other"))):
+            server.http.headers["authorization"] = f"Bearer {key}"
+            ask_for_a_call(server, scripted, tool, call)
+        until(lambda: server.llm.engine.settled)
+        seen = {key: look(server, key) for key in ("one", "two", "three", "chief")}
+    assert {key: live["shows"] for key, live in seen.items()} == dict.fromkeys(("one", "two", "three"), "own") | {
+        "chief": "all"
+    }
+    assert [seen[key]["counts"]["kept"] for key in seen] == [1, 1, 0, 2]
+    for key, tool in (("one", "price"), ("two", "other")):
+        [kept] = seen[key]["kept"]
+        assert (kept["tools"], "secret" in kept["said"]) == ([tool], True)
+        assert {decided["tool"] for decided in seen[key]["decisions"]} == {tool}
+        assert {decided["request"] for decided in seen[key]["decisions"]} == {kept["request"]}
+    assert {decided["tool"] for decided in seen["chief"]["decisions"]} == {"price", "other"}
+    stranger = {name: value for name, value in seen["three"].items() if name not in own}
+    assert stranger["decisions"] == []
+    assert [seen["three"][name] for name in own] == [[]] * 4
+    assert not re.search("chatcmpl|price|other|secret", json.dumps(seen["three"]))
+    assert stranger["sample"]["pages"] == seen["chief"]["sample"]["pages"]
 
 
 def test_the_page_is_one_file_that_runs_its_own_script_and_asks_nobody_else(served: Running) -> None:

@@ -1,6 +1,7 @@
 """`/metrics`: what Prometheus reads of it, and that it agrees with what clients were told."""
 
 import json
+import re
 import threading
 from collections import defaultdict
 from typing import Any
@@ -10,6 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_model import Scripted
 from served import END, MODEL, Running, prompt_of, running
+from shopkeeper import BUY, QUESTION, ask, asks, says
+
+from jinfercept.request import Keep
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -79,13 +83,13 @@ def test_vllms_names_are_there_and_count_what_clients_were_told(served: Running,
     )
 
 
-def test_a_clients_call_is_an_interception_by_its_tool(served: Running, scripted: Scripted) -> None:
+def test_a_clients_call_is_an_interception_by_the_tools_of_clients(served: Running, scripted: Scripted) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is it?"}]
     asked = prompt_of(scripted, messages, [TOOL])
     scripted.follow(asked + CALL + END)
     choice = served.chat(messages=messages, tools=[TOOL], max_tokens=200).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
-    tool = (("tool", "price"),)
+    tool = (("tool", "<client>"),)
     found = scrape(served)
     assert found["jinfercept:requests"][(("state", "kept"),)] == 1
     assert found["jinfercept:interceptions_total"][tool] == 1
@@ -100,7 +104,7 @@ def test_a_clients_call_is_an_interception_by_its_tool(served: Running, scripted
     assert found["jinfercept:interception_context_tokens_total"][(("context", "kept"), *tool)] > 20
     assert found["jinfercept:estimate_error_seconds_total"][tool] > 0
     assert found["jinfercept:waste_token_seconds_total"][(("kind", "preserve"),)] > 0
-    assert "secret" not in text
+    assert not re.search("secret|price", text)
 
 
 def test_numbers_are_read_while_others_are_served_and_counters_never_fall(served: Running, scripted: Scripted) -> None:
@@ -136,11 +140,34 @@ def test_prometheus_may_ask_for_either_format_and_needs_no_key(scripted: Scripte
         assert json.loads(server.http.get("/openapi.json").text)["paths"]["/metrics"]["get"]["responses"]["200"]
 
 
+def labels_of(served: Running) -> set[tuple[str, str]]:
+    return {label for values in scrape(served).values() for labels in values for label in labels if label[0] != "le"}
+
+
+def test_no_client_and_no_model_chooses_a_label_or_uses_them_up(server: Running, scripted: Scripted) -> None:
+    for number in range(3):
+        says(scripted, server, asks(f"unheard{number}"), QUESTION)
+        ask(server, QUESTION, max_tokens=len(asks("unheard0")) + 3)
+        own = {"type": "function", "function": BUY["function"] | {"name": f"clients{number}"}}
+        says(scripted, server, asks(f"clients{number}", "lamp"), QUESTION, own=[own])
+        assert ask(server, QUESTION, tools=[own]).choices[0].finish_reason == "tool_calls"
+    mixed = asks("price", "lamp") + asks("unheard", "lamp") + asks("buy", "lamp")
+    says(scripted, server, mixed, QUESTION, own=[BUY])
+    assert ask(server, QUESTION, tools=[BUY]).choices[0].finish_reason == "tool_calls"
+    results = scrape(server)["jinfercept:call_results_total"]
+    assert results[(("status", "ok"), ("tool", "price"))] >= 1
+    assert results[(("status", "unknown_tool"), ("tool", "<unknown>"))] >= 1
+    tools = {value for label, value in labels_of(server) if label == "tool"}
+    fixed = {"<client>", "<unknown>", "<several>", Keep().reader}
+    assert {"<client>", "<unknown>"} <= tools <= fixed | {"price", "hang"}
+    assert not [value for _, value in labels_of(server) if re.search("clients|unheard|buy", value)]
+
+
 @pytest.mark.parametrize("name", ["</script>", 'a"b\\c\n', "x" * 5000])
 def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: Scripted, name: str) -> None:
     scripted.follow()
     body = {"max_tokens": 2, "ignore_eos": True, "jinfercept": {"session_id": name[:200]}}
     assert served.chat(**body).status_code == 200
     meter = served.llm.meter
-    meter.counts.tools[name] = meter.counts.tools["person"]
+    meter.counts.tools[name] = meter.counts.tools[Keep().reader]
     assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1

@@ -51,6 +51,9 @@ def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted,
         def seen(key: str) -> list[dict[str, Any]]:
             return server.http.get("/inbox", headers={"authorization": f"Bearer {key}"}).json()["data"]
 
+        def waiting_for(key: str) -> int:
+            return server.http.get("/live", headers={"authorization": f"Bearer {key}"}).json()["inbox"]
+
         def answered(key: str, call_id: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
             return server.http.post(f"/inbox/{call_id}/answer", json={"text": key}, headers=headers).status_code
@@ -63,6 +66,7 @@ def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted,
             until(lambda: bool(seen("one")))
             [call] = seen("chief")
             assert (seen("two"), [one["id"] for one in seen("one")]) == ([], [call["id"]])
+            assert [waiting_for(reader) for reader in ("one", "two", "chief")] == [1, 0, 1]
             assert [answered("two", call["id"]), answered(key, call["id"])] == [404, 200]
             assert waiting.result().choices[0].message.content == f"{key} says so."
 
