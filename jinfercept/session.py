@@ -20,6 +20,9 @@ from jinfercept.request import (
 from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
 
+MAX_NAME = 256
+"""Characters by which the scheduler knows a called name. A server takes no longer ones, but a model may write them."""
+
 
 class Text(Protocol):
     """One request's text, fed token by token; see `stream.TextStream`."""
@@ -82,7 +85,7 @@ class Session:
         """A call of the request as the scheduler knows it."""
         request = self.request
         kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
-        return PendingCall(call.name, key, expected_s, request.tenant, kind)
+        return PendingCall(call.name[:MAX_NAME], key, expected_s, request.tenant, kind)
 
     def note_context(self) -> None:
         """The first token after a pause is there: note what had become of the context."""

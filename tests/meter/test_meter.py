@@ -9,16 +9,19 @@ from fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualCloc
 from serving import request, tokens_in
 
 from jinfercept.engine import Engine
+from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, Names
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.meter import HISTORY_S, Meter
 from jinfercept.meter.overview import SHOWN, overview
+from jinfercept.meter.pauses import UNKNOWN
 from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import Knowledge
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.session import MAX_NAME
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)
@@ -216,6 +219,33 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
     assert {row["request"] for row in seen["decisions"]} <= {"paused"}
     assert "theirs" not in repr(seen)
     assert seen["sample"]["pages"] == all_of_them["sample"]["pages"]
+
+
+def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_counts_for_itself() -> None:
+    one = world("copy_ahead")
+    for name, tenant in (("a", "slow"), ("b", "slow"), ("c", "other")):
+        one.serve(replace(ask(name, prompt(1, 12), f"session of {tenant}"), tenant=tenant, cache_salt=tenant))
+        one.clock.time += 1000.0 if name == "a" else 0.0
+    rows = {row["request"]: row for row in overview(one.meter, texts=False)["kept"]}
+    assert rows["b"]["remaining_s"] == pytest.approx(1000.0, rel=0.01)
+    assert rows["c"]["remaining_s"] == rows["c"]["age_s"]  # nothing is known: as long again
+    tool = one.meter.read().tools[Keep().reader]
+    assert (tool.begun, tool.predicted_s) == (3, 0.0)
+    one.serve(replace(ask("d", prompt(1, 12), "session of slow"), tenant="slow", cache_salt="slow"))
+    assert one.meter.read().tools[Keep().reader].predicted_s == pytest.approx(1000.0, rel=0.01)
+
+
+def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> None:
+    one = world("copy_ahead", latency=lambda call: 1e6)
+    detector = ScriptedDetector({2: [Call("x" * 10_000, "1")], 4: [Call("tool", "2")]})
+    one.engine.submit(request("a", prompt(1, 9), 8, detector=detector))
+    while not one.meter.pauses.open:
+        one.step()
+    [row] = overview(one.meter, texts=False)["intercepted"]
+    assert row["tools"] == ["x" * MAX_NAME]
+    assert set(one.meter.read().tools) == {UNKNOWN}
+    one.engine.abort("a")
+    one.step()
 
 
 def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:
