@@ -43,7 +43,13 @@ class ServerOptions:
     max_body_size: int = option(16 * 2**20, "bytes of the largest request body")
     max_queue_len: int = option(1024, "requests that may wait for their turn; more are answered 429")
     response_ttl: float = option(86400.0, "seconds for which a response is stored, for those that go on from it")
-    max_stored_responses: int = option(4096, "responses that are stored; the oldest go first")
+    max_stored_responses: int = option(
+        4096, "responses that are stored; beyond it the key that holds the most loses its oldest"
+    )
+    max_stored_responses_per_key: int | None = option(None, "responses that are stored for one key; default: all")
+    max_background_responses: int = option(
+        128, "responses of one key that are in the background at a time; more are answered 429"
+    )
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
     body_timeout: float = option(60.0, "seconds until its body has to be there")
     write_timeout: float = option(
@@ -71,14 +77,17 @@ class ServerOptions:
             ("max_queue_len", 1),
             ("response_ttl", 0),
             ("max_stored_responses", 0),
+            ("max_stored_responses_per_key", 0),
+            ("max_background_responses", 0),
             ("header_timeout", 0.001),
             ("body_timeout", 0.001),
             ("write_timeout", 0.001),
             ("timeout_keep_alive", 0),
             ("drain_timeout", 0),
         ):
-            if not getattr(self, name) >= least:
-                raise ConfigError(f"{name} is too small", got=getattr(self, name), fix=f"at least {least}")
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
         if self.port > 65535:
             raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
         if not all(self.served_model_name):

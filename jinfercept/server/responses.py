@@ -10,20 +10,22 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from jinfercept.chat import Chats
 from jinfercept.request import Token
 from jinfercept.server.access_log import DETAILS
-from jinfercept.server.encoding import Reply
+from jinfercept.server.encoding import Reply, encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import read_hints
 from jinfercept.server.logprobs import chat_logprobs
 from jinfercept.server.refusals import check_extras
 from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
-from jinfercept.server.responses_items import Item, messages_of, read_items
+from jinfercept.server.responses_items import check_length, messages_of, read_items, references
 from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
 from jinfercept.server.responses_run import BackgroundRun, write, written
-from jinfercept.server.responses_store import Stored
+from jinfercept.server.responses_store import Stored, measured
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.route import GuardedRoute
+from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service, service_of, unless_gone
 from jinfercept.server.sse import EventStream
 from jinfercept.server.usage import UsageCount
@@ -32,6 +34,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _ANSWERED = ("completed", "incomplete")
 """What a response can be gone on from."""
+_PAGE_BYTES = 2**24
+"""After which a page of items ends, whatever its limit."""
 
 
 @router.post("/v1/responses", response_model=ResponseObject)
@@ -42,23 +46,35 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     check_extras(body, service.ignored)
     check_asked(body)
     owner = _owner(request)
-    before = _before(service, body.previous_response_id, owner)
-    asked = read_items(body.input, before, lambda name: service.responses.item(name, owner, _now()))
+    previous = _previous(service, body.previous_response_id, owner)
+    check_length(body.input, previous.num_items if previous else 0)
+    referred = service.responses.items(references(body.input), owner, _now())
+    if body.background:
+        service.responses.check_background(owner)
     hints = replace(read_hints(body, request), follows=body.previous_response_id)
     name = f"resp_{uuid.uuid4().hex}"
 
-    def make() -> Any:
-        return make_response_chat(service, body, messages_of([*before, *asked], body.instructions), hints, name)
+    def make() -> tuple[Chats, ServerTurns, Stored]:
+        before = previous.conversation if previous else []
+        asked = read_items(body.input, before, referred)
+        messages = messages_of([*before, *asked], body.instructions)
+        chats, turns = make_response_chat(service, body, messages, hints, name)
+        response = _begun(name, model, body)
+        num_bytes = 0 if body.store is False else measured(asked, response)
+        return chats, turns, Stored(owner, response, previous, asked, num_bytes=num_bytes)
 
-    chats, turns = await service.prepare(make, 1)
-    response = _begun(name, model, body)
+    chats, turns, stored = await service.prepare(make, 1)
+    if body.background:
+        service.responses.check_background(owner)  # others may have begun meanwhile
+    response = stored.response
     usage = UsageCount(chats.requests, request.scope[DETAILS])
     writer = ResponseWriter(response, usage, turns, _logprobs(service, body))
     stream = service.submit(*chats)
     request.scope[DETAILS]["id"] = name
     run = BackgroundRun(service, stream, writer, kept=bool(body.stream)) if body.background else None
     if body.store is not False:
-        service.responses.add(Stored(owner, response, before, asked, run), _now())
+        stored.background = run
+        service.responses.add(stored, _now())
     if run is not None:
         return EventStream(run.follow(0)) if body.stream else Reply(response)
     if body.stream:
@@ -113,8 +129,15 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
-    """The conversation that a response answers, from page to page; instructions are no part of it."""
+    """The conversation that a response answers, from page to page; instructions are no part of it.
+
+    A page has fewer items than `limit` if these are long.
+    """
     stored = _stored(request, response_id)
+    return await service_of(request).prepare(lambda: _page(stored, limit, order, after))
+
+
+def _page(stored: Stored, limit: int, order: str, after: str | None) -> Response:
     items = [*stored.before, *stored.asked]
     if order == "desc":
         items.reverse()
@@ -123,19 +146,26 @@ async def list_input_items(
         if not places:
             raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
         items = items[places[-1] + 1 :]
-    shown = items[:limit]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return Reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
+    shown: list[bytes] = []
+    num_bytes = 0
+    for item in items[:limit]:
+        if num_bytes < _PAGE_BYTES:
+            shown.append(encode(item))
+            num_bytes += len(shown[-1])
+    number = len(shown)
+    first, last = (items[0]["id"], items[number - 1]["id"]) if number else (None, None)
+    head = encode({"object": "list", "first_id": first, "last_id": last, "has_more": len(items) > number})
+    return Response(head[:-1] + b',"data":[' + b",".join(shown) + b"]}", media_type="application/json")
 
 
 def _stored(request: Request, response_id: str) -> Stored:
     return service_of(request).responses.get(response_id, _owner(request), _now())
 
 
-def _before(service: Service, previous_id: str | None, owner: str) -> list[Item]:
-    """The conversation that a body goes on from."""
+def _previous(service: Service, previous_id: str | None, owner: str) -> Stored | None:
+    """The response that a body goes on from."""
     if previous_id is None:
-        return []
+        return None
     field = "previous_response_id"
     try:
         previous = service.responses.get(previous_id, owner, _now())
@@ -143,7 +173,7 @@ def _before(service: Service, previous_id: str | None, owner: str) -> list[Item]
         raise ApiError.bad(error.detail, field, "previous_response_not_found") from error
     if previous.response["status"] not in _ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
-    return previous.conversation
+    return previous
 
 
 def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:

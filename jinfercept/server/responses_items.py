@@ -4,13 +4,14 @@ Stored items are plain objects, of one form for what was said to the model and f
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_protocol import (
+    MAX_ITEMS,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
@@ -50,23 +51,41 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
 
-def read_items(given: str | Sequence[InputItem], before: Iterable[Item], find: Callable[[str], Item]) -> list[Item]:
-    """What a client says, to be stored.
+def check_length(given: str | Sequence[InputItem], num_before: int) -> None:
+    """Raise 400 if a conversation has too many items, those of which a model reads nothing among them.
+
+    Args:
+        given: the body's `input`.
+        num_before: items of the conversation that it goes on from.
+    """
+    number = num_before + (1 if isinstance(given, str) else len(given))
+    if number > MAX_ITEMS:
+        message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
+        raise ApiError.bad(message, "input", "too_many_items")
+
+
+def references(given: str | Sequence[InputItem]) -> set[str]:
+    """Ids of the stored items that a body refers to."""
+    return set() if isinstance(given, str) else {one.id for one in given if isinstance(one, ItemReference)}
+
+
+def read_items(given: str | Sequence[InputItem], before: Iterable[Item], referred: Mapping[str, Item]) -> list[Item]:
+    """What a client says, to be stored. Takes a while: a body may have half a million parts.
 
     Args:
         given: the body's `input`.
         before: the conversation that it goes on from.
-        find: an item of a stored response by its id; raises 404.
+        referred: items of stored responses by the ids of `references`.
 
     Raises:
-        ApiError: 400 for a result without its call, 404 for a reference to nothing.
+        ApiError: 400 for a result without its call.
     """
     if isinstance(given, str):
         return [new_item("message", role="user", content=[_text(given, "user")])]
     called = {item["call_id"] for item in before if item["type"] == "function_call"}
     items: list[Item] = []
     for index, one in enumerate(given):
-        item = find(one.id) if isinstance(one, ItemReference) else _stored(one)
+        item = referred[one.id] if isinstance(one, ItemReference) else _stored(one)
         if item["type"] == "function_call":
             called.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in called:

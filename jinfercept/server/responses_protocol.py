@@ -6,7 +6,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from jinfercept.server.protocol import Body, SamplingBody, Text
 
-MAX_ITEMS = 16384
+MAX_ITEMS = 4096
+"""Of a body, and of a conversation: what went before, what is asked and what is answered."""
 MAX_TOOLS = 512
 LOGPROBS = "message.output_text.logprobs"
 """What `include` calls log probabilities."""

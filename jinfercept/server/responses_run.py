@@ -14,6 +14,10 @@ from jinfercept.server.sse import event
 
 _ABORT_S = 1.0
 """Seconds in which the engine ends what it was told to."""
+_EVENT_BYTES = 64
+"""Of an event that is kept, beside its text."""
+_MOST_JOINED = 256
+"""Events that are copied at a time for a client."""
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
         writer.cancel()
         for _ in writer.fail(ApiError(499, "the client has gone")):
             pass
+        service.responses.settle(writer.response["id"])
 
 
 async def written(service: Service, stream: AsyncStream, writer: ResponseWriter) -> None:
@@ -69,44 +74,53 @@ class BackgroundRun:
     """
 
     def __init__(self, service: Service, stream: AsyncStream, writer: ResponseWriter, kept: bool) -> None:
-        self._service, self._writer = service, writer
-        self._stream: AsyncStream | None = stream  # until it is over
+        self._service = service
+        self._running: tuple[AsyncStream, ResponseWriter] | None = (stream, writer)  # until it is over
         self._kept, self._events = kept, list[bytes]()
         self._changed = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run(stream))
+        self._task = asyncio.ensure_future(self._run(stream, writer))
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self._events))
-
-    async def _run(self, stream: AsyncStream) -> None:
+    async def _run(self, stream: AsyncStream, writer: ResponseWriter) -> None:
         self._service.entered()
         try:
-            async for said in write(self._service, stream, self._writer):
+            async for said in write(self._service, stream, writer):
                 if self._kept:
-                    self._events.append(said)
-                    self._changed.set()
+                    self._keep(writer.response["id"], said)
         finally:
             self._service.left()
-            self._stream = None
+            self._running = None
             self._changed.set()
 
+    def _keep(self, response_id: str, said: bytes) -> None:
+        """Keep an event, or none at all once there is no room for them."""
+        responses, num_bytes = self._service.responses, _EVENT_BYTES + len(said)
+        if responses.charge(response_id, num_bytes):
+            self._events.append(said)
+        else:
+            self._kept = False
+            responses.charge(response_id, -sum(_EVENT_BYTES + len(event) for event in self._events))
+            self._events.clear()
+        self._changed.set()
+
     async def cancel(self) -> None:
-        self._writer.cancel()
-        if self._stream is not None:
-            self._stream.abort()
+        if self._running is not None:
+            stream, writer = self._running
+            writer.cancel()
+            stream.abort()
         await asyncio.wait((self._task,), timeout=_ABORT_S)
         self._task.cancel()  # else a tool runs that the engine knows nothing of
         await asyncio.wait((self._task,))
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         if not self._kept:
-            raise ApiError.bad("its events were not kept: create it with stream", "stream")
+            raise ApiError.bad("its events were not kept: create it with stream, and with room for them", "stream")
         return self._follow(start)
 
     async def _follow(self, start: int) -> AsyncGenerator[bytes]:
         while True:
-            if news := self._events[start:]:
+            if not self._kept:
+                raise ApiError(503, "there is no room to keep events: poll the response", code="events_not_kept")
+            if news := self._events[start : start + _MOST_JOINED]:
                 start += len(news)
                 yield b"".join(news)
             elif self._task.done():

@@ -71,7 +71,12 @@ class Service:
         self.chat_template = options.template()
         self.ignored: set[str] = set()
         self.hidden_turns = HiddenTurns(options.response_ttl, time.monotonic)
-        self.responses = ResponseStore(options.response_ttl, options.max_stored_responses)
+        self.responses = ResponseStore(
+            options.response_ttl,
+            options.max_stored_responses,
+            most_of_owner=options.max_stored_responses_per_key,
+            most_background=options.max_background_responses,
+        )
         self._pool = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="jinfercept-prepare")
         self._mailbox: Mailbox | None = None
         self._preparing = 0

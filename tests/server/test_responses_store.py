@@ -10,27 +10,39 @@ from scripted_model import Scripted
 from served import END, MODEL, Running, running, until
 
 from jinfercept.server.errors import ApiError
-from jinfercept.server.responses_items import new_item
-from jinfercept.server.responses_store import ResponseStore, Stored
+from jinfercept.server.responses_items import new_item, read_items, references
+from jinfercept.server.responses_protocol import ResponsesBody
+from jinfercept.server.responses_store import ResponseStore, Stored, measured
 
 
-def stored(name: str, owner: str = "me", status: str = "completed", before: str | None = None) -> Stored:
-    """One that says little."""
-    response = {"id": name, "status": status, "output": [], "previous_response_id": before}
+def stored(
+    name: str, owner: str = "me", status: str = "completed", previous: Stored | None = None, num_bytes: int = 100
+) -> Stored:
+    """One that says little; it is in the background as long as it is queued."""
+    response = {"id": name, "status": status, "output": [], "previous_response_id": previous and previous.name}
     said = new_item("message", role="user", content=[])
-    return Stored(owner, response, [], [said], Nobody() if status == "queued" else None)
+    background = Silent() if status == "queued" else None
+    return Stored(owner, response, previous, [said], background, num_bytes)
 
 
-class Nobody:
+class Silent:
     """Writes nothing, in the background, at length."""
-
-    num_bytes = 900
 
     async def cancel(self) -> None:
         raise AssertionError
 
     def follow(self, start: int) -> Any:
         raise AssertionError
+
+
+class Counted(dict[str, Any]):
+    """An item that counts how often it is read."""
+
+    num_reads = 0
+
+    def __getitem__(self, name: str) -> Any:
+        Counted.num_reads += 1
+        return super().__getitem__(name)
 
 
 def has(store: ResponseStore, name: str, now: float, owner: str = "me") -> bool:
@@ -61,15 +73,95 @@ def test_the_oldest_go_first_but_not_what_is_still_written() -> None:
 
 
 def test_no_more_is_stored_than_fits() -> None:
-    store = ResponseStore(10.0, 99, most_bytes=1000)
-    for name, before in (("a", None), ("b", "a"), ("c", "b")):
-        store.add(stored(name, before=before), 0.0)
+    store = ResponseStore(10.0, 99, most_bytes=250)
+    for name in "abc":
+        store.add(stored(name), 0.0)
     assert [has(store, name, 0.0) for name in "abc"] == [False, True, True]
-    events = stored("e", status="queued")
-    store.add(events, 0.0)
-    events.response["status"] = "completed"
-    store.add(stored("f"), 0.0)
-    assert [has(store, name, 0.0) for name in "bcef"] == [False, False, False, True]
+
+
+def test_events_count_while_they_are_kept_and_outputs_once_they_are_whole() -> None:
+    store = ResponseStore(10.0, 99, most_bytes=10_000)
+    store.add(stored("a"), 0.0)
+    running = stored("b", status="queued")
+    store.add(running, 0.0)
+    assert store.charge("b", 9_850)
+    assert not has(store, "a", 0.0)
+    assert store.charge("b", 50)
+    assert not store.charge("b", 1)  # nothing else can be dropped
+    assert store.charge("b", -9_900)
+    store.add(stored("c"), 0.0)
+    running.response["output"].append(new_item("message", role="assistant", content=["x" * 20_000]))
+    running.response["status"] = "completed"
+    store.settle("b")
+    assert [has(store, name, 0.0) for name in "abc"] == [False, False, True]
+    assert store.charge("b", 1_000_000)  # it is not stored any more
+
+
+def test_a_conversation_holds_its_beginning_once_for_as_long_as_anything_goes_on_from_it() -> None:
+    store = ResponseStore(10.0, 99, most_bytes=100_000)
+    last: Stored | None = None
+    for name in "abcdefgh":
+        last = stored(name, previous=last, num_bytes=9_900)
+        store.add(last, 0.0)
+    assert last is not None
+    assert (len(store), last.num_items, len(last.conversation)) == (8, 8, 8)
+    for name in "abcdefg":
+        store.delete(name, "me", 0.0)
+    for name in "ijk":  # 79,200 bytes of the conversation are still there
+        store.add(stored(name, num_bytes=9_900), 0.0)
+    assert [has(store, name, 0.0) for name in "hijk"] == [False, True, True, True]
+    for name in "lmnopqr":  # and now they are not
+        store.add(stored(name, num_bytes=9_900), 0.0)
+    assert len(store) == 10
+    store.add(
+        stored("s", previous=last, num_bytes=9_900), 0.0
+    )  # what it goes on from was dropped while it was prepared
+    assert [has(store, name, 0.0) for name in "qrs"] == [False, True, True]
+
+
+def test_what_a_response_holds_is_measured_with_what_occurs_in_it_twice_counted_once() -> None:
+    said = new_item("message", role="user", content=[{"type": "input_text", "text": "x" * 50_000}])
+    assert 50_000 < measured([said]) < 53_000
+    assert measured([said, said]) < 54_000
+    empty = [new_item("reasoning", summary=[], content=[]) for _ in range(1000)]
+    assert 500_000 < measured(empty) < 2_000_000
+    report = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
+    text = {"type": "output_text", "text": "a", "logprobs": [report] * 1000}
+    assert measured([new_item("message", content=[text])]) > 300_000
+
+
+@pytest.mark.parametrize("most_bytes", [10**9, 2500])
+def test_a_key_that_stores_much_costs_another_key_nothing(most_bytes: int) -> None:
+    store = ResponseStore(10.0, 25, most_bytes=most_bytes)
+    store.add(stored("mine", "polite"), 0.0)
+    for number in range(200):
+        store.add(stored(f"{number}", "hostile"), 0.0)
+    for number in range(30):
+        store.add(stored(f"open {number}", "hostile", status="queued"), 0.0)
+    assert has(store, "mine", 0.0, "polite")
+    store.add(stored("mine too", "polite"), 0.0)
+    assert has(store, "mine", 0.0, "polite")
+    assert has(store, "mine too", 0.0, "polite")
+    assert not has(store, "199", 0.0, "hostile")
+
+
+def test_a_key_has_limits_of_its_own() -> None:
+    store = ResponseStore(10.0, 25, most_of_owner=2, most_bytes_of_owner=250, most_background=1)
+    for name in "abc":
+        store.add(stored(name), 0.0)
+    assert [has(store, name, 0.0) for name in "abc"] == [False, True, True]
+    store.add(stored("d", num_bytes=200), 0.0)
+    assert [has(store, name, 0.0) for name in "bcd"] == [False, False, True]
+    store.check_background("me")
+    running = stored("e", status="queued")
+    store.add(running, 0.0)
+    with pytest.raises(ApiError) as refused:
+        store.check_background("me")
+    assert (refused.value.status_code, (refused.value.headers or {})["Retry-After"]) == (429, "1")
+    store.check_background("you")
+    running.response["status"] = "completed"
+    store.settle("e")
+    store.check_background("me")
 
 
 def test_only_the_owner_finds_a_response_and_its_items() -> None:
@@ -78,9 +170,73 @@ def test_only_the_owner_finds_a_response_and_its_items() -> None:
     store.add(mine, 0.0)
     assert not has(store, "a", 0.0, "you")
     name = mine.asked[0]["id"]
-    assert store.item(name, "me", 0.0) == mine.asked[0]
+    assert store.items([name], "me", 0.0) == {name: mine.asked[0]}
     with pytest.raises(ApiError, match="no item"):
-        store.item(name, "you", 0.0)
+        store.items([name], "you", 0.0)
+
+
+def test_items_are_found_while_they_are_stored_the_oldest_of_those_with_the_same_id() -> None:
+    store = ResponseStore(10.0, 9)
+    first, second = stored("a", status="queued"), stored("b")
+    store.add(first, 0.0)
+    written = new_item("message", role="assistant", content=[])
+    first.response["output"].append(written)
+    assert store.items([written["id"]], "me", 0.0)[written["id"]] is written  # while it is in the background
+    later = new_item("message", role="assistant", content=[])
+    first.response["output"].append(later)
+    copies = [dict(later), dict(later), dict(written)]
+    second.asked = copies
+    store.add(second, 1.0)
+    assert store.items([later["id"]], "me", 1.0)[later["id"]] is later
+    first.response["status"] = "completed"
+    store.settle("a")
+    store.delete("a", "me", 1.0)
+    assert store.items([later["id"]], "me", 1.0)[later["id"]] is copies[0]
+    with pytest.raises(ApiError, match="no item"):
+        store.items([written["id"], first.asked[0]["id"]], "me", 1.0)
+    with pytest.raises(ApiError, match="no item"):
+        store.items([later["id"]], "me", 11.0)
+    assert not store._items
+    assert not store._open
+
+
+def test_four_thousand_references_read_no_more_items_than_they_name() -> None:
+    store = ResponseStore(10.0, 9)
+    items = [Counted(new_item("reasoning", summary=[], content=[])) for _ in range(4000)]
+    many = stored("a")
+    many.asked = items
+    store.add(many, 0.0)
+    body = ResponsesBody.model_validate({"input": [{"type": "item_reference", "id": dict(i)["id"]} for i in items]})
+    Counted.num_reads = 0
+    found = store.items(references(body.input), "me", 0.0)
+    assert read_items(body.input, (), found) == items
+    assert Counted.num_reads <= 3 * 4000
+
+
+def test_a_conversation_has_so_many_items_those_that_say_nothing_among_them(
+    served: Running, scripted: Scripted
+) -> None:
+    says(scripted, "23." + END)
+    cut_off = {"status": "incomplete", "call_id": "call_1", "name": "price", "arguments": "{"}
+    empty = {"type": "function_call", "id": "fc_1"} | cut_off
+    asked = [*[empty] * 4094, ASKED[0]]
+
+    def post(**fields: Any) -> Any:
+        return served.http.post("/v1/responses", json={"input": asked, "max_output_tokens": 20} | fields)
+
+    first = post()
+    assert first.status_code == 200, first.text
+    name = first.json()["id"]
+    for refused in (
+        post(input=[empty, *asked, *ASKED]),
+        post(input="And two?", previous_response_id=name),
+        post(input=[{"type": "item_reference", "id": "fc_1"}] * 4097),
+    ):
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == "input"
+    assert "4096 items" in post(input="And two?", previous_response_id=name).json()["error"]["message"]
+    said = [{"type": "item_reference", "id": "fc_1"}] * 4095
+    assert post(input=[*said, ASKED[0]]).status_code == 200
 
 
 def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None:

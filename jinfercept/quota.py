@@ -1,0 +1,126 @@
+"""Room that several owners share: who holds how much of it, and whose oldest entry is dropped when it is full.
+
+Owners are API keys to a server and tenants to an engine; entries are known by name only. Max-min fairness: while all of it
+together is too much, the owner that holds the most drops its oldest entry, and an owner that holds no more than an equal share
+of the whole drops nothing. Knows no clock, and not what the entries are.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+UNLIMITED = 2**63
+
+
+@final
+class _Holding:
+    """What one owner holds.
+
+    Attributes:
+        names: of its entries, oldest first.
+        num_bytes: of them.
+    """
+
+    __slots__ = ("names", "num_bytes")
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.num_bytes = 0
+
+
+@final
+class Quota:
+    """Counts entries and bytes by owner.
+
+    Args:
+        most: entries of all owners together.
+        most_bytes: bytes of all owners together.
+        most_of_owner: entries of one owner; None: no more than `most`.
+        most_bytes_of_owner: bytes of one owner; None: no more than `most_bytes`.
+        pinned: whether an entry, by its name, may not be dropped now. It counts all the same.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        most_bytes: int = UNLIMITED,
+        *,
+        most_of_owner: int | None = None,
+        most_bytes_of_owner: int | None = None,
+        pinned: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._most_of_owner = UNLIMITED if most_of_owner is None else most_of_owner
+        self._most_bytes_of_owner = UNLIMITED if most_bytes_of_owner is None else most_bytes_of_owner
+        self._pinned = pinned
+        self._holdings: dict[str, _Holding] = {}
+        self._num_entries = self._num_bytes = 0
+
+    def add(self, owner: str, name: str) -> None:
+        """Count an entry as the owner's youngest, whether it is new or not."""
+        names = self._holding(owner).names
+        self._num_entries += name not in names
+        names.pop(name, None)
+        names[name] = None
+
+    def remove(self, owner: str, name: str) -> None:
+        """Count an entry no more; its bytes are given back with `charge`."""
+        del self._holdings[owner].names[name]
+        self._num_entries -= 1
+        self._tidy(owner)
+
+    def charge(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that an owner holds from now on; a negative number gives them back."""
+        self._holding(owner).num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        self._tidy(owner)
+
+    def victim(self, owner: str) -> str | None:
+        """Name of the entry to drop next, after a change of an owner's; None once all fits, or nothing may be dropped."""
+        mine = self._holdings.get(owner)
+        if mine is not None and self._is_beyond_its_own(mine) and (name := self._oldest(mine)) is not None:
+            return name
+        for total, most, size_of in (
+            (self._num_entries, self._most, _num_entries),
+            (self._num_bytes, self._most_bytes, _num_bytes),
+        ):
+            if total > most:
+                share = most / len(self._holdings)
+                for holding in sorted(self._holdings.values(), key=size_of, reverse=True):
+                    if size_of(holding) > share and (name := self._oldest(holding)) is not None:
+                        return name
+        return None
+
+    def is_over(self, owner: str) -> bool:
+        """Whether an owner holds more bytes than it may: than its own limit, or than its share while there are too many."""
+        mine = self._holdings.get(owner)
+        if mine is None:
+            return False
+        too_many = self._num_bytes > self._most_bytes
+        share = self._most_bytes / len(self._holdings)
+        return mine.num_bytes > self._most_bytes_of_owner or (too_many and mine.num_bytes > share)
+
+    def _is_beyond_its_own(self, holding: _Holding) -> bool:
+        return len(holding.names) > self._most_of_owner or holding.num_bytes > self._most_bytes_of_owner
+
+    def _oldest(self, holding: _Holding) -> str | None:
+        return next((name for name in holding.names if not self._pinned(name)), None)
+
+    def _holding(self, owner: str) -> _Holding:
+        holding = self._holdings.get(owner)
+        if holding is None:
+            holding = self._holdings[owner] = _Holding()
+        return holding
+
+    def _tidy(self, owner: str) -> None:
+        """Forget an owner that holds nothing: it takes no share."""
+        holding = self._holdings[owner]
+        if not holding.names and not holding.num_bytes:
+            del self._holdings[owner]
+
+
+def _num_entries(holding: _Holding) -> int:
+    return len(holding.names)
+
+
+def _num_bytes(holding: _Holding) -> int:
+    return holding.num_bytes

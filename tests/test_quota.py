@@ -1,0 +1,89 @@
+"""Room that owners share: a full one costs those that hold the most, and nobody who holds an equal share at most."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.quota import Quota
+
+OWNERS = "abcde"
+
+
+def drop_all(quota: Quota, owners: dict[str, str], sizes: dict[str, int], owner: str) -> list[str]:
+    """Names of the entries that a change of an owner's costs, in order."""
+    dropped: list[str] = []
+    while (name := quota.victim(owner)) is not None:
+        quota.remove(owners[name], name)
+        quota.charge(owners[name], -sizes[name])
+        dropped.append(name)
+    return dropped
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(OWNERS), st.integers(0, 40), st.booleans()), max_size=60),
+    most=st.integers(0, 12),
+    most_bytes=st.integers(0, 200),
+    of_owner=st.none() | st.integers(0, 8),
+    bytes_of_owner=st.none() | st.integers(0, 120),
+)
+def test_an_owner_that_stays_under_an_equal_share_loses_nothing(
+    steps: list[tuple[str, int, bool]], most: int, most_bytes: int, of_owner: int | None, bytes_of_owner: int | None
+) -> None:
+    owners = {f"{number}": owner for number, (owner, _, _) in enumerate(steps)}
+    sizes = {f"{number}": size for number, (_, size, _) in enumerate(steps)}
+    pinned = {f"{number}" for number, (_, _, pin) in enumerate(steps) if pin}
+    quota = Quota(
+        most,
+        most_bytes,
+        most_of_owner=of_owner,
+        most_bytes_of_owner=bytes_of_owner,
+        pinned=lambda name: name in pinned,
+    )
+    left: list[str] = []
+    for name, owner in owners.items():
+        quota.add(owner, name)
+        quota.charge(owner, sizes[name])
+        left.append(name)
+        while (lost := quota.victim(owner)) is not None:
+            holding = [other for other in left if owners[other] == owners[lost]]
+            num_bytes, num_owners = sum(sizes[other] for other in holding), len({owners[other] for other in left})
+            above = len(holding) > most / num_owners or num_bytes > most_bytes / num_owners
+            own = (of_owner is not None and len(holding) > of_owner) or (
+                bytes_of_owner is not None and num_bytes > bytes_of_owner
+            )
+            assert above or (own and owners[lost] == owner)
+            assert lost == next(other for other in holding if other not in pinned)
+            quota.remove(owners[lost], lost)
+            quota.charge(owners[lost], -sizes[lost])
+            left.remove(lost)
+        if not pinned:
+            assert len(left) <= most
+            assert sum(sizes[other] for other in left) <= most_bytes
+
+
+def test_the_owner_that_holds_the_most_loses_its_oldest_first() -> None:
+    quota = Quota(4, 100)
+    owners = dict(zip("12345678", "aabaabab", strict=True))
+    sizes = dict.fromkeys(owners, 10)
+    lost: list[str] = []
+    for name, owner in owners.items():
+        quota.add(owner, name)
+        quota.charge(owner, sizes[name])
+        lost += drop_all(quota, owners, sizes, owner)
+    assert lost == ["1", "2", "4", "3"]
+    quota.add("b", "6")  # it is its owner's youngest now
+    sizes["9"], owners["9"] = 75, "b"
+    quota.add("b", "9")
+    quota.charge("b", 75)
+    assert drop_all(quota, owners, sizes, "b") == ["8", "6"]
+
+
+def test_an_owner_has_limits_of_its_own() -> None:
+    quota = Quota(100, 1000, most_of_owner=2, most_bytes_of_owner=50)
+    owners = dict.fromkeys("1234", "a") | {"5": "b"}
+    sizes = {"1": 10, "2": 10, "3": 10, "4": 45, "5": 50}
+    lost: list[str] = []
+    for name, owner in owners.items():
+        quota.add(owner, name)
+        quota.charge(owner, sizes[name])
+        lost += drop_all(quota, owners, sizes, owner)
+    assert lost == ["1", "2", "3"]
