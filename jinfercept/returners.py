@@ -1,21 +1,25 @@
 """Contexts of finished requests that somebody is expected to go on from: kept, found again, given up. Plans nothing.
 
 To the scheduler such a request is intercepted: by the tools that its caller runs for it, or by a person who reads the answer.
-So there is one order of loss for all who are paused, and what nobody comes back for is lost first, page by page.
+So there is one order of loss for all who are paused, and what nobody comes back for is lost first, page by page. The number of
+kept contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another's.
 """
 
-from itertools import islice, takewhile
+from bisect import bisect_left
+from collections import abc
+from itertools import takewhile
 from operator import eq
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import Residency
+from jinfercept.quota import Quota
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 from jinfercept.session import Session
 
 MOST = 1024
-"""Kept contexts; the one kept longest goes first."""
+"""Kept contexts. Of the tenant that has the most of them the one kept longest goes first."""
 
 LONGEST_S = 3600.0
 """Seconds for which one is kept."""
@@ -26,14 +30,14 @@ class _Kept(NamedTuple):
 
     Attributes:
         sequence: intercepted.
-        prompt: the name of the last full page of its prompt; None if there is none.
-        session: under the root of its pages, so that no two salts share a session.
+        prompt: the tenant, and the name of the last full page of its prompt; None if there is none.
+        session: the tenant, the root of its pages, so that no two salts share a session, and the session's name.
         asked: its turn ended in calls.
     """
 
     sequence: Sequence
-    prompt: bytes | None
-    session: tuple[bytes, str] | None
+    prompt: tuple[str, bytes] | None
+    session: tuple[str, bytes, str] | None
     asked: bool
 
 
@@ -45,14 +49,18 @@ class Returners:
         scheduler: to which they are intercepted.
         most: that are kept.
         longest_s: that one is kept for.
+        most_of_owner: that are kept for one tenant; None: no more than `most`.
     """
 
-    def __init__(self, scheduler: Scheduler, most: int = MOST, longest_s: float = LONGEST_S) -> None:
+    def __init__(
+        self, scheduler: Scheduler, most: int = MOST, longest_s: float = LONGEST_S, *, most_of_owner: int | None = None
+    ) -> None:
         self._scheduler = scheduler
-        self._most, self._longest_s = most, longest_s
+        self._longest_s = longest_s
+        self._quota = Quota(most, most_of_owner=most_of_owner)
         self._kept: dict[str, _Kept] = {}  # by request, longest kept first
-        self._by_session: dict[tuple[bytes, str], str] = {}
-        self._by_prompt: dict[bytes, dict[str, None]] = {}
+        self._by_session: dict[tuple[str, bytes, str], str] = {}
+        self._by_prompt: dict[tuple[str, bytes], dict[str, None]] = {}
         self._turns: list[str] = []  # who is looked at next
 
     def __len__(self) -> int:
@@ -71,12 +79,12 @@ class Returners:
             for index, call in enumerate(session.asked)
         ) or (PendingCall(keep.reader, (sequence.id, "returns", 0), keep.expected_s, sequence.tenant, "reader"),)
         self._scheduler.intercept(sequence, now, pending)
-        root = sequence.context.root
+        root, chain, tenant = sequence.context.root, sequence.context.chain, sequence.tenant
         num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
         kept = _Kept(
             sequence,
-            sequence.context.chain[num_full - 1] if 0 < num_full <= len(sequence.context.chain) else None,
-            (root, keep.session) if keep.session else None,
+            (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
+            (tenant, root, keep.session) if keep.session else None,
             bool(session.asked),
         )
         if kept.session is not None:
@@ -85,8 +93,9 @@ class Returners:
         if kept.prompt is not None:
             self._by_prompt.setdefault(kept.prompt, {})[sequence.id] = None
         self._kept[sequence.id] = kept
-        if len(self._kept) > self._most:
-            self.drop(next(iter(self._kept)), now)
+        self._quota.add(tenant, sequence.id)
+        while (name := self._quota.victim(tenant)) is not None:
+            self.drop(name, now)
         return True
 
     def follow(self, request: Request, sequence: Sequence, now: float) -> bool:
@@ -137,25 +146,45 @@ class Returners:
 
     def _followed(self, request: Request, sequence: Sequence) -> tuple[_Kept | None, int]:
         """The kept one that a request goes on from, and how many leading tokens they share."""
-        tokens, context = sequence.tokens, sequence.context
-        for name in (request.follows, self._session_of(request, context.root)):
+        tokens, context, tenant = sequence.tokens, sequence.context, sequence.tenant
+        for name in (request.follows, self._session_of(request, sequence)):
             kept = self._kept.get(name) if name is not None else None
-            if kept is not None and kept.sequence.context.root == context.root:
-                return kept, _shared(kept.sequence, tokens)
-        for digest in reversed(self._scheduler.kv.names(context, tokens)):
-            if digest in self._by_prompt:
-                found = [(_shared(self._kept[name].sequence, tokens), name) for name in self._by_prompt[digest]]
+            if kept is not None and (kept.sequence.tenant, kept.sequence.context.root) == (tenant, context.root):
+                return kept, self._shared(kept.sequence, tokens)
+        names = self._scheduler.kv.names(context, tokens)
+        for digest in reversed(names):
+            if alike := self._by_prompt.get((tenant, digest)):
+                found = [(self._shared(self._kept[name].sequence, tokens, names), name) for name in alike]
                 num_tokens, name = max(found)
                 return self._kept[name], num_tokens
         return None, 0
 
-    def _session_of(self, request: Request, root: bytes) -> str | None:
+    def _session_of(self, request: Request, sequence: Sequence) -> str | None:
         keep = request.keep
-        return self._by_session.get((root, keep.session)) if keep is not None and keep.session else None
+        if keep is None or not keep.session:
+            return None
+        return self._by_session.get((sequence.tenant, sequence.context.root, keep.session))
+
+    def _shared(self, kept: Sequence, tokens: list[int], names: abc.Sequence[bytes] = ()) -> int:
+        """Leading tokens that a kept sequence and a new one have in common; the new one's last is left to be computed.
+
+        Args:
+            kept: has the same root.
+            tokens: of the new one.
+            names: of its full pages; each stands for all pages up to it, so that few are compared, and no tokens before them.
+        """
+        size, chain, end = self._scheduler.kv.page_size, kept.context.chain, len(tokens) - 1
+        num_pages = min(len(chain), len(names), end // size)
+        alike = bisect_left(range(num_pages), True, key=lambda place: chain[place] != names[place])
+        start = alike * size
+        if alike < num_pages:
+            end = start + size
+        return start + sum(1 for _ in takewhile(bool, map(eq, kept.tokens[start:end], tokens[start:end])))
 
     def _forget(self, kept: _Kept) -> None:
         name = kept.sequence.id
         del self._kept[name]
+        self._quota.remove(kept.sequence.tenant, name)
         if kept.session is not None and self._by_session.get(kept.session) == name:
             del self._by_session[kept.session]
         if kept.prompt is not None:
@@ -163,9 +192,3 @@ class Returners:
             del names[name]
             if not names:
                 del self._by_prompt[kept.prompt]
-
-
-def _shared(kept: Sequence, tokens: list[int]) -> int:
-    """Leading tokens that a kept sequence and a new one have in common; the new one's last is left to be computed."""
-    pairs = islice(map(eq, kept.tokens, tokens), len(tokens) - 1)
-    return sum(1 for _ in takewhile(bool, pairs))

@@ -2,6 +2,7 @@
 
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from fakes import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
@@ -12,6 +13,9 @@ from jinfercept.request import Keep, Request
 from jinfercept.returners import Returners
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
 from jinfercept.sched.policies import Knowledge
+
+POLITE: Any = {"tenant": "polite", "cache_salt": "polite"}
+HOSTILE: Any = {"tenant": "hostile", "cache_salt": "hostile"}
 
 
 def num_steps(engine: Engine, request: Request) -> int:
@@ -93,6 +97,59 @@ def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_tim
     clock.time += 101.0
     served(engine, ask("any", [9], 3))
     assert engine.num_kept == 0
+
+
+def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=80)
+    engine._returners = Returners(engine.scheduler, most=6)
+    mine = [
+        served(engine, ask(f"mine{number}", [50 + number] * 10, keep=Keep(f"s{number}"), **POLITE))[0]
+        for number in range(3)
+    ]
+    for number in range(34):  # in sessions of the same names, and of others
+        served(engine, ask(f"r{number}", [number] * 10, keep=Keep(f"s{number % 5}"), **HOSTILE))
+        served(engine, ask(f"more{number}", [number] * 10, keep=Keep(), **HOSTILE))
+    assert engine.num_kept == 6
+    for number, output in enumerate(mine):
+        follow = ask(f"again{number}", [*stream(output), 1], keep=Keep(f"s{number}"), **POLITE)
+        [again] = served(engine, follow)
+        assert again.adopted is not None
+        assert again.adopted.recomputed == 0
+
+
+def test_a_tenant_finds_and_drops_no_context_of_another_even_with_the_same_salt() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=80)
+    [mine] = served(engine, ask("mine", [1] * 10, keep=Keep("s"), tenant="polite"))
+    stolen = ask("theirs", [*stream(mine), 1], keep=Keep("s"), follows="mine", tenant="hostile")
+    [theirs] = served(engine, stolen, ask("other", [2] * 10, keep=Keep("s"), follows="mine", tenant="hostile"))[:1]
+    assert (theirs.adopted, engine.num_kept) == (None, 2)
+    [again] = served(engine, ask("again", [*stream(mine), 1], keep=Keep("s"), tenant="polite"))
+    assert again.adopted is not None
+
+
+def test_a_tenant_keeps_so_many_contexts() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=80)
+    engine._returners = Returners(engine.scheduler, most_of_owner=2)
+    for number in range(4):
+        served(engine, ask(f"r{number}", [number] * 10, keep=Keep(), tenant="a"))
+    served(engine, ask("b", [9] * 10, keep=Keep(), tenant="b"))
+    assert engine.num_kept == 3
+
+
+def test_among_contexts_of_one_prompt_that_of_the_most_tokens_is_found_with_few_comparisons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=400)
+    prompt = [number % VOCAB for number in range(40)]
+    others = [ask(f"r{number}", prompt, 2, keep=Keep()) for number in range(20)]
+    first, *_ = served(engine, ask("first", prompt, 9, keep=Keep()), *others)
+    assert engine.num_kept == 21
+    compared: list[int] = []
+    monkeypatch.setattr("jinfercept.returners.eq", lambda one, other: compared.append(one) or one == other)
+    [second] = served(engine, ask("second", [*stream(first), 5], keep=Keep()))
+    assert second.adopted is not None
+    assert second.adopted.kept == 48
+    assert len(compared) < 21 * 8
 
 
 def test_a_released_context_is_free_at_once() -> None:
