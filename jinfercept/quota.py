@@ -5,8 +5,9 @@ together is too much, the owner that holds the most drops its oldest entry, and 
 of the whole drops nothing. Knows no clock, and not what the entries are.
 """
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Iterable
+from sys import getsizeof
+from typing import Any, final
 
 UNLIMITED = 2**63
 
@@ -116,6 +117,26 @@ class Quota:
         holding = self._holdings[owner]
         if not holding.names and not holding.num_bytes:
             del self._holdings[owner]
+
+
+def num_bytes_of(value: Any, without: Iterable[Any] = ()) -> int:
+    """Bytes that a JSON value, or a tuple of them, holds in memory: what occurs in it twice counts once.
+
+    Args:
+        without: parts of it that are not counted.
+    """
+    num_bytes, seen, rest = 0, set(map(id, without)), [value]
+    while rest:
+        one = rest.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            num_bytes += getsizeof(one)
+            if isinstance(one, dict):
+                rest += one
+                rest += one.values()
+            elif isinstance(one, list | tuple):
+                rest += one
+    return num_bytes
 
 
 def _num_entries(holding: _Holding) -> int:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.quota import Quota
+from jinfercept.quota import Quota, num_bytes_of
 
 OWNERS = "abcde"
 
@@ -87,3 +87,13 @@ def test_an_owner_has_limits_of_its_own() -> None:
         quota.charge(owner, sizes[name])
         lost += drop_all(quota, owners, sizes, owner)
     assert lost == ["1", "2", "3"]
+
+
+def test_what_occurs_twice_in_a_value_counts_once_and_many_small_things_count_as_what_they_take() -> None:
+    text = {"type": "input_text", "text": "x" * 50_000}
+    assert 50_000 < num_bytes_of([text]) < 51_000
+    assert num_bytes_of(([text, dict(text)], text)) < 52_000
+    empty = [{"id": f"{number}", "content": []} for number in range(1000)]
+    assert 200_000 < num_bytes_of(empty) < 500_000
+    assert num_bytes_of([text, empty], without=[text]) < 500_000
+    assert num_bytes_of([text, empty], without=[empty]) < 51_000

@@ -100,7 +100,7 @@ def _memory(service: Service, body: ChatBody, hints: Hints) -> Remember:
     def remember(turns: Sequence[Message]) -> None:
         if not hints.release:
             asked = [message.as_read() for message in body.messages]
-            service.hidden_turns.remember(hints.salt, asked, turns, _own(body))
+            service.hidden_turns.remember(hints.owner, hints.salt, asked, turns, _own(body))
 
     return remember
 

@@ -8,8 +8,10 @@ says: then the context is computed anew, without the calls that nobody remembers
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, final
 
+from jinfercept.quota import Quota, num_bytes_of
 from jinfercept.server.encoding import encode
 from jinfercept.server.visible_turns import visible_message
 
@@ -20,6 +22,7 @@ Message = Mapping[str, Any]
 
 
 class _Entry(NamedTuple):
+    owner: str
     content: str  # that the client has seen
     turns: tuple[Message, ...]
     until_s: float
@@ -28,7 +31,7 @@ class _Entry(NamedTuple):
 
 @final
 class HiddenTurns:
-    """Of all clients; each finds its own. From any thread.
+    """Of all clients; each finds its own. From any thread. Room is shared fairly between owners (`Quota`).
 
     An answer that ends in calls of the client's is known by the id of the first; any other by the messages before it and its
     text, as a client writes them.
@@ -36,23 +39,36 @@ class HiddenTurns:
     Args:
         ttl_s: for which one is remembered, from when it was last asked for.
         now: a clock that does not go back.
-        most, most_bytes: that are remembered; what nobody asked for longest goes first.
+        most, most_bytes: that are remembered; of the owner that has the most, what was asked for longest ago goes first.
+        most_of_owner, most_bytes_of_owner: that are remembered for one owner; None: no less than for all.
     """
 
-    def __init__(self, ttl_s: float, now: Callable[[], float], most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
-        self._ttl_s, self._now, self._most, self._most_bytes = ttl_s, now, most, most_bytes
+    def __init__(
+        self,
+        ttl_s: float,
+        now: Callable[[], float],
+        most: int = MOST,
+        most_bytes: int = MOST_BYTES,
+        *,
+        most_of_owner: int | None = None,
+        most_bytes_of_owner: int | None = None,
+    ) -> None:
+        self._ttl_s, self._now = ttl_s, now
+        self._quota = Quota(most, most_bytes, most_of_owner=most_of_owner, most_bytes_of_owner=most_bytes_of_owner)
         self._entries: dict[str, _Entry] = {}  # that was asked for longest ago first
-        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remember(self, salt: str, asked: Sequence[Message], turns: Sequence[Message], own: Collection[str]) -> None:
+    def remember(
+        self, owner: str, salt: str, asked: Sequence[Message], turns: Sequence[Message], own: Collection[str]
+    ) -> None:
         """What stood behind an answer.
 
         Args:
-            salt: whose it is.
+            owner: the key that it was asked with.
+            salt: found only with the same one; derived from the key.
             asked: the conversation before it, as the client wrote it.
             turns: messages of the assistant and results of its calls.
             own: names of the tools that the client runs.
@@ -63,7 +79,7 @@ class HiddenTurns:
             _note(state, message)
         answer = {"role": "assistant", **shown}
         _note(state, answer)
-        entry = _Entry(shown["content"], tuple(turns), self._now() + self._ttl_s, len(encode(turns)))
+        entry = _Entry(owner, shown["content"], tuple(turns), self._now() + self._ttl_s, num_bytes_of(tuple(turns)))
         with self._lock:
             self._put(_name(salt, answer, state), entry)
 
@@ -102,15 +118,20 @@ class HiddenTurns:
     def _put(self, name: str, entry: _Entry) -> None:
         """Make it the youngest, and forget what is too much or too old."""
         if name in self._entries:
-            self._num_bytes -= self._entries.pop(name).num_bytes
+            self._forget(name)
         self._entries[name] = entry
-        self._num_bytes += entry.num_bytes
-        while self._entries:
-            oldest = next(iter(self._entries))
-            fits = len(self._entries) <= self._most and self._num_bytes <= self._most_bytes
-            if fits and self._entries[oldest].until_s > self._now():
-                return
-            self._num_bytes -= self._entries.pop(oldest).num_bytes
+        self._quota.add(entry.owner, name)
+        self._quota.charge(entry.owner, entry.num_bytes)
+        now = self._now()
+        for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
+            self._forget(old)
+        while (victim := self._quota.victim(entry.owner)) is not None:
+            self._forget(victim)
+
+    def _forget(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        self._quota.remove(entry.owner, name)
+        self._quota.charge(entry.owner, -entry.num_bytes)
 
 
 def _name(salt: str, answer: Message, state: Any) -> str:

@@ -7,10 +7,9 @@ beginnings. Bytes count once per key for as long as any stored response needs th
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from sys import getsizeof
 from typing import Any, Protocol, final
 
-from jinfercept.quota import Quota
+from jinfercept.quota import Quota, num_bytes_of
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item
 
@@ -288,27 +287,14 @@ class ResponseStore:
 
 
 def measured(items: Sequence[Item], response: Any = None) -> int:
-    """Bytes that items, and a response, hold in memory: what occurs twice counts once. Of log probabilities one is measured.
+    """Bytes that stored items, and a response, hold in memory. Takes a microsecond for each text in them.
 
-    Takes a microsecond for each text or number.
+    Reports of log probabilities are many and alike: of those of a text one is measured.
     """
-    num_bytes = len(items) * _INDEX_BYTES
-    seen: set[int] = set()
-    rest: list[tuple[Any, int]] = [(items, 1), (response, 1)]
-    while rest:
-        value, times = rest.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        num_bytes += times * getsizeof(value)
-        if isinstance(value, dict):
-            rest += ((name, times) for name in value)
-            rest += ((one, times) for name, one in value.items() if name != "logprobs")
-            if reports := value.get("logprobs"):
-                rest.append((reports[0], times * len(reports)))
-        elif isinstance(value, list):
-            rest += ((one, times) for one in value)
-    return num_bytes
+    parts = [part for item in items if item["type"] == "message" for part in item["content"]]
+    reports = [part["logprobs"] for part in parts if part.get("logprobs")]
+    num_bytes = len(items) * _INDEX_BYTES + sum(len(some) * num_bytes_of(some[0]) for some in reports)
+    return num_bytes + num_bytes_of([*items, response], without=reports)
 
 
 def _own_items(stored: Stored) -> Iterator[Item]:

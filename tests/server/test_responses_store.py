@@ -10,7 +10,7 @@ from scripted_model import Scripted
 from served import END, MODEL, Running, running, until
 
 from jinfercept.server.errors import ApiError
-from jinfercept.server.responses_items import new_item, read_items, references
+from jinfercept.server.responses_items import Item, new_item, read_items, references
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_store import ResponseStore, Stored, measured
 
@@ -90,11 +90,20 @@ def test_events_count_while_they_are_kept_and_outputs_once_they_are_whole() -> N
     assert not store.charge("b", 1)  # nothing else can be dropped
     assert store.charge("b", -9_900)
     store.add(stored("c"), 0.0)
-    running.response["output"].append(new_item("message", role="assistant", content=["x" * 20_000]))
+    running.response["output"].append(new_item("message", role="assistant", content=[{"text": "x" * 20_000}]))
     running.response["status"] = "completed"
     store.settle("b")
     assert [has(store, name, 0.0) for name in "abc"] == [False, False, True]
     assert store.charge("b", 1_000_000)  # it is not stored any more
+
+
+def test_log_probabilities_count_and_one_is_measured_for_all() -> None:
+    def said(number: int) -> list[Item]:
+        reports = [{"token": f"{place}", "logprob": -1.0, "top_logprobs": [{}]} for place in range(number)]
+        return [new_item("message", content=[{"type": "output_text", "text": "", "logprobs": reports}])]
+
+    assert 300_000 < measured(said(1000)) - measured(said(0)) < 1_000_000
+    assert measured([new_item("function_call", jinfercept={"logprobs": ["", "x" * 50_000]})]) > 50_000
 
 
 def test_a_conversation_holds_its_beginning_once_for_as_long_as_anything_goes_on_from_it() -> None:
@@ -117,17 +126,6 @@ def test_a_conversation_holds_its_beginning_once_for_as_long_as_anything_goes_on
         stored("s", previous=last, num_bytes=9_900), 0.0
     )  # what it goes on from was dropped while it was prepared
     assert [has(store, name, 0.0) for name in "qrs"] == [False, True, True]
-
-
-def test_what_a_response_holds_is_measured_with_what_occurs_in_it_twice_counted_once() -> None:
-    said = new_item("message", role="user", content=[{"type": "input_text", "text": "x" * 50_000}])
-    assert 50_000 < measured([said]) < 53_000
-    assert measured([said, said]) < 54_000
-    empty = [new_item("reasoning", summary=[], content=[]) for _ in range(1000)]
-    assert 500_000 < measured(empty) < 2_000_000
-    report = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
-    text = {"type": "output_text", "text": "a", "logprobs": [report] * 1000}
-    assert measured([new_item("message", content=[text])]) > 300_000
 
 
 @pytest.mark.parametrize("most_bytes", [10**9, 2500])
