@@ -4,6 +4,8 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import OpenAI
 from responding import ASKED, QUESTION, answer, says
 from scripted_model import Scripted
@@ -141,6 +143,62 @@ def test_a_key_that_stores_much_costs_another_key_nothing(most_bytes: int) -> No
     assert has(store, "mine", 0.0, "polite")
     assert has(store, "mine too", 0.0, "polite")
     assert not has(store, "199", 0.0, "hostile")
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "add", "background", "events", "settle", "delete"]),
+            st.sampled_from(["a", "b", "c"]),
+            st.integers(0, 5),  # which of the owner's, the youngest first; what is added goes on from it
+            st.integers(0, 4000),
+        ),
+        max_size=40,
+    ),
+    most=st.integers(0, 9),
+    most_bytes=st.integers(0, 20_000),
+)
+def test_whatever_keys_do_one_that_holds_an_equal_share_at_most_loses_nothing_and_bytes_are_those_that_are_held(
+    steps: list[tuple[str, str, int, int]], most: int, most_bytes: int
+) -> None:
+    store = ResponseStore(1e9, most, most_bytes)
+    mine: dict[str, list[Stored]] = {"a": [], "b": [], "c": []}
+    for number, (what, owner, which, num_bytes) in enumerate(steps):
+        stands = {key: [one for one in ones if has(store, one.name, 0.0, key)] for key, ones in mine.items()}
+        chosen = stands[owner][-1 - which] if which < len(stands[owner]) else None
+        if what in ("add", "background"):
+            finished = chosen if chosen and not chosen.is_open else None
+            status = "queued" if what == "background" else "completed"
+            new = stored(f"{number}", owner, status, finished, num_bytes)
+            mine[owner].append(new)
+            stands[owner].append(new)
+            store.add(new, 0.0)
+        elif chosen is None:
+            continue
+        elif what == "events":
+            store.charge(chosen.name, num_bytes)
+        elif what == "settle":
+            chosen.response["status"] = "completed"
+            store.settle(chosen.name)
+        else:
+            store.delete(chosen.name, owner, 0.0)
+            stands[owner].remove(chosen)
+        held = {key: {id(one): one for last in ones for one in chain(last)} for key, ones in stands.items()}
+        sizes = {key: sum(one.num_bytes for one in ones.values()) for key, ones in held.items()}
+        num_keys = sum(map(bool, stands.values())) or 1
+        for key, ones in stands.items():
+            if len(ones) <= most / num_keys and sizes[key] <= most_bytes / num_keys:
+                assert all(has(store, one.name, 0.0, key) for one in ones)
+        left = [one for key, ones in stands.items() for one in ones if has(store, one.name, 0.0, key)]
+        counted = {key: holding.num_bytes for key, holding in store._quota._holdings.items()}
+        for key in mine:
+            kept = {id(one): one.num_bytes for last in left if last.owner == key for one in chain(last)}
+            assert counted.get(key, 0) == sum(kept.values())
+
+
+def chain(last: Stored) -> list[Stored]:
+    """It, and all that it goes on from."""
+    return [last, *(chain(last.previous) if last.previous else [])]
 
 
 def test_a_key_has_limits_of_its_own() -> None:
@@ -292,6 +350,17 @@ def test_the_items_that_a_response_answers_are_listed_page_by_page(served: Runni
     assert [item.id for item in page] == [item.id for item in items]  # the client turns the pages
     with pytest.raises(openai.BadRequestError, match="no item"):
         listed(second.id, after="msg_0")
+
+
+def test_a_page_of_long_items_ends_before_its_limit(
+    served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(scripted, "23." + END, [*ASKED, *ASKED, *ASKED])
+    name = answer(served, [*ASKED, *ASKED, *ASKED]).id
+    monkeypatch.setattr("jinfercept.server.responses._PAGE_BYTES", 300)
+    page: Any = served.client.responses.input_items.list(name)
+    assert (len(page.data), page.has_more) == (2, True)
+    assert len(list(page)) == 3
 
 
 def test_only_what_is_in_the_background_can_be_cancelled_or_streamed_again(served: Running, scripted: Scripted) -> None:
