@@ -42,11 +42,13 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
             for said in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
                 yield event(said, said["type"])
     finally:
-        await service.close(stream)
-        writer.cancel()
-        for _ in writer.fail(ApiError(499, "the client has gone")):
-            pass
-        service.responses.settle(writer.response["id"])
+        try:
+            await service.close(stream)
+        finally:  # it may be cancelled meanwhile
+            writer.cancel()
+            for _ in writer.fail(ApiError(499, "the client has gone")):
+                pass
+            service.responses.settle(writer.response["id"])
 
 
 async def written(service: Service, stream: AsyncStream, writer: ResponseWriter) -> None:
