@@ -17,8 +17,8 @@ import uvicorn
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
+from jinfercept.server.http_protocol import MAX_HEAD_BYTES, http_protocol
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.patient import patient_protocol
 from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ class Server(uvicorn.Server):
         options = service.options
         config = uvicorn.Config(
             create_app(service),
-            http=patient_protocol(options.header_timeout, options.write_timeout),
+            http=http_protocol(options.header_timeout, options.write_timeout),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -1,0 +1,120 @@
+"""HTTP/1.1 connections: uvicorn's protocol on the h11 parser, with bounds on the time of heads and of writes.
+
+The parser gets the bytes as the socket delivers them. `Upgrade` is ignored, as RFC 9110 (7.8) allows: h11 reads the body of
+such a request as any other's.
+"""
+
+import asyncio
+from typing import Any, final
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jinfercept.server.encoding import encode
+from jinfercept.server.errors import ApiError
+
+MAX_HEAD_BYTES = 2**16
+"""Size of the largest head of a request; the value for uvicorn's `h11_max_incomplete_event_size`."""
+_FREE_CHUNKS = 4096
+_MIN_CHUNK_BYTES = 64
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+)
+
+
+def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """A protocol class for `uvicorn.Config(http=...)`.
+
+    Args:
+        head_timeout_s: seconds from the beginning of a connection, or from the first byte of a later request on it, to the end
+            of the request's head; then the connection is closed.
+        write_timeout_s: seconds that written data may stay unread by the client; then the connection is aborted, unsent data
+            is dropped, and the request ends as if the client had disconnected.
+    """
+
+    @final
+    class HttpProtocol(H11Protocol):
+        def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            self.conn = _Connection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
+            self._head_timer: asyncio.TimerHandle | None = None
+            self._write_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            self._start_head_timer()
+
+        def data_received(self, data: bytes) -> None:
+            if self.conn.their_state is not h11.MUST_CLOSE:  # else no request can follow: what comes is dropped
+                super().data_received(data)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.conn.their_state is not h11.IDLE:
+                self._stop_head_timer()
+            elif self.timeout_keep_alive_task is None and not self.transport.is_closing():
+                self._start_head_timer()
+
+        def _should_upgrade(self) -> bool:
+            return False
+
+        def send_400_response(self, msg: str) -> None:
+            """Answers 400 in the shape of every error, unless an answer has begun, and closes the connection."""
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or not cycle.response_started:
+                body = encode(ApiError.bad(msg).body)
+                self.transport.write(_BAD_REQUEST % len(body) + body)
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_head_timer()
+            self._stop_write_timer()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._write_timer = self.loop.call_later(write_timeout_s, self.transport.abort)
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
+
+        def _start_head_timer(self) -> None:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.close)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+    return HttpProtocol
+
+
+@final
+class _Connection(h11.Connection):
+    """h11's parser, with a bound on the number of chunks of a body.
+
+    A chunk takes a few microseconds however small it is, and nothing else runs until all that one read delivered is parsed.
+    """
+
+    _chunks = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = _FREE_CHUNKS
+        elif isinstance(event, h11.Data):
+            self._chunks += len(event.data) // _MIN_CHUNK_BYTES - event.chunk_start
+            if self._chunks < 0:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event

@@ -1,0 +1,104 @@
+"""Every request gets one answer, whatever its body holds and however its bytes are split over writes."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from served import Running, running
+
+TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
+KEY = b"Authorization: Bearer one\r\n"
+JSON = b"Content-Type: application/json\r\n"
+_HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(.*?)\r\n\r\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of the server."""
+
+    status: int
+    closes: bool
+    body: bytes
+
+
+@pytest.fixture(scope="module")
+def keyed(_running: Running) -> Iterator[Running]:
+    """A second server on the same model, with a key."""
+    with running(_running.llm, api_key=("one",), header_timeout=2.0, body_timeout=2.0, timeout_keep_alive=1) as server:
+        yield server
+        server.wait_idle()
+
+
+def exchange(server: Running, *writes: bytes, pause_s: float = 0.0) -> list[Answer]:
+    """The answers on one connection to which `writes` are sent and which the client then leaves idle until it is closed."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    got = b""
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            for data in writes:
+                connection.sendall(data)
+                time.sleep(pause_s)
+            while piece := connection.recv(65536):
+                got += piece
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return answers(got)
+
+
+def answers(data: bytes) -> list[Answer]:
+    """Splits what a connection has received into answers; all of it has to be answers with a Content-Length."""
+    found = []
+    while data:
+        head = _HEAD.match(data)
+        assert head, data[:80]
+        headers = dict(line.lower().split(b": ", 1) for line in head[2].split(b"\r\n"))
+        body = data[head.end() : head.end() + int(headers[b"content-length"])]
+        found.append(Answer(int(head[1]), headers.get(b"connection") == b"close", body))
+        data = data[head.end() + len(body) :]
+    return found
+
+
+def post(body: bytes, *headers: bytes, path: bytes = b"/tokenize") -> bytes:
+    """The bytes of a request."""
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + b"".join(headers)
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+HIDDEN = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+SMUGGLING = b"{" + b"\r\nupgrade:" * (len(HIDDEN) // 2) + HIDDEN
+"""A body that ends in a request, at the place where it would be cut off if every `upgrade:` grew by two bytes."""
+
+
+def test_a_body_with_upgrade_lines_is_one_request_without_a_key(keyed: Running) -> None:
+    head, end, body = post(SMUGGLING, path=b"/v1/completions").partition(b"\r\n\r\n")
+    assert [answer.status for answer in exchange(keyed, head + end, body, pause_s=0.05)] == [401]
+
+
+def test_a_head_whose_end_is_split_over_two_writes_is_one_request(keyed: Running) -> None:
+    whole = post(SMUGGLING, KEY, JSON)
+    for at in range(whole.index(b"\r\n\r\n") + 1, whole.index(b"\r\n\r\n") + 4):
+        assert [answer.status for answer in exchange(keyed, whole[:at], whole[at:], pause_s=0.02)] == [400]
+
+
+def test_an_upgrade_changes_nothing_and_the_next_request_is_answered(keyed: Running) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+    whole = post(TOKENIZE, KEY, JSON, upgrade) + post(TOKENIZE, KEY, JSON, b"Connection: close\r\n")
+    assert [answer.status for answer in exchange(keyed, whole)] == [200, 200]
+
+
+def test_what_follows_the_last_request_of_a_connection_is_dropped(keyed: Running) -> None:
+    last = post(TOKENIZE, KEY, JSON, b"Connection: close\r\n")
+    assert [answer.status for answer in exchange(keyed, last, b"\r\nWHAT", pause_s=0.001)] == [200]
+
+
+def test_a_body_in_tiny_chunks_does_not_hold_the_event_loop(keyed: Running) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
+    assert [answer.status for answer in exchange(keyed, head + b"1\r\n \r\n" * 200_000)] in ([400], [])
+    few = b"".join(b"1\r\n%c\r\n" % byte for byte in TOKENIZE)
+    follow = b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert [answer.status for answer in exchange(keyed, head + few + follow)] == [200, 200]
