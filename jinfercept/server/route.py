@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -12,9 +11,6 @@ from starlette.responses import Response
 
 from jinfercept.server.errors import ApiError
 from jinfercept.server.service import service_of
-
-_LINGER_S = 2.0
-"""Seconds that the rest of a body that is too large is read and dropped, so that its sender can read the answer."""
 
 
 class GuardedRoute(APIRoute):
@@ -47,9 +43,7 @@ class _JsonRequest(Request):
             if not (declared.isdecimal() and int(declared) > self._max_bytes):
                 self._read = await self._in_time()
             if self._read is None:
-                await self._linger()
-                message = f"the body is larger than {self._max_bytes} bytes"
-                raise ApiError(413, message, headers={"Connection": "close"})
+                raise ApiError(413, f"the body is larger than {self._max_bytes} bytes")
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self._read and kind != "application/json":
                 raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")
@@ -74,17 +68,8 @@ class _JsonRequest(Request):
                     if size > self._max_bytes:
                         return None
         except TimeoutError:
-            message = f"the body did not arrive in {self._timeout_s:g} s"
-            raise ApiError(408, message, headers={"Connection": "close"}) from None
+            raise ApiError(408, f"the body did not arrive in {self._timeout_s:g} s") from None
         return b"".join(parts)
-
-    async def _linger(self) -> None:
-        """Drop what still comes; a client that has asked whether to send it is not told to."""
-        if "expect" not in self.headers:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_S):
-                    while self._more:
-                        await self._next()
 
     async def _next(self) -> bytes:
         message = await self.receive()

@@ -17,6 +17,7 @@ import uvicorn
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
+from jinfercept.server.framing import Framing
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES, http_protocol
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.service import Service
@@ -42,7 +43,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, listener: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
         options = service.options
         config = uvicorn.Config(
-            create_app(service),
+            Framing(create_app(service)),
             http=http_protocol(options.header_timeout, options.write_timeout),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",

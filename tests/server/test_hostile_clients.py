@@ -44,7 +44,13 @@ GARBAGE = (
 @pytest.fixture(scope="module")
 def impatient(_running: Running) -> Iterator[Running]:
     """A second server on the same model, whose patience is short."""
-    limits = {"max_body_size": 100_000, "header_timeout": 0.3, "body_timeout": 0.3, "write_timeout": 0.3}
+    limits = {
+        "max_body_size": 100_000,
+        "header_timeout": 0.3,
+        "body_timeout": 0.3,
+        "timeout_keep_alive": 1,
+        "write_timeout": 0.3,
+    }
     with running(_running.llm, **limits) as server:
         yield server
         server.wait_idle()

@@ -11,9 +11,10 @@ import pytest
 from served import Running, running
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
+LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 KEY = b"Authorization: Bearer one\r\n"
 JSON = b"Content-Type: application/json\r\n"
-_HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(.*?)\r\n\r\n", re.DOTALL)
+_HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,14 @@ class Answer:
 @pytest.fixture(scope="module")
 def keyed(_running: Running) -> Iterator[Running]:
     """A second server on the same model, with a key."""
-    with running(_running.llm, api_key=("one",), header_timeout=2.0, body_timeout=2.0, timeout_keep_alive=1) as server:
+    with running(
+        _running.llm,
+        api_key=("one",),
+        max_body_size=200_000,
+        header_timeout=2.0,
+        body_timeout=2.0,
+        timeout_keep_alive=1,
+    ) as server:
         yield server
         server.wait_idle()
 
@@ -51,13 +59,13 @@ def exchange(server: Running, *writes: bytes, pause_s: float = 0.0) -> list[Answ
 
 
 def answers(data: bytes) -> list[Answer]:
-    """Splits what a connection has received into answers; all of it has to be answers with a Content-Length."""
+    """Splits what a connection has received into answers; none of it may be anything else."""
     found = []
     while data:
         head = _HEAD.match(data)
         assert head, data[:80]
-        headers = dict(line.lower().split(b": ", 1) for line in head[2].split(b"\r\n"))
-        body = data[head.end() : head.end() + int(headers[b"content-length"])]
+        headers = dict(line.lower().split(b": ", 1) for line in head[2].split(b"\r\n") if line)
+        body = data[head.end() : head.end() + int(headers.get(b"content-length", 0))]
         found.append(Answer(int(head[1]), headers.get(b"connection") == b"close", body))
         data = data[head.end() + len(body) :]
     return found
@@ -80,9 +88,9 @@ def test_a_body_with_upgrade_lines_is_one_request_without_a_key(keyed: Running) 
 
 
 def test_a_head_whose_end_is_split_over_two_writes_is_one_request(keyed: Running) -> None:
-    whole = post(SMUGGLING, KEY, JSON)
+    whole = post(SMUGGLING, KEY, JSON) + LAST
     for at in range(whole.index(b"\r\n\r\n") + 1, whole.index(b"\r\n\r\n") + 4):
-        assert [answer.status for answer in exchange(keyed, whole[:at], whole[at:], pause_s=0.02)] == [400]
+        assert [answer.status for answer in exchange(keyed, whole[:at], whole[at:], pause_s=0.02)] == [400, 200]
 
 
 def test_an_upgrade_changes_nothing_and_the_next_request_is_answered(keyed: Running) -> None:
@@ -100,5 +108,35 @@ def test_a_body_in_tiny_chunks_does_not_hold_the_event_loop(keyed: Running) -> N
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
     assert [answer.status for answer in exchange(keyed, head + b"1\r\n \r\n" * 200_000)] in ([400], [])
     few = b"".join(b"1\r\n%c\r\n" % byte for byte in TOKENIZE)
-    follow = b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    follow = b"0\r\n\r\n" + LAST
     assert [answer.status for answer in exchange(keyed, head + few + follow)] == [200, 200]
+
+
+def test_an_answer_before_the_end_of_the_body_ends_the_connection(keyed: Running) -> None:
+    body = b"x" * 300_000
+    get = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + body
+    both = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    for status, request in (
+        (401, post(body)),
+        (404, post(body, KEY, path=b"/nothing")),
+        (405, post(body, KEY, path=b"/version")),
+        (413, post(body, KEY, JSON)),
+        (200, get),
+        (400, both),
+        (400, b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n"),
+    ):
+        [answer] = exchange(keyed, request + HIDDEN)
+        assert (answer.status, answer.closes) == (status, True)
+
+
+def test_a_client_that_writes_a_large_body_before_it_reads_gets_the_answer(keyed: Running) -> None:
+    [answer] = exchange(keyed, post(b"x" * 40_000_000), HIDDEN)
+    assert (answer.status, answer.closes) == (401, True)
+
+
+def test_a_client_that_waits_for_continue_is_refused_instead(keyed: Running) -> None:
+    expect = b"Expect: 100-continue\r\n"
+    head = post(TOKENIZE, JSON, expect).partition(TOKENIZE)[0]
+    assert [(answer.status, answer.closes) for answer in exchange(keyed, head)] == [(401, True)]
+    allowed = post(TOKENIZE, KEY, JSON, expect, b"Connection: close\r\n").partition(TOKENIZE)[0]
+    assert [answer.status for answer in exchange(keyed, allowed, TOKENIZE, pause_s=0.05)] == [100, 200]

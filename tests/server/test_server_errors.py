@@ -130,7 +130,13 @@ def test_models_health_version_and_documents_are_there(served: Running) -> None:
 @pytest.fixture(scope="module")
 def strict(_running: Running) -> Iterator[Running]:
     """A second server on the same model, with small limits and two keys."""
-    limits = {"max_body_size": 2000, "header_timeout": 0.3, "body_timeout": 0.3, "max_queue_len": 2}
+    limits = {
+        "max_body_size": 2000,
+        "header_timeout": 0.3,
+        "body_timeout": 0.3,
+        "timeout_keep_alive": 1,
+        "max_queue_len": 2,
+    }
     origins = ("https://a.example",)
     with running(_running.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
         yield server
