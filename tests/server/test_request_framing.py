@@ -5,7 +5,10 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
 
 import pytest
 from served import Running, running
@@ -23,7 +26,12 @@ class Answer:
 
     status: int
     closes: bool
-    body: bytes
+    body: bytes = b""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Of an answer of `/tokenize`."""
+        return len(json.loads(self.body)["tokens"]) if b'"tokens"' in self.body else None
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +55,13 @@ def exchange(server: Running, *writes: bytes, pause_s: float = 0.0) -> list[Answ
     got = b""
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             for data in writes:
                 connection.sendall(data)
                 time.sleep(pause_s)
+        with suppress(ConnectionResetError):
             while piece := connection.recv(65536):
                 got += piece
-        except (BrokenPipeError, ConnectionResetError):
-            pass
     return answers(got)
 
 
@@ -140,3 +147,74 @@ def test_a_client_that_waits_for_continue_is_refused_instead(keyed: Running) -> 
     assert [(answer.status, answer.closes) for answer in exchange(keyed, head)] == [(401, True)]
     allowed = post(TOKENIZE, KEY, JSON, expect, b"Connection: close\r\n").partition(TOKENIZE)[0]
     assert [answer.status for answer in exchange(keyed, allowed, TOKENIZE, pause_s=0.05)] == [100, 200]
+
+
+PIECES = (
+    b"\r\n\r\n",
+    b"\r\n",
+    b"\r\nupgrade: h2c\r\n",
+    b"0\r\n\r\n",
+    b"5\r\n",
+    HIDDEN,
+    LAST,
+    post(TOKENIZE, KEY, JSON),
+    b"\0\xff{",
+)
+HEADERS = (
+    b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
+    b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+    b"Upgrade: TLS/1.0\r\n",
+    b"X-Empty:\r\n",
+)
+
+
+def random_body(rng: Random) -> tuple[bytes, int | None]:
+    """A body, and the length of its prompt if it is a request to tokenise."""
+    pieces = rng.choices(PIECES, k=rng.randrange(6))
+    if rng.random() < 0.5:
+        return b"{" + b"".join(pieces), None
+    length = rng.randrange(1, 50)
+    space = b"".join(piece for piece in pieces if not piece.strip())
+    return space + b'{"prompt":' + space + b'"' + b"x" * length + b'"' + space + b"}" + space, length
+
+
+def random_request(rng: Random) -> tuple[bytes, tuple[int, bool, int | None]]:
+    """A request, and what its answer has to be: status, whether it closes the connection, number of tokens."""
+    headers = rng.choice(HEADERS) if rng.random() < 0.5 else b""
+    if rng.random() < 0.2:
+        return b"GET /version HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n", (200, False, None)
+    body, length = random_body(rng)
+    path, method, status, closes = rng.choice(
+        [
+            *[(b"/tokenize", b"POST", 400 if length is None else 200, False)] * 8,
+            (b"/version", b"GET", 200, True),
+            (b"/nothing", b"POST", 404, True),
+            (b"/tokenize", b"PUT", 405, True),
+        ]
+    )
+    if path == b"/tokenize" and method == b"POST" and rng.random() < 0.15:
+        status, closes = 401, True
+    else:
+        headers += KEY
+    head = method + b" " + path + b" HTTP/1.1\r\nHost: x\r\n" + headers + JSON
+    if rng.random() < 0.5:
+        whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    else:
+        cuts = sorted(rng.sample(range(1, len(body)), min(rng.randrange(4), len(body) - 1)))
+        chunks = [body[start:end] for start, end in pairwise((0, *cuts, len(body)))]
+        whole = head + b"Transfer-Encoding: chunked\r\n\r\n"
+        whole += b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    return whole, (status, closes, length if status == 200 and not closes else None)
+
+
+def test_every_request_has_its_own_answer_however_its_bytes_are_split(keyed: Running) -> None:
+    for seed in range(150):
+        rng = Random(seed)
+        requests = [*(random_request(rng) for _ in range(rng.randrange(1, 6))), (LAST, (200, True, None))]
+        sent = b"".join(request for request, _ in requests)
+        expected = [answer for _, answer in requests]
+        expected = expected[: 1 + [closes for _, closes, _ in expected].index(True)]
+        cuts = sorted(rng.sample(range(1, len(sent)), rng.randrange(8)))
+        writes = [sent[start:end] for start, end in pairwise((0, *cuts, len(sent)))]
+        got = exchange(keyed, *writes, pause_s=rng.choice((0, 0.001)))
+        assert [(answer.status, answer.closes, answer.num_tokens) for answer in got] == expected, (seed, writes)
