@@ -5,12 +5,15 @@ such a request as any other's.
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any, final
 
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
+from jinfercept.server.connections import ConnectionLimits
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
 
@@ -18,12 +21,9 @@ MAX_HEAD_BYTES = 2**16
 """Size of the largest head of a request; the value for uvicorn's `h11_max_incomplete_event_size`."""
 _FREE_CHUNKS = 4096
 _MIN_CHUNK_BYTES = 64
-_BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-)
 
 
-def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """A protocol class for `uvicorn.Config(http=...)`.
 
     Args:
@@ -31,6 +31,7 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio
             of the request's head; then the connection is closed.
         write_timeout_s: seconds that written data may stay unread by the client; then the connection is aborted, unsent data
             is dropped, and the request ends as if the client had disconnected.
+        limits: counts the connections; one too many is answered 503 and closed.
     """
 
     @final
@@ -40,13 +41,22 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio
             self.conn = _Connection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
+            self._address: str | None = None
+            self._admitted = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-            super().connection_made(transport)
-            self._start_head_timer()
+            self._address = _address(transport)
+            self._admitted = limits.admit(self._address)
+            if self._admitted:
+                super().connection_made(transport)
+                self._start_head_timer()
+            else:
+                error = ApiError(503, "too many connections are open", code="too_many_connections")
+                transport.write(_last_answer(error))
+                transport.close()
 
         def data_received(self, data: bytes) -> None:
-            if self.conn.their_state is not h11.MUST_CLOSE:  # else no request can follow: what comes is dropped
+            if self._admitted and self.conn.their_state is not h11.MUST_CLOSE:  # nothing is awaited else
                 super().data_received(data)
 
         def handle_events(self) -> None:
@@ -63,14 +73,16 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio
             """Answers 400 in the shape of every error, unless an answer has begun, and closes the connection."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete or not cycle.response_started:
-                body = encode(ApiError.bad(msg).body)
-                self.transport.write(_BAD_REQUEST % len(body) + body)
+                self.transport.write(_last_answer(ApiError.bad(msg)))
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
             self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            if not self._admitted:
+                return
+            limits.release(self._address)
             self._stop_head_timer()
             self._stop_write_timer()
             super().connection_lost(exc)
@@ -98,6 +110,20 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float) -> type[asyncio
                 self._write_timer = None
 
     return HttpProtocol
+
+
+def _address(transport: asyncio.Transport) -> str | None:
+    """The client's IP address; None: it has none, or is gone already."""
+    client = get_remote_addr(transport)
+    return client and client[0]
+
+
+def _last_answer(error: ApiError) -> bytes:
+    """An answer that the parser takes no part in, after which the connection is closed."""
+    body = encode(error.body)
+    status = HTTPStatus(error.status_code)
+    head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
 
 
 @final

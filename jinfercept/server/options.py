@@ -55,6 +55,12 @@ class ServerOptions:
     write_timeout: float = option(
         60.0, "seconds that a client may leave what it is sent unread, before it counts as gone"
     )
+    max_connections: int = option(2048, "connections at once; more are answered 503 and closed")
+    max_connections_per_address: int = option(
+        512,
+        "those of one client address (IPv6: of one /64); 0: no limit. Loopback and Unix sockets, and so a proxy on this "
+        "machine, are not limited; for a proxy on another machine raise it",
+    )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
     allowed_origins: tuple[str, ...] = option(
@@ -82,6 +88,8 @@ class ServerOptions:
             ("header_timeout", 0.001),
             ("body_timeout", 0.001),
             ("write_timeout", 0.001),
+            ("max_connections", 1),
+            ("max_connections_per_address", 0),
             ("timeout_keep_alive", 0),
             ("drain_timeout", 0),
         ):

@@ -17,6 +17,7 @@ import uvicorn
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
+from jinfercept.server.connections import BACKLOG, ConnectionLimits, reserve_files
 from jinfercept.server.framing import Framing
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES, http_protocol
 from jinfercept.server.options import ServerOptions
@@ -44,7 +45,12 @@ class Server(uvicorn.Server):
         options = service.options
         config = uvicorn.Config(
             Framing(create_app(service)),
-            http=http_protocol(options.header_timeout, options.write_timeout),
+            http=http_protocol(
+                options.header_timeout,
+                options.write_timeout,
+                ConnectionLimits(options.max_connections, options.max_connections_per_address),
+            ),
+            backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="on",
@@ -103,8 +109,9 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
     """A socket that is bound and takes no connection yet, and the URL that clients use.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address cannot be had, or not as many file descriptors as `max_connections` need.
     """
+    reserve_files(options.max_connections)
     if options.uds is not None:
         return _listen_unix(options.uds), f"unix:{options.uds}"
     host = options.host.strip("[]")

@@ -1,0 +1,104 @@
+"""Bounds on the number of open connections, and the file descriptors that they need."""
+
+import logging
+import sys
+import time
+from collections import Counter
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import final
+
+from jinfercept.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that the kernel, or one turn of the event loop, may take before they are counted."""
+_OTHER_FILES = 512
+"""File descriptors for everything that is no connection of a client: weights, logs, tools."""
+_LOG_EVERY_S = 60.0
+
+
+@final
+class ConnectionLimits:
+    """Counts the open connections of a server.
+
+    Args:
+        most: connections at once.
+        most_per_address: those of one client address; 0: no limit.
+    """
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most, self._most_per_address = most, most_per_address
+        self._open = 0
+        self._per_network: Counter[str] = Counter()
+        self._logged_s = -_LOG_EVERY_S
+
+    def admit(self, address: str | None) -> bool:
+        """Counts a connection, which `release` has to follow; False: it is one too many, and is not counted.
+
+        Args:
+            address: IP address of the client; None: a Unix socket.
+        """
+        network = _network(address)
+        most = self._most_per_address
+        if self._open >= self._most:
+            self._log("--max-connections", self._most, "all clients")
+        elif network is not None and 0 < most <= self._per_network[network]:
+            self._log("--max-connections-per-address", most, network)
+        else:
+            self._open += 1
+            if network is not None:
+                self._per_network[network] += 1
+            return True
+        return False
+
+    def release(self, address: str | None) -> None:
+        """An admitted connection has ended."""
+        network = _network(address)
+        self._open -= 1
+        if network is not None:
+            self._per_network[network] -= 1
+            if not self._per_network[network]:
+                del self._per_network[network]
+
+    def _log(self, flag: str, most: int, clients: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            log.warning("connections are refused: %s have %d open already (%s)", clients, most, flag)
+
+
+def _network(address: str | None) -> str | None:
+    """What is counted as one client: an IPv4 address, or the /64 of an IPv6 one; None: loopback and Unix sockets."""
+    if not address:
+        return None
+    ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    if ip.is_loopback:
+        return None
+    return str(ip_network((ip, 64), strict=False) if isinstance(ip, IPv6Address) else ip)
+
+
+def reserve_files(max_connections: int) -> None:
+    """Raises the process's soft limit of open files to what a server needs.
+
+    Raises:
+        ConfigError: the hard limit is lower.
+    """
+    if sys.platform == "win32":  # has no such limit
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + BACKLOG + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "this process may not open as many files as its connections need",
+            got=f"--max-connections {max_connections}, which needs {needed}; the hard limit is {hard}",
+            fix="give a smaller --max-connections, or raise the limit (ulimit -Hn)",
+        ) from error
