@@ -10,6 +10,7 @@ from fastapi.security import HTTPBearer
 from jinfercept import __version__
 from jinfercept.server import chat_completions, completions, inbox, models, operations, responses, tokens
 from jinfercept.server.access_log import AccessLog
+from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
 from jinfercept.server.live import live_router, page_router
 from jinfercept.server.metrics import metrics_router
@@ -36,10 +37,11 @@ def create_app(service: Service) -> FastAPI:
         description=_DESCRIPTION,
         lifespan=lifespan,
         separate_input_output_schemas=False,
+        openapi_url=None,  # and so no /docs and no /redoc of FastAPI's, which load scripts from elsewhere
     )
     app.state.service = service
     add_handlers(app)
-    for router in (operations.router, metrics_router(service), page_router()):
+    for router in (operations.router, metrics_router(service), page_router(), docs_router()):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
