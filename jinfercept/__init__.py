@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jinfercept.endpoints.load import LoadedTools as LoadedTools
     from jinfercept.endpoints.load import load_tools as load_tools
     from jinfercept.errors import ConfigError as ConfigError
+    from jinfercept.errors import EngineError as EngineError
     from jinfercept.errors import JinferceptError as JinferceptError
     from jinfercept.errors import ModelError as ModelError
     from jinfercept.errors import RequestError as RequestError
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ConfigError": "jinfercept.errors",
+    "EngineError": "jinfercept.errors",
     "JinferceptError": "jinfercept.errors",
     "ModelError": "jinfercept.errors",
     "RequestError": "jinfercept.errors",

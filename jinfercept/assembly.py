@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jinfercept.clock import RealClock
 from jinfercept.config import EngineConfig
 from jinfercept.engine import Engine
+from jinfercept.errors import ConfigError, check_shape
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.memory import MemoryPlan
@@ -56,7 +57,7 @@ def assemble(
     policy: Policy | str | None,
     record: Recorder | None,
 ) -> Assembled:
-    """An engine under the policy given, or under the one that the options name."""
+    """An engine under the policy given, or under the one that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, profile, tokenizer, options = machine.shape, machine.profile, machine.tokenizer, config.scheduler
     page_size = shape.page_size
     estimator, whole_prompts = ESTIMATORS[options.estimator](), not chunks(config, shape, policy)
@@ -76,7 +77,7 @@ def assemble(
     meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
     observer, told = (meter, estimator)
     if record is not None:
-        recorder, told = record(kv, known)
+        recorder, told = _recorded(record, kv, known)
         observer = Observers(meter, recorder)
     scheduler = Scheduler(
         kv,
@@ -109,6 +110,18 @@ def assemble(
         observe=meter.planned,
     )
     return Assembled(engine, dispatcher, meter)
+
+
+def _recorded(record: Recorder, kv: KVManager, known: Knowledge) -> tuple[Observer, Estimator]:
+    """What a recorder makes; raises `ConfigError` if that is something else than an observer and an estimator."""
+    if not callable(record):
+        raise ConfigError("record is a function", got=repr(record)[:80], fix="see assembly.Recorder")
+    made: object = record(kv, known)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise ConfigError("record returns two things", got=repr(made)[:80], fix="an Observer and an Estimator")
+    check_shape("what record returns first", made[0], Observer)
+    check_shape("what record returns second", made[1], Estimator)
+    return made
 
 
 def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:

@@ -71,6 +71,7 @@ class AsyncStream:
         self._follow(asyncio.current_task())
         while not received.ready:
             if not received.open:
+                received.check()
                 raise StopAsyncIteration
             received.take(await self._inbox.get())
         return received.ready.popleft()

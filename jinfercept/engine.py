@@ -14,7 +14,7 @@ from typing import Any
 
 from jinfercept.admission import check_request
 from jinfercept.clock import Clock
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, describe_failure
 from jinfercept.intercept.rendering import render_each
 from jinfercept.ports import Endpoints, Runner
 from jinfercept.request import (
@@ -60,6 +60,9 @@ class Engine:
         seed: from which requests without a seed of their own get one.
         check: assert the conservation of pages after every step.
         observe: told of every plan once its result is there.
+
+    Attributes:
+        failure: what a step raised that could not be recovered from: the engine cannot go on. None while it can.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Engine:
         observe: Callable[[Planned, StepResult], None] | None = None,
     ) -> None:
         self._observe = observe
+        self.failure: BaseException | None = None
         self.scheduler = scheduler
         self._runner = runner
         self.wake = wake
@@ -159,7 +163,9 @@ class Engine:
             elif not planned.plan and not events and self._sessions:
                 self._idle()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
-            self._fail(error, events)
+            self.failure = error
+            self._fail(error, events)  # what it raises leaves the engine as it is, in pieces
+            self.failure = None
             if not isinstance(error, Exception):
                 raise
             log.exception("a step failed; all requests in the engine are lost")
@@ -221,7 +227,7 @@ class Engine:
                 session.constraint = request.grammar.constrain(stop)
                 self._constrained[request.id] = session
         except Exception as error:  # a detector is the user's: what it raises ends its request and no other
-            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            self._finish(session, "error", describe_failure(error), events)
 
     def _masks(self, planned: Planned, events: list[Event]) -> Masks | None:
         """What the plan's constrained rows may draw; None if there are none.
@@ -251,7 +257,7 @@ class Engine:
         try:
             words = session.constraint.allowed()
         except Exception as error:  # what cannot go on ends its request and no other
-            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            self._finish(session, "error", describe_failure(error), events)
             return None
         if session.complete:
             self._finish(session, "stop", None, events)
@@ -297,7 +303,7 @@ class Engine:
                 if session.constraint is not None:
                     session.constraint.accept(token)
             except Exception as error:  # see `_open`
-                self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+                self._finish(session, "error", describe_failure(error), events)
                 return
         if token in session.stop_token_ids and (  # of itself, a turn that calls is not the last one
             not calls or token in (session.request.params.stop_token_ids or ())
@@ -339,7 +345,7 @@ class Engine:
             else:
                 tokens, kept = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
         except Exception as error:  # see `_open`
-            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            self._finish(session, "error", describe_failure(error), events)
             return
         start = len(session.stream)
         session.stream += tokens
@@ -357,7 +363,14 @@ class Engine:
         self.scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, kept, tuple(tokens), shown))
 
-    def _finish(self, session: Session, reason: FinishReason, stop: str | int | None, events: list[Event]) -> None:
+    def _finish(
+        self,
+        session: Session,
+        reason: FinishReason,
+        stop: str | int | None,
+        events: list[Event],
+        failure: BaseException | None = None,
+    ) -> None:
         request, sequence, now = session.request, session.sequence, self._clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
@@ -369,13 +382,13 @@ class Engine:
         self._ids.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)
-        events.append(Finished(request.id, done, rest))
+        events.append(Finished(request.id, done, rest, failure))
 
     def _fail(self, error: BaseException, events: list[Event]) -> None:
         """A step failed: what is in the engine is lost and says so; the pages are forgotten, and the engine goes on."""
         self._in_flight.clear()
         for session in list(self._sessions.values()):
-            self._finish(session, "error", f"{type(error).__name__}: {error}", events)
+            self._finish(session, "error", describe_failure(error), events, error)
         self._returners.clear(self._clock.now())
         self.scheduler.kv.store.begin()
         self.scheduler.kv.store.clear()

@@ -1,8 +1,16 @@
 """What a user's mistake looks like: one sentence each for what is wrong, what was got, and how to fix it.
 
-Every error here is a `ValueError`, raised before memory is taken. A failing endpoint is not an error but a `Result`;
-a broken invariant of ours is an `assert`.
+Every mistake is a `ValueError`, raised before memory is taken. A failing endpoint is not an error but a `Result`; a broken
+invariant of ours is an `assert`. What a step of the engine raises reaches callers as `EngineError`.
 """
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from inspect import isfunction, signature
+from typing import TYPE_CHECKING, get_type_hints
+
+if TYPE_CHECKING:
+    from jinfercept.request import RequestOutput
 
 
 class JinferceptError(ValueError):
@@ -29,3 +37,62 @@ class ModelError(JinferceptError):
 
 class RequestError(JinferceptError):
     """A request or its sampling parameters cannot be served."""
+
+
+class EngineError(RuntimeError):
+    """A step of the engine failed, and requests were lost with it.
+
+    Args:
+        failure: what the step raised, as `RuntimeError: the device is gone`.
+        outputs: one for each prompt, in order; None for those that were not complete.
+        fix: what to do next.
+    """
+
+    def __init__(self, failure: str, outputs: "Sequence[RequestOutput | None]" = (), *, fix: str) -> None:
+        self.failure, self.outputs = failure, list(outputs)
+        lost = f"; {self.outputs.count(None)} of {len(self.outputs)} requests are lost" if self.outputs else ""
+        super().__init__(f"the engine failed: {failure}{lost}; fix: {fix}")
+
+
+def describe_failure(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def check_shape(what: str, value: object, protocol: type) -> None:
+    """Raise `ConfigError` unless an object has what a Protocol asks for: the attributes, and methods of as many arguments.
+
+    Args:
+        what: the object is meant to be, as "a policy".
+    """
+    if isinstance(value, type):
+        raise ConfigError(f"{what} is an object", got=f"the class {value.__name__}", fix=f"{value.__name__}(…)")
+    methods = {name: member for name, member in vars(protocol).items() if isfunction(member) and name[0] != "_"}
+    wrong = [name for name in get_type_hints(protocol) if not hasattr(value, name)]
+    wrong += [f"{name}{signature(method)}" for name, method in methods.items() if not _takes(value, name, method)]
+    if wrong:
+        raise ConfigError(
+            f"{what} has the members of {protocol.__module__}.{protocol.__name__}",
+            got=f"{type(value).__name__} {value!r:.80}",
+            fix=f"add {', '.join(wrong)}",
+        )
+
+
+def _takes(value: object, name: str, method: Callable[..., object]) -> bool:
+    """Whether the object's method can be called with the arguments of the Protocol's."""
+    found, (_, *arguments) = getattr(value, name, None), signature(method).parameters
+    if not callable(found):
+        return False
+    try:
+        signature(found).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it is not written in Python, and does not tell
+        return True
+    return True
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint at the known name that is nearest to a wrong one, as ` (did you mean 'x'?)`; "" if none is near."""
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

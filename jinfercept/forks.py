@@ -39,10 +39,19 @@ def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) ->
         Of each prompt, what its first fork has, with the completions of all, and metrics of all: from the first event to the
         last, counts added up.
     """
-    groups: dict[str, list[RequestOutput]] = {}
+    return [output for output in complete(requests, outputs) if output is not None]
+
+
+def complete(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput | None]:
+    """As `joined`, of prompts whose outputs are not all there: None for those."""
+    groups: dict[str, list[RequestOutput | None]] = {}
     for request in requests:
-        groups.setdefault(request.leader or request.id, []).append(outputs[request.id])
-    return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
+        groups.setdefault(request.leader or request.id, []).append(outputs.get(request.id))
+    whole = [[output for output in group if output is not None] for group in groups.values()]
+    return [
+        None if len(found) < len(group) else found[0] if len(group) == 1 else _together(found)
+        for found, group in zip(whole, groups.values(), strict=True)
+    ]
 
 
 def _together(group: list[RequestOutput]) -> RequestOutput:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, final
 
-from jinfercept.assembly import Machine, Recorder, assemble, chunks, end_token_ids
+from jinfercept.assembly import Assembled, Machine, Recorder, assemble, chunks, end_token_ids
 from jinfercept.async_streaming import AsyncStream, aserve
 from jinfercept.chat import ChatOptions, Chats, is_conversation, make_chats
 from jinfercept.chat_template import Message
@@ -28,7 +28,7 @@ from jinfercept.profiler import EFFORTS
 from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner import ModelRunner, RunnerShape
 from jinfercept.sched.draft import Counters
-from jinfercept.sched.policies import check_name
+from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.start import (
@@ -95,9 +95,12 @@ class LLM:
             flags["policy"] = policy
         if isinstance(profile, str | Path):
             flags["profile"] = str(profile)
+        elif profile is not None and not isinstance(profile, Profile):
+            raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
         config = self.config = EngineConfig.from_flags(flags)
         self._flags = flags
         check_name(config.scheduler.policy)
+        check_policy(policy)
         asked = config.scheduler.profile
         if asked is not None and asked not in EFFORTS:
             profile = load_profile(asked)
@@ -142,10 +145,12 @@ class LLM:
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._closed = False
         self._machine = Machine(loaded.model.config, self.tokenizer, self.runner, shape, self.profile)
-        self._begin(policy, None)
+        self._begin(self._assemble(policy))
 
     def restart(self, policy: Policy | str | None = None, record: Recorder | None = None, **flags: Any) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
+
+        That mends an engine that failed too. What is refused changes nothing.
 
         Args:
             policy: by name, or one of your own; the name chosen last by default.
@@ -154,8 +159,11 @@ class LLM:
                 `enable_prefix_caching`, `seed` and `check_pages`; the others keep their values.
 
         Raises:
-            ConfigError: an option is fixed once executables are compiled, or out of range.
+            ConfigError: an option is fixed once executables are compiled, or out of range; `policy` or what `record` returns
+                has not the shape that it should have.
+            RequestError: requests are not finished, or the LLM is closed.
         """
+        self._check_idle("start over")
         if isinstance(policy, str):
             flags["policy"] = policy
         fixed = sorted(set(flags) - _RESTART_FLAGS)
@@ -165,13 +173,14 @@ class LLM:
             )
         config = EngineConfig.from_flags(self._flags | flags)
         check_name(config.scheduler.policy)
+        check_policy(policy)
         chunks(config, self._shape, policy)
-        self._check_idle("start over")
-        self.memory_plan = self.memory_plan.with_host(config.cache)
-        self._flags, self.config = self._flags | flags, config
+        memory_plan = self.memory_plan.with_host(config.cache)
+        parts = assemble(self._machine, config, memory_plan, policy, record)
+        self._flags, self.config, self.memory_plan = self._flags | flags, config, memory_plan
         self._end()
         self.runner.reset()
-        self._begin(policy, record)
+        self._begin(parts)
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart` does, so that no page is left of the old.
@@ -189,18 +198,23 @@ class LLM:
         weights = replacement(self.model, params, self.runner.params)
         self._end()
         self.runner.update(weights)
-        self._begin(None, None)
+        self._begin(self._assemble(None))
 
     def _check_idle(self, what: str) -> None:
-        if self._closed or self._thread.busy:
+        """Raise `RequestError` if the LLM is closed or serves requests."""
+        if self._closed:
+            raise RequestError("this LLM is closed", got=f"to {what}", fix="make a new one")
+        if self._thread.busy:
             raise RequestError(
                 f"only an idle LLM can {what}",
-                got="one that is closed" if self._closed else "requests that are not finished",
+                got="requests that are not finished",
                 fix="wait for them, or close their streams",
             )
 
-    def _begin(self, policy: Policy | str | None, record: Recorder | None) -> None:
-        parts = assemble(self._machine, self.config, self.memory_plan, policy, record)
+    def _assemble(self, policy: Policy | str | None) -> Assembled:
+        return assemble(self._machine, self.config, self.memory_plan, policy, None)
+
+    def _begin(self, parts: Assembled) -> None:
         self.engine, self._dispatcher, self.meter = parts
         self._thread = EngineThread(self.engine, self.meter.told)
 
@@ -232,6 +246,8 @@ class LLM:
 
         Raises:
             RequestError: a request can never be served; none is started then.
+            EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
+                request alone (its detector or its grammar raises) is no exception: its finish reason is "error".
         """
         return serve(self._thread, self.make_requests(prompts, sampling_params, tools, detector), on_event=on_event)
 
@@ -276,6 +292,7 @@ class LLM:
         Raises:
             RequestError: messages, tools or options cannot be used with this model; nothing is started then.
             ModelError: the model has no chat template.
+            EngineError: as `generate`.
         """
         return serve(self._thread, *self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
 
@@ -310,6 +327,8 @@ class LLM:
 
         Raises:
             RequestError: as `generate` and `chat`.
+            EngineError: where the iteration would end, if a step of the engine failed; the requests that were lost have their
+                `Finished` with finish reason "error" before.
         """
         return Stream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
 
@@ -333,6 +352,7 @@ class LLM:
         Args:
             ids: names for them, one for each prompt; made up by default.
         """
+        self._thread.check_process()  # in a forked child a tokenizer may hang
         requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, self.grammars)
         return [fork for request in requests for fork in forks(request)]
 
@@ -344,6 +364,7 @@ class LLM:
         Args:
             ids: names for them, one for each conversation; made up by default.
         """
+        self._thread.check_process()
         ends = end_token_ids(self.model.config, self.tokenizer)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, self.grammars, ends)
 
@@ -373,8 +394,8 @@ class LLM:
         return self.engine.scheduler.counters
 
     def close(self) -> None:
-        """Give up what is running and free the weights and the pages."""
-        if self._closed:
+        """Give up what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        if self._closed or self._thread.is_elsewhere:
             return
         self._thread.check_caller("close()")
         self._closed = True
@@ -382,6 +403,8 @@ class LLM:
         self.runner.close()
 
     def __enter__(self) -> Self:
+        if self._closed:
+            raise RequestError("this LLM is closed", got="to enter it", fix="make a new one")
         return self
 
     def __exit__(

@@ -376,11 +376,17 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request is over; `text` is what was still held back."""
+    """The request is over.
+
+    Attributes:
+        text: what was still held back.
+        failure: what a step of the engine raised, which lost the request; None if the request ended by itself.
+    """
 
     request_id: str
     output: RequestOutput
     text: str
+    failure: BaseException | None = None
 
 
 Event = Token | Intercepted | Resumed | Finished

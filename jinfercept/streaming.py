@@ -1,7 +1,8 @@
 """Waiting for requests that the engine's thread serves: to the end, or event by event (in an event loop: `async_streaming`).
 
 A stream's requests start when it is made. Whoever stops listening gives them up, by closing it or by dropping it. What events
-mean is not known here; a reader may put others in their place.
+mean is not known here; a reader may put others in their place. Where a step of the engine failed, each request that was lost
+still has its `Finished` (with finish reason "error"), and `EngineError` is raised where the iteration would end.
 """
 
 from collections import deque
@@ -11,8 +12,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, final
 
 from jinfercept.engine_thread import EngineThread, Sink
-from jinfercept.errors import RequestError
-from jinfercept.forks import joined
+from jinfercept.errors import EngineError, RequestError, describe_failure
+from jinfercept.forks import complete, joined
 from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
 from jinfercept.request import Event, Finished, Request, RequestOutput
 
@@ -38,6 +39,9 @@ def serve(
     Args:
         readers: by request id.
         on_event: told, on this thread, of `StreamEvent`s.
+
+    Raises:
+        EngineError: a step of the engine failed; it carries the outputs that are complete.
     """
     with Stream(thread, requests, readers, ends_only=on_event is None) as stream:
         for event in stream:
@@ -56,7 +60,9 @@ class Received:
     """
 
     def __init__(self, requests: Sequence[Request], readers: Mapping[str, Reader] | None) -> None:
-        self._readers = readers or {}
+        self._requests, self._readers = requests, readers or {}
+        self._lost: set[str] = set()
+        self._failure: BaseException | None = None
         self.open = {request.id for request in requests}
         self.outputs: dict[str, RequestOutput] = {}
         self.ready: deque[StreamEvent] = deque()
@@ -69,16 +75,33 @@ class Received:
             raise
 
     def take(self, event: Event | BaseException) -> None:
-        """Note what came; raises it if it is an error, which is then the end."""
+        """Note what came. An error is the end of all that is open; one that is no `Exception` is raised at once."""
         if isinstance(event, BaseException):
+            self._lost |= self.open
             self.open.clear()
-            raise event
+            if not isinstance(event, Exception):
+                raise event
+            self._failure = event
+            return
+        if isinstance(event, Finished) and event.failure is not None:
+            self._failure = event.failure
+            self._lost.add(event.request_id)
         reader = self._readers.get(event.request_id)
         for read in (event,) if reader is None else reader.read(event):
             self.ready.append(read)
             if isinstance(read, Finished):
                 self.outputs[read.request_id] = read.output
                 self.open.discard(read.request_id)
+
+    def check(self) -> None:
+        """Raise `EngineError` if the engine lost requests; asked for when nothing more comes."""
+        if self._failure is not None:
+            kept = {name: output for name, output in self.outputs.items() if name not in self._lost}
+            raise EngineError(
+                describe_failure(self._failure),
+                complete(self._requests, kept),
+                fix="send the lost requests again; `restart()` begins with a new engine",
+            ) from self._failure
 
 
 @final
@@ -93,6 +116,7 @@ class Stream:
 
     Raises:
         RequestError: a request can never be served; none is started then.
+        EngineError: where the iteration would end, if a step of the engine failed.
     """
 
     def __init__(
@@ -127,6 +151,7 @@ class Stream:
         received = self._received
         while not received.ready:
             if not received.open:
+                received.check()
                 raise StopIteration
             self._take_next()
         return received.ready.popleft()
@@ -134,6 +159,7 @@ class Stream:
     def _take_next(self) -> None:
         """Wait for an event. An interrupt may come between any two steps of this: what has arrived stays until it was taken."""
         while not self._inbox:
+            self._thread.check_process()
             self._arrived.get()
         self._received.take(self._inbox[0])
         self._inbox.popleft()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, check_shape, nearest
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
@@ -40,7 +40,16 @@ class Knowledge(NamedTuple):
 def check_name(name: str) -> None:
     """Raise `ConfigError` unless a policy has this name."""
     if name not in SETTINGS:
-        raise ConfigError("no such policy", got=name, fix=f"one of {', '.join(SETTINGS)}")
+        fix = f"one of {', '.join(SETTINGS)}"
+        raise ConfigError("no such policy", got=name + nearest(name, list(SETTINGS)), fix=fix)
+
+
+def check_policy(policy: object) -> None:
+    """Raise `ConfigError` unless this is None, the name of a policy, or has the shape of one."""
+    if isinstance(policy, str):
+        check_name(policy)
+    elif policy is not None:
+        check_shape("a policy", policy, Policy)
 
 
 class Setting(NamedTuple):

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from jinfercept.errors import JinferceptError
+from jinfercept.errors import EngineError, JinferceptError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)
@@ -53,6 +53,11 @@ class ApiError(HTTPException):
     def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
         """A mistake that was found beyond the protocol (400)."""
         return cls.bad(str(error), param)
+
+    @classmethod
+    def failed(cls, error: EngineError) -> "ApiError":
+        """The engine lost the request (500)."""
+        return cls(500, f"the engine failed: {error.failure}", code="engine_error")
 
     @property
     def body(self) -> dict[str, Any]:
@@ -96,6 +101,7 @@ def add_handlers(app: FastAPI) -> None:
     """Answer every error in one shape."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(EngineError, _answer_lost)
     app.add_exception_handler(Exception, _answer_failure)
 
 
@@ -120,6 +126,11 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     message = f"{param or 'the body'}: {problem['msg']}{got}"
     wrong = ApiError.bad(message, param or None)
     return JSONResponse(wrong.body, wrong.status_code)
+
+
+async def _answer_lost(request: Request, error: Exception) -> JSONResponse:
+    failed = ApiError.failed(cast(EngineError, error))
+    return JSONResponse(failed.body, failed.status_code)
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:

@@ -24,8 +24,11 @@ class Version(BaseModel):
 
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
-async def health() -> Condition:
-    """Whether it lives."""
+async def health(request: Request) -> Condition:
+    """Whether it lives: 503 when its engine failed and cannot go on."""
+    failure = service_of(request).llm.thread.failure
+    if failure is not None:
+        raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
     return Condition(status="ok")
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import final
 
 from jinfercept.async_streaming import AsyncStream
+from jinfercept.errors import EngineError
 from jinfercept.request import Finished
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_writer import ResponseWriter
@@ -37,6 +38,9 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
                     told = await writer.settled(told)
                 for said in writer.take(told):
                     yield event(said, said["type"])
+        except EngineError as error:
+            for said in writer.fail(ApiError.failed(error)):
+                yield event(said, said["type"])
         except Exception as error:
             log.exception("a response failed")
             for said in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):

@@ -9,6 +9,7 @@ from typing import Any, final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from jinfercept.errors import EngineError
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
@@ -79,6 +80,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             await send({"type": "http.response.body", "body": event(error.body) + DONE, "more_body": True})
+        except EngineError as error:
+            await send(
+                {"type": "http.response.body", "body": event(ApiError.failed(error).body) + DONE, "more_body": True}
+            )
         except Exception as error:
             log.exception("a stream failed")
             failed = ApiError(500, f"the server failed: {type(error).__name__}")
