@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from jinfercept import __version__, run_command, serve_command
-from jinfercept.cli_flags import MODEL_HELP, add_flags
+from jinfercept.cli_flags import MODEL_HELP, Commands, Parser, add_flags
 from jinfercept.cli_studies import add_studies
 from jinfercept.errors import JinferceptError
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jinfercept", description="A JAX serving engine for language models that call out while they write."
     )
     parser.add_argument("--version", action="version", version=f"jinfercept {__version__}")
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_convert(commands: Commands) -> None:
     convert = commands.add_parser("convert", help="write a model so that it loads quickly (Orbax)")
     convert.add_argument("model", help=MODEL_HELP)
     convert.add_argument("directory", help="to write to; give it wherever a model is asked for")

@@ -3,11 +3,28 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import Field
-from typing import Any
+from typing import Any, final
 
 from jinfercept.config import flag_fields
+from jinfercept.errors import nearest
 
-Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+@final
+class Parser(argparse.ArgumentParser):
+    """Names the nearest flag when one is not known. Parsers of its commands are of the same class."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As that of `argparse`, which calls it for every command with what comes behind its name."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        wrong = [flag.partition("=")[0] for flag in rest if flag.startswith("--")]
+        if wrong:
+            known = list(self._option_string_actions)
+            self.error("no such flag: " + ", ".join(flag + nearest(flag, known) for flag in wrong))
+        return parsed, rest
+
+
+type Commands = argparse._SubParsersAction[Parser]  # pyright: ignore[reportPrivateUsage] # it has no public name
+"""What `add_subparsers` gives: commands are added to it."""
 
 MODEL_HELP = "smollm2-135m, a Hugging Face directory or hub id, or a .gguf file"
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from jinfercept.cli_flags import MODEL_HELP, add_flags
+from jinfercept.cli_flags import MODEL_HELP, Commands, add_flags
 from jinfercept.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _SEVERAL = "; repeat it, or give several with commas"
 
 
-def add_load(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_load(studies: Commands) -> None:
     """All of them."""
     _add_serve(studies)
     _add_sessions(studies)
     _add_soak(studies)
 
 
-def _add_serve(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve(studies: Commands) -> None:
     serve = studies.add_parser("serve", help="load on OpenAI-compatible servers: latencies, cached tokens, errors")
     _add_servers(serve)
     load = serve.add_argument_group("load")
@@ -47,7 +47,7 @@ def _add_serve(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     serve.set_defaults(command_function=_serve)
 
 
-def _add_sessions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_sessions(studies: Commands) -> None:
     sessions = studies.add_parser(
         "sessions", help="sessions that take turns: what each turn costs, and what is recomputed"
     )
@@ -64,7 +64,7 @@ def _add_sessions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]"
     sessions.set_defaults(command_function=_sessions)
 
 
-def _add_soak(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_soak(studies: Commands) -> None:
     soak = studies.add_parser(
         "soak", help="random clients, hostile tools, disconnects, kills: nothing may be lost, hang, leak or be wrong"
     )

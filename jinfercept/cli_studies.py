@@ -4,11 +4,11 @@ import argparse
 import os
 from typing import Any
 
-from jinfercept.cli_flags import MODEL_HELP, add_flags
+from jinfercept.cli_flags import MODEL_HELP, Commands, add_flags
 from jinfercept.cli_load import add_load
 
 
-def add_studies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_studies(commands: Commands) -> None:
     """All of them."""
     _add_profile(commands)
     _add_simulate(commands)
@@ -23,14 +23,14 @@ def add_studies(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _bench_commands(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    commands: Commands,
+) -> Commands:
     """The group of studies: `jinfercept bench NAME`."""
     bench = commands.add_parser("bench", help="studies and measurements")
     return bench.add_subparsers(title="studies", metavar="STUDY", required=True)
 
 
-def _add_estimators(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_estimators(studies: Commands) -> None:
     estimators = studies.add_parser("estimators", help="what good and bad predictions of call durations are worth")
     estimators.add_argument("--trace", help="scripts to draw from, a JSON line each (default: generated ones)")
     estimators.add_argument("--like", default="trace", choices=("trace", "table"), help="statistics if generated")
@@ -49,7 +49,7 @@ def _add_estimators(studies: "argparse._SubParsersAction[argparse.ArgumentParser
     estimators.set_defaults(command_function=_estimators)
 
 
-def _add_paper(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_paper(studies: Commands) -> None:
     paper = studies.add_parser("paper", help="InferCept's latency by load, its waste and its ablation, simulated")
     paper.add_argument(
         "--profile", action="append", help="a named profile, or a JSON file; may be repeated (default: the paper's two)"
@@ -65,7 +65,7 @@ def _add_paper(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     paper.set_defaults(command_function=_paper)
 
 
-def _add_replay(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_replay(studies: Commands) -> None:
     replay = studies.add_parser(
         "replay", help="play a workload in real time against the real engine, with scripted calls"
     )
@@ -95,7 +95,7 @@ def _add_replay(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     replay.set_defaults(command_function=_replay)
 
 
-def _add_decisions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_decisions(studies: Commands) -> None:
     decisions = studies.add_parser(
         "decisions", help="predicted waste and durations against actual, from decision records"
     )
@@ -105,7 +105,7 @@ def _add_decisions(studies: "argparse._SubParsersAction[argparse.ArgumentParser]
     decisions.set_defaults(command_function=_decisions)
 
 
-def _add_gpu_report(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_gpu_report(studies: Commands) -> None:
     report = studies.add_parser("gpu-report", help="files of tools/gpu_suite as one table against the aims")
     report.add_argument("files", nargs="+", metavar="FILE", help="what tools/gpu_suite has written")
     report.add_argument("--out", help="write the table and all details to this Markdown file")
@@ -113,7 +113,7 @@ def _add_gpu_report(studies: "argparse._SubParsersAction[argparse.ArgumentParser
     report.set_defaults(command_function=_gpu_report)
 
 
-def _add_throughput(studies: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_throughput(studies: Commands) -> None:
     throughput = studies.add_parser(
         "throughput", help="decode and prefill tokens per second by batch and context, beside other engines"
     )
@@ -136,7 +136,7 @@ def _add_throughput(studies: "argparse._SubParsersAction[argparse.ArgumentParser
     throughput.set_defaults(command_function=_throughput)
 
 
-def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_simulate(commands: Commands) -> None:
     simulate = commands.add_parser("simulate", help="play a workload against the scheduler under a virtual clock")
     source = simulate.add_mutually_exclusive_group()
     source.add_argument("--trace", help="scripts to draw from, a JSON line each")
@@ -204,7 +204,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=cores, help=f"processes at a time (default: {cores}, the cores)")
 
 
-def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_profile(commands: Commands) -> None:
     profile = commands.add_parser("profile", help="measure what steps and transfers cost on this machine")
     profile.add_argument("model", help=MODEL_HELP)
     profile.add_argument("--out", help="write the profile to this JSON file; engines here find it without")

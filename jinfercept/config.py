@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, nearest
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -112,7 +112,9 @@ class EngineConfig:
         unknown = sorted(set(flags) - known)
         if unknown:
             raise ConfigError(
-                "no such option", got=", ".join(unknown), fix=f"the options are {', '.join(sorted(known))}"
+                "no such option",
+                got=", ".join(name + nearest(name, list(known)) for name in unknown),
+                fix=f"the options are {', '.join(sorted(known))}",
             )
         config = cls(
             _section(ModelOptions, flags),

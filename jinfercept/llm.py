@@ -166,12 +166,12 @@ class LLM:
         self._check_idle("start over")
         if isinstance(policy, str):
             flags["policy"] = policy
+        config = EngineConfig.from_flags(self._flags | flags)
         fixed = sorted(set(flags) - _RESTART_FLAGS)
         if fixed:
             raise ConfigError(
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}"
             )
-        config = EngineConfig.from_flags(self._flags | flags)
         check_name(config.scheduler.policy)
         check_policy(policy)
         chunks(config, self._shape, policy)

@@ -57,6 +57,22 @@ def test_what_cannot_work_is_said_before_the_model_is_looked_for(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
+        (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour\n"),
+        (["bench", "sessions", "m", "--turnz", "5"], "--turnz (did you mean '--turns'?)"),
+    ],
+)
+def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
+    command: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert said in capsys.readouterr().err
+
+
 def test_the_package_is_the_command() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True

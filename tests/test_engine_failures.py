@@ -86,6 +86,11 @@ def test_a_policy_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, 
     assert output.outputs[0].finish_reason == "length"
 
 
+def test_a_restart_names_the_option_that_is_nearest(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match=r"no such option; got estimater \(did you mean 'estimator'"):
+        llm.restart(estimater="elapsed")
+
+
 def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_loads() -> None:
     wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"profile": 5}]
     for wrong in wrongs:

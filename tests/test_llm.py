@@ -254,6 +254,8 @@ def test_gptj_runs_in_bfloat16() -> None:
 def test_impossible_options_are_refused_before_anything_is_loaded() -> None:
     for flags, match in (
         ({"no_such_flag": 1}, "no such option"),
+        ({"kv_tokns": 64}, r"got kv_tokns \(did you mean 'kv_tokens'\?\)"),
+        ({"policy": "copyahead"}, r"got copyahead \(did you mean 'copy_ahead'\?\)"),
         ({"policy": "clairvoyant"}, "no such policy"),
         ({"kv_tokens": 3}, "kv_tokens"),
         ({"kv_tokens": 1 << 50}, "does not fit"),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, nearest
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -187,7 +187,9 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
     others = sorted(set(content) - {"tool"})
     if others:
         raise ConfigError(
-            f"{path} has keys that mean nothing", got=", ".join(others), fix="begin every tool by [[tool]]"
+            f"{path} has keys that mean nothing",
+            got=", ".join(name + nearest(name, ["tool"]) for name in others),
+            fix="begin every tool by [[tool]]",
         )
     tables = content.get("tool")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -198,7 +200,8 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
 def _read(table: dict[str, Any], place: Place) -> Table:
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise place.error("kind says what it is", repr(kind), f"one of {', '.join(KINDS)}")
+        near = nearest(kind, list(KINDS)) if isinstance(kind, str) else ""
+        raise place.error("kind says what it is", repr(kind) + near, f"one of {', '.join(KINDS)}")
     try:
         read = TypeAdapter[Table](KINDS[kind]).validate_python(table)
     except ValidationError as error:
@@ -213,7 +216,8 @@ def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> Con
     key = ".".join(map(str, first["loc"]))
     match first["type"]:
         case "extra_forbidden":
-            return place.error("no such key", key, f"the keys are {', '.join(kind.model_fields)}")
+            known = list(kind.model_fields)
+            return place.error("no such key", key + nearest(key, known), f"the keys are {', '.join(known)}")
         case "missing":
             return place.error("a key is missing", f"no {key}", f"{key} = …")
     return place.error(f"{key} does not fit", repr(first["input"])[:80], first["msg"])

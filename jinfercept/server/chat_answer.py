@@ -84,6 +84,7 @@ class ChatAnswer:
     ) -> None:
         requests = chats.requests
         self._turns = turns
+        self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
@@ -110,7 +111,7 @@ class ChatAnswer:
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
-        return answer | _server_calls(reports)
+        return answer | self._server_calls(reports)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
         said = visible_message(completion.messages, self._turns.own)
@@ -171,15 +172,15 @@ class ChatAnswer:
                 [completion] = shown.output.outputs
                 yield from self._begun(choice)
                 self._usage.add(shown.output)
-                yield self._chunk(choice, {}, completion) | _server_calls(call_reports(completion))
+                yield self._chunk(choice, {}, completion) | self._server_calls(call_reports(completion))
             case Intercepted():
                 choice.asked = shown.calls
                 yield from self._begun(choice)
-                yield self._chunk(choice, {}) | _server_calls(round_reports(choice.rounds, shown.calls))
+                yield self._chunk(choice, {}) | self._server_calls(round_reports(choice.rounds, shown.calls))
             case Resumed():
                 reports = round_reports(choice.rounds, choice.asked, shown.results)
                 choice.next_turn()
-                yield self._chunk(choice, {}) | _server_calls(reports)
+                yield self._chunk(choice, {}) | self._server_calls(reports)
             case _ if (delta := self._delta(choice, shown)) is not None:
                 yield from self._begun(choice)
                 yield self._chunk(choice, delta)
@@ -192,6 +193,10 @@ class ChatAnswer:
             choice.begun = True
             prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
             yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
+
+    def _server_calls(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What is said of calls that the server runs: a list, perhaps empty, if the server's tools were asked for."""
+        return {"jinfercept": {"server_calls": reports}} if reports or self._wants_server_calls else {}
 
     def _delta(self, choice: "_Choice", shown: StreamEvent) -> dict[str, Any] | None:
         """What is new in a message."""
@@ -240,11 +245,6 @@ def generated_tokens(completion: CompletionOutput) -> list[int]:
             kept += completion.token_ids[start : pause.span[0]]
             start = pause.span[1]
     return kept + completion.token_ids[start:]
-
-
-def _server_calls(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is said of calls that the server runs, if there are any."""
-    return {"jinfercept": {"server_calls": reports}} if reports else {}
 
 
 def _thought(text: str) -> dict[str, str]:

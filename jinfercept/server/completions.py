@@ -32,6 +32,9 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
+    if body.jinfercept is not None and body.jinfercept.wants_server_tools:
+        field = "jinfercept.server_tools"
+        raise ApiError.bad("a text completion calls no tools: use /v1/chat/completions", field, "unsupported_parameter")
     hints = read_hints(body, request)
     name = f"cmpl-{uuid.uuid4().hex}"
     number = len(_prompts(body)) * (body.n or 1)

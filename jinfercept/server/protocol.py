@@ -1,6 +1,7 @@
 """What the bodies of `/v1/chat/completions` and `/v1/completions` have in common. Types are strict: a number is not a text.
 
-Fields that are not known are taken and ignored, as vLLM does; those that are known and cannot be done are refused.
+Fields that are not known are taken and ignored, as vLLM does; those that are known and cannot be done are refused. The object
+`jinfercept` is ours alone: `refusals.check_extras` refuses names in it that are not known.
 """
 
 from typing import Annotated, Any, Literal
@@ -35,6 +36,11 @@ class SessionHints(Body):
     release: bool | None = None
     server_tools: bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512)] | None = None
     max_rounds: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def wants_server_tools(self) -> bool:
+        """Whether the model is offered tools of the server."""
+        return self.server_tools not in (None, False)
 
 
 class Extensions(Body):

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from jinfercept.errors import nearest
 from jinfercept.server.errors import ApiError
-from jinfercept.server.protocol import Body
+from jinfercept.server.protocol import Extensions, SessionHints
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,19 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 """Fields that cannot be done, with the values at which they ask for nothing."""
 
 
-def check_extras(body: Body, told: set[str]) -> None:
+def check_extras(body: Extensions, told: set[str]) -> None:
     """Look at the fields that are not ours.
 
     Args:
         told: names that were logged before; added to.
 
     Raises:
-        ApiError: 400, for one that cannot be done.
+        ApiError: 400, for one that cannot be done, or that is unknown in the object `jinfercept`.
     """
+    for name in (body.jinfercept and body.jinfercept.model_extra) or ():
+        known = list(SessionHints.model_fields)
+        message = f"jinfercept has no {name[:80]!r}{nearest(name[:80], known)}; it has {', '.join(known)}"
+        raise ApiError.bad(message, f"jinfercept.{name[:80]}", "unknown_parameter")
     for name, value in (body.model_extra or {}).items():
         if name in _HARMLESS:
             if value is not None and value not in _HARMLESS[name]:

@@ -214,7 +214,7 @@ def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
-    }
+    } | ({"jinfercept": {"server_calls": []}} if body.jinfercept and body.jinfercept.wants_server_tools else {})
 
 
 def _logprobs(service: Service, body: ResponsesBody) -> Any:

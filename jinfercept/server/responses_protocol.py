@@ -256,6 +256,7 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
+    jinfercept: dict[str, Any] | None = None
 
 
 class ItemList(BaseModel):

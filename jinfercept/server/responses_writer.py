@@ -232,8 +232,10 @@ class ResponseWriter:
         self._running.clear()
 
     def _note(self, completion: CompletionOutput) -> None:
-        """What became of the server's calls goes into their items."""
+        """What became of the server's calls goes into their items, and into the response if it asked for the server's tools."""
         reports = {report["id"]: report for report in call_reports(completion)}
+        if "jinfercept" in self.response:
+            self.response["jinfercept"] = {"server_calls": list(reports.values())}
         for item in self.response["output"]:
             if item["type"] == "mcp_call" and (report := reports.get(item["jinfercept"]["call_id"])):
                 item["jinfercept"] |= {key: report[key] for key in ("status", "seconds", "context")}

@@ -43,7 +43,17 @@ def test_calls_of_the_server_are_items_that_are_complete(server: Running, script
     assert (call.name, call.arguments, call.output, call.status) == ("price", '{"item": "lamp"}', "23", "completed")
     note = call.model_extra["jinfercept"] if call.model_extra else {}
     assert (note["round"], note["status"], note["context"]["copied_in"]) == (0, "ok", 0)
+    assert done.jinfercept["server_calls"] == [
+        {"id": note["call_id"], "name": "price"} | {key: note[key] for key in ("round", "status", "seconds", "context")}
+    ]
     assert (first.content[0].text, last.content[0].text, done.status) == ("Let me see.", "It costs 23.", "completed")
+
+
+def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: Running, scripted: Scripted) -> None:
+    hears(scripted, server, "No idea.", QUESTION)
+    assert ask(server, HOW_MUCH).jinfercept == {"server_calls": []}
+    assert list(ask(server, HOW_MUCH, stream=True))[-1].response.jinfercept == {"server_calls": []}
+    assert not hasattr(ask(server, HOW_MUCH, extra_body=None, max_output_tokens=1), "jinfercept")
 
 
 @pytest.mark.parametrize("stored", [True, False])

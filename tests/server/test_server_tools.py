@@ -42,6 +42,31 @@ def test_a_stream_shows_the_same_and_tells_of_calls_beside_it(server: Running, s
     assert chunks[-1].usage.completion_tokens == len("Let me see.\n" + asks("price", "lamp") + "It costs 23.") + 2
 
 
+def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: Running, scripted: Scripted) -> None:
+    says(scripted, server, "No idea.", QUESTION)
+    assert ask(server, QUESTION).jinfercept == {"server_calls": []}
+    last = list(ask(server, QUESTION, stream=True))[-1]
+    assert (last.choices[0].finish_reason, last.jinfercept) == ("stop", {"server_calls": []})
+    for none in (None, {"jinfercept": {"priority": 0}}, {"jinfercept": {"server_tools": False}}):
+        assert not hasattr(ask(server, QUESTION, extra_body=none, max_tokens=1), "jinfercept")
+
+
+def test_text_completions_refuse_the_servers_tools(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="calls no tools"):
+        server.client.completions.create(model="scripted", prompt="a", extra_body=ALL)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_a_name_in_our_object_that_is_not_known_is_refused_with_the_nearest(server: Running, path: str) -> None:
+    said = {"chat/completions": {"messages": QUESTION}, "completions": {"prompt": "a"}, "responses": {"input": "a"}}
+    body = {"model": "scripted", "max_tokens": 1, "temperature": 0, "nobody_knows": 1, **said[path]}
+    answer = server.http.post(f"/v1/{path}", json=body | {"jinfercept": {"prioritty": 1}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "jinfercept.prioritty", "unknown_parameter")
+    assert "did you mean 'priority'?" in error["message"]
+    assert server.http.post(f"/v1/{path}", json=body | {"jinfercept": {"priority": 1}}).status_code == 200
+
+
 def test_tokens_and_their_probabilities_are_those_that_the_model_wrote(server: Running, scripted: Scripted) -> None:
     says(scripted, server, "It costs 23.", LAMP)
     wrote = "Let me see.\n" + asks("price", "lamp") + END + "It costs 23." + END
