@@ -9,15 +9,21 @@ from rich.table import Table
 from jinfercept.bench.calibration import calibration_plot
 from jinfercept.bench.decisions import load_records, summary
 from jinfercept.bench.plots import check_drawing
+from jinfercept.bench.recording import files_of
 from jinfercept.bench.reports import check_outputs, write_all, write_json
 from jinfercept.bench.simulate_command import number_text, show
 
 
 def decisions(files: Sequence[str], *, json_path: str | None, plot_path: str | None) -> int:
-    """Run the command; returns the exit status. Raises `ConfigError` for files that are not there or cannot be written."""
+    """Run the command; returns the exit status.
+
+    A file that is not there stands for those that several runs have written in its place.
+
+    Raises `ConfigError` for files that are not there or cannot be written."""
     check_outputs((("--json", json_path), ("--plot", plot_path)))
     if plot_path is not None:
         check_drawing(plot_path)
+    files = [found for path in files for found in files_of(path)]
     records = [load_records(path) for path in files]
     found = [summary(one) for one in records]
     for path, one in zip(files, found, strict=True):

@@ -1,6 +1,8 @@
 """What a run is recorded by: a decision log, a Chrome trace, both, or nothing; opened together and closed together."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, final
@@ -34,6 +36,19 @@ class Records(NamedTuple):
 
 
 NO_RECORDS = Records()
+
+
+def name_files(records: Iterable[Records]) -> None:
+    """Print the files that several runs have written: their names were not asked for."""
+    for path in (path for each in records for path in each if path is not None and Path(path).exists()):
+        print(f"written: {path}", file=sys.stderr)
+
+
+def files_of(path: str) -> list[str]:
+    """The file, or where there is none of this name those that several runs have written in its place (`Records.of`)."""
+    place = Path(path)
+    several = () if place.exists() else place.parent.glob(f"{escape(place.stem)}-*{escape(place.suffix)}")
+    return sorted(map(str, several)) or [path]
 
 
 def _insert(path: str, name: str) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jinfercept.bench.accounts import Report
 from jinfercept.bench.arrivals import Arrival
-from jinfercept.bench.recording import NO_RECORDS, Records
+from jinfercept.bench.recording import NO_RECORDS, Records, name_files
 from jinfercept.bench.replay import Replayed, at_speed_of, different, replay, resize_host, simulation
 from jinfercept.bench.reports import check_outputs, latency_ms, write_json
 from jinfercept.bench.scripted import make_request, random_tokens, scaled
@@ -108,6 +108,8 @@ def replay_command(
             if runs:
                 _show(runs, simulated)
                 _warn(runs, console)
+                if len(plays) > 1:
+                    name_files(plays[name] for name in runs)
                 if json_path is not None:
                     parts = [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()]
                     write_json(json_path, parts)

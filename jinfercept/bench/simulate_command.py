@@ -17,13 +17,13 @@ from rich.table import Table
 from jinfercept.bench.arrivals import arrivals
 from jinfercept.bench.fits import Like
 from jinfercept.bench.plots import COLOURS, Curve, Curves, check_drawing, draw
-from jinfercept.bench.recording import NO_RECORDS, Records
+from jinfercept.bench.recording import NO_RECORDS, Records, name_files
 from jinfercept.bench.reports import check_outputs, group, latency_ms, over_seeds, write_all, write_csv, write_json
 from jinfercept.bench.simulate import BOUNDS, Simulation
 from jinfercept.bench.sweep import INTERRUPTED, Load, Report, Run, rate_text, sweep
 from jinfercept.bench.workload import Script, from_trace, load_trace
 from jinfercept.bench.workload import draw as draw_script
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.scheduler import Preemption
@@ -131,6 +131,9 @@ def simulate(
     console = Console(stderr=True)
     reports = sweep(runs, jobs, console) if len(runs) > 1 else [play_here(runs[0], console)]
     show(table(reports))
+    print(LEGEND, file=sys.stderr)
+    if len(runs) > 1:
+        name_files(run.records for run in runs)
     writers: dict[str, Callable[[], object]] = {}
     if json_path is not None:
         writers[json_path] = lambda: write_json(json_path, reports)
@@ -162,7 +165,8 @@ def check_policies(names: Sequence[str]) -> None:
     """Raise `ConfigError` unless all of these can be simulated: a policy, or a bound."""
     for name in names:
         if name not in SETTINGS and name not in BOUNDS:
-            raise ConfigError("no such policy", got=name, fix=f"one of {', '.join((*SETTINGS, *BOUNDS))}")
+            known = (*SETTINGS, *BOUNDS)
+            raise ConfigError("no such policy", got=name + nearest(name, known), fix=f"one of {', '.join(known)}")
 
 
 def listed(texts: Sequence[str]) -> list[str]:
@@ -236,6 +240,20 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "waste": lambda report: None if report["policy"] == "bound" else report["waste_fraction"],  # its pool is another
     "wall s": lambda report: report["sim_wall_s"],
 }
+
+
+LEGEND = """\
+ms/token  latency over tokens: from arrival to the end without the time of calls, over generated and returned tokens; mean over
+          requests, of several seeds the mean and the range
+p99       the same, exceeded by one request of a hundred
+ttft s    seconds from arrival to the first token, mean
+done/s    requests finished per second
+left      requests that were not finished when the time was over
+recomp.   tokens that were computed again
+out, in   tokens copied to host memory and back
+waste     share of the device's KV pool, over time, that was held without being used
+wall s    seconds that the simulation took"""
+"""What the columns of `table` mean."""
 
 
 def table(reports: Sequence[Report]) -> Table:

@@ -194,6 +194,23 @@ def test_the_command_shows_tables_and_writes_what_is_asked_for(
     )
 
 
+def test_files_under_other_names_than_asked_are_named_and_found_by_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--workload", "math", "--duration", "2", "--policy", "lru,swap", "--jobs", "1"]
+    assert main(["simulate", *flags, "--decisions", "d.jsonl", "--chrome-trace", "t.json"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    names = {line.removeprefix("written: ") for line in shown if line.startswith("written: ")}
+    assert names == {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 4
+    assert main(["bench", "decisions", "d.jsonl"]) == 0
+    shown = capsys.readouterr().out
+    assert "d-lru-3.5-0.jsonl" in shown
+    assert "d-swap-3.5-0.jsonl" in shown
+    assert main(["bench", "decisions", "e.jsonl"]) == 2
+
+
 def test_the_command_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the bench extra is not installed")
     picture = tmp_path / "out.png"

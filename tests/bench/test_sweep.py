@@ -101,7 +101,11 @@ def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
         main(["simulate", "--workload", "math", "--duration", "3", "--policy", "lru,swap", "--seed", "0,1", *flags])
         == 0
     )
-    lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert set(lines[0].split()) - {"rate", "policy"} <= set(shown.err.replace(",", "").split()), (
+        "the legend is complete"
+    )
     assert [line.split()[:2] for line in lines] == [["rate", "policy"], ["3.5", "lru"], ["3.5", "swap"]]
     assert "–" in lines[1]  # the range over two seeds
     reports = json.loads(files["json"].read_text())
