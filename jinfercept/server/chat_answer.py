@@ -70,6 +70,9 @@ class ChatAnswer:
         turns: what the server runs of them.
         tokenizer: names tokens.
         details: for the log; filled in as they become known.
+
+    Attributes:
+        usage: counts its tokens.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class ChatAnswer:
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
-        self._usage = UsageCount(requests, details)
+        self.usage = UsageCount(requests, details)
         self._choices = {request.id: _Choice(index) for index, request in enumerate(requests)}
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
@@ -100,11 +103,11 @@ class ChatAnswer:
         """
         settled = await asyncio.gather(*map(self._turns.settled, outputs.values()))
         for one in settled:
-            self._usage.add(one)
+            self.usage.add(one)
         [output] = joined(self._requests, {one.request_id: one for one in settled})
         answer = self._head | {
             "choices": [self._whole_choice(completion) for completion in output.outputs],
-            "usage": self._usage.body(),
+            "usage": self.usage.body(),
         }
         if output.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -151,16 +154,17 @@ class ChatAnswer:
                 assert isinstance(told, Token | Intercepted | Resumed | Finished), "a stream without readers"
                 choice = self._choices[told.request_id]
                 if isinstance(told, Token):
-                    self._usage.count(1)
+                    self.usage.count(1)
                     choice.note(told, self._body)
                 for shown in self._readers[told.request_id].read(told):
                     if isinstance(shown, Finished):
+                        self.usage.add(shown.output)
                         check_finish(shown.output)
                         shown = replace(shown, output=await self._turns.settled(shown.output))
                     for chunk in self._chunks(choice, shown):
                         yield event(chunk)
             if options is not None and options.include_usage:
-                yield event(self._head | {"choices": [], "usage": self._usage.body()})
+                yield event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE
         finally:
             await service.close(stream)
@@ -171,7 +175,7 @@ class ChatAnswer:
             case Finished():
                 [completion] = shown.output.outputs
                 yield from self._begun(choice)
-                self._usage.add(shown.output)
+                self.usage.add(shown.output)
                 yield self._chunk(choice, {}, completion) | self._server_calls(call_reports(completion))
             case Intercepted():
                 choice.asked = shown.calls
@@ -232,7 +236,7 @@ class ChatAnswer:
         chunk = self._head | {"choices": [one]}
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            chunk["usage"] = self._usage.body() if options.continuous_usage_stats else None
+            chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None
         return chunk
 
 

@@ -44,7 +44,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     if body.stream:
         stream = service.submit(chats.requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
-    outputs = await finished(service, request, service.submit(*chats, ends_only=True))
+    outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
     return Reply(await unless_gone(request, answer.whole(outputs)))
 
 

@@ -38,6 +38,9 @@ class CompletionAnswer:
         requests: what was made of it, forks after their first.
         tokenizer: names tokens; None if the model has none.
         details: for the log; filled in as they become known.
+
+    Attributes:
+        usage: counts its tokens.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class CompletionAnswer:
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self._only_echo = body.max_tokens == 0
-        self._usage = UsageCount(requests, details, silent=self._only_echo)
+        self.usage = UsageCount(requests, details, silent=self._only_echo)
         self._choices = {request.id: _Choice(index, request) for index, request in enumerate(requests)}
 
     def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
@@ -67,12 +70,12 @@ class CompletionAnswer:
             outputs: by request id.
         """
         for one in outputs.values():
-            self._usage.add(one)
+            self.usage.add(one)
         choices: list[dict[str, Any]] = []
         for output in joined(self._requests, outputs):
             for completion in output.outputs:
                 choices.append(self._whole_choice(len(choices), output, completion))
-        return self._head | {"choices": choices, "usage": self._usage.body()}
+        return self._head | {"choices": choices, "usage": self.usage.body()}
 
     def _whole_choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         body, echo = self._body, ""
@@ -107,7 +110,7 @@ class CompletionAnswer:
                 for chunk in self._chunks(told):
                     yield event(chunk)
             if options is not None and options.include_usage:
-                yield event(self._head | {"choices": [], "usage": self._usage.body()})
+                yield event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE
         finally:
             await service.close(stream)
@@ -116,7 +119,7 @@ class CompletionAnswer:
         """The chunks that an event of one request makes."""
         if isinstance(told, Token):
             choice = self._choices[told.request_id]
-            self._usage.count(1)
+            self.usage.count(1)
             if not self._only_echo:
                 choice.tokens.append((told.token_id, told.logprobs))
             text = self._begin(choice) + ("" if self._only_echo else told.text)
@@ -124,8 +127,8 @@ class CompletionAnswer:
                 yield self._chunk(choice, text)
         elif isinstance(told, Finished):
             choice = self._choices[told.request_id]
+            self.usage.add(told.output)
             check_finish(told.output)
-            self._usage.add(told.output)
             text = self._begin(choice) + ("" if self._only_echo else told.text)
             yield self._chunk(choice, text, told.output.outputs[0])
 
@@ -162,7 +165,7 @@ class CompletionAnswer:
         chunk = self._head | {"choices": [one]}
         options = body.stream_options
         if options is not None and options.include_usage:
-            chunk["usage"] = self._usage.body() if options.continuous_usage_stats else None
+            chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None
         return chunk
 
     def _echo(self, prompt: str | None, token_ids: Sequence[int]) -> str:

@@ -43,7 +43,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     if body.stream:
         stream = service.submit(requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
-    outputs = await finished(service, request, service.submit(requests, ends_only=True))
+    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
     return Reply(answer.whole(outputs))
 
 

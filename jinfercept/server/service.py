@@ -230,8 +230,13 @@ def service_of(request: HttpRequest) -> Service:
     return request.app.state.service
 
 
-async def finished(service: Service, request: HttpRequest, stream: AsyncStream) -> Mapping[str, RequestOutput]:
+async def finished(
+    service: Service, request: HttpRequest, stream: AsyncStream, note: Callable[[RequestOutput], object]
+) -> Mapping[str, RequestOutput]:
     """The outputs of a stream, once all are there, by request id. A client that goes away gives them up.
+
+    Args:
+        note: told of every output, also of those that are no answers.
 
     Raises:
         ApiError: 499 for nobody to read, 503 if the server gave them up, 500 if the engine did.
@@ -245,6 +250,8 @@ async def finished(service: Service, request: HttpRequest, stream: AsyncStream) 
             return stream.outputs
         finally:
             await service.close(stream)
+            for output in stream.outputs.values():
+                note(output)
 
     return await unless_gone(request, all_of_it())
 

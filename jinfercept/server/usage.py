@@ -1,9 +1,17 @@
 """Counts the tokens of one HTTP request, for its `usage` and for its line in the log."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
-from jinfercept.request import Request, RequestOutput
+from jinfercept.request import FinishReason, Request, RequestOutput
+
+
+class _Ended(NamedTuple):
+    """What one of its requests came to."""
+
+    tokens: int
+    cached: int
+    reason: FinishReason
 
 
 @final
@@ -19,8 +27,8 @@ class UsageCount:
     def __init__(self, requests: Sequence[Request], details: dict[str, Any], *, silent: bool = False) -> None:
         self._prompt = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._firsts = {request.id for request in requests if request.leader is None}
-        self._completion, self._cached = 0, 0
-        self._finished = 0
+        self._completion = 0
+        self._ended: dict[str, _Ended] = {}
         self._details, self._silent = details, silent
         details["prompt_tokens"] = self._prompt
 
@@ -29,21 +37,28 @@ class UsageCount:
         self._completion += 0 if self._silent else tokens
 
     def add(self, output: RequestOutput) -> None:
-        """A request is finished; from now on what it says of itself counts."""
+        """A request is finished; from now on what it says of itself counts. One that is added again counts once.
+
+        The finish reason in the log is that of a request that has no answer, if there is one.
+        """
         completion = output.outputs[0]
-        self._finished += 0 if self._silent else completion.num_generated
-        if output.request_id in self._firsts:
-            self._cached += output.num_cached_tokens
+        cached = output.num_cached_tokens if output.request_id in self._firsts else 0
+        tokens = 0 if self._silent else completion.num_generated
+        self._ended[output.request_id] = _Ended(tokens, cached, completion.finish_reason)
+        reasons = [ended.reason for ended in self._ended.values()]
+        usage = self.body()
         self._details.update(
-            cached_tokens=self._cached, completion_tokens=self._finished, finish_reason=completion.finish_reason
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            completion_tokens=usage["completion_tokens"],
+            finish_reason=next((reason for reason in reasons if reason in ("abort", "error")), reasons[-1]),
         )
 
     def body(self) -> dict[str, Any]:
         """`usage`, as it stands now."""
-        completion = max(self._completion, self._finished)
+        completion = max(self._completion, sum(ended.tokens for ended in self._ended.values()))
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": completion,
             "total_tokens": self._prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self._cached},
+            "prompt_tokens_details": {"cached_tokens": sum(ended.cached for ended in self._ended.values())},
         }

@@ -98,6 +98,68 @@ def test_every_request_leaves_a_line(served: Running, scripted: Scripted, caplog
         assert {"id", "path", "prompt_tokens", "cached_tokens", "finish_reason", "seconds"} <= set(said)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, path: str, stream: bool
+) -> None:
+    scripted.follow()
+    caplog.set_level(logging.INFO, "jinfercept.server")
+    said = {
+        "chat/completions": {"messages": QUESTION, "max_tokens": 1900, "n": 2},
+        "completions": {"prompt": ["a", "b"], "max_tokens": 1900},
+        "responses": {"input": "a", "max_output_tokens": 1900},
+    }
+    body = {"temperature": 1, "ignore_eos": True, "stream": stream, **said[path]}
+    with running(scripted.llm, drain_timeout=0.0) as server:
+        asking = threading.Thread(target=lambda: server.http.post(f"/v1/{path}", json=body))
+        asking.start()
+        until(lambda: server.llm.counters.plans > 20)
+        server.server.handle_exit(signal.SIGTERM, None)
+        asking.join(10)
+        until(lambda: any(record.name == "jinfercept.server" for record in caplog.records))
+    [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["status"], line["finish_reason"]) == (200 if stream else 503, "abort")
+    assert line["completion_tokens"] > 5
+    assert line["prompt_tokens"] > 0
+
+
+def test_the_line_of_a_request_that_the_engine_lost_says_so(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.follow()
+    caplog.set_level(logging.INFO, "jinfercept.server")
+    with running(scripted.llm) as server:
+        monkeypatch.setattr(scripted.llm.runner, "submit", None)
+        answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+        assert server.http.get("/health").status_code == 200  # it has recovered
+        until(lambda: any(record.name == "jinfercept.server" for record in caplog.records))
+    [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
+    assert json.loads(JsonFormatter().format(record))["finish_reason"] == "error"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    scripted.follow()
+    body = {"messages": QUESTION, "max_tokens": 9, "stream": stream}
+
+    def told(events: object) -> None:
+        raise ArithmeticError("cannot count")
+
+    with running(scripted.llm) as server:
+        monkeypatch.setattr(scripted.llm.thread, "_told", told)
+        for _ in range(2):  # while it fails, and afterwards
+            answer = server.http.post("/v1/chat/completions", json=body)
+            assert '"code":"engine_error"' in answer.text
+            assert "ArithmeticError: cannot count" in answer.text
+        assert server.http.get("/health").status_code == 503
+    scripted.llm.restart()
+
+
 @pytest.mark.slow
 def test_the_command_serves_prints_where_and_drains_on_sigterm() -> None:
     golden = Path(__file__).parents[1] / "golden" / "llama_gqa"
