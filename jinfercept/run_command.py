@@ -1,6 +1,7 @@
 """`jinfercept run`: its flags, and what it does. Imports what it needs when it runs."""
 
 import argparse
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
         if "tools" in chat:
             loaded = ends.enter_context(load_tools(chat["tools"]))
             chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
+            rest["tokenizer"] = _check_tools(model, params, chat)
         llm = ends.enter_context(LLM(model, progress=progress, **rest))
         progress.close()
         if prompt is not None:
@@ -85,6 +87,18 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
         with lines() as ask:
             talk.run(ask)
     return 0
+
+
+def _check_tools(model: str, params: Any, chat: Mapping[str, Any]) -> Any:
+    """The model's tokenizer; raises what a chat with these tools would raise, before the weights are loaded."""
+    from jinfercept.chat import ChatOptions, make_chats
+    from jinfercept.models.load import locate
+    from jinfercept.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(locate(model))
+    options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})
+    make_chats((), [], params, chat["tools"], options, tokenizer, None, ())
+    return tokenizer
 
 
 def _given(flags: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

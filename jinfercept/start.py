@@ -19,6 +19,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded, dtype_name, load, read_config
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.update import first_weights
 from jinfercept.profiler import EFFORTS, measure, profile_path, remember, remembered
 from jinfercept.runner import ModelRunner, RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
@@ -91,7 +92,7 @@ def load_model(
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        return Loaded(model, params, None, "dummy")
+        return Loaded(model, first_weights(model, params), None, "dummy")
     if params is not None:
         raise ModelError(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
     with pytest.raises(SystemExit, match="2"):
         main(command)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tools", "flags", "said"),
+    [
+        ("def f() -> str:\n    'A tool.'\n", [], "shows no format of calls that is known"),
+        ("def f() -> str:\n    'A tool.'\n", ["--prompt", "x"], "these belong to a chat; got --prompt and --tools"),
+        ("def f(:\n", [], "tools.py"),
+    ],
+)
+def test_run_refuses_tools_before_it_loads_the_model(
+    tools: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text(tools)
+    assert main(["run", "smollm2-135m", "--tools", str(tmp_path / "tools.py"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "KV pool" not in error  # the plan of memory, which is made once the weights are there
 
 
 def test_the_package_is_the_command() -> None:

@@ -1,16 +1,23 @@
 """Other weights of the same model: the old pages are gone, what does not fit is refused, and nothing is compiled."""
 
+from typing import Any, cast
+
 import jax
 import numpy as np
 import pytest
-from tiny import tiny_llm
+from scripted_model import Make
+from tiny import GOLDEN, tiny_llm
 
 from jinfercept.errors import ModelError, RequestError
+from jinfercept.llm import LLM
 from jinfercept.metrics import CompileCounter
 from jinfercept.models.dummy import random_params
+from jinfercept.models.load import load
 from jinfercept.models.model import untied
+from jinfercept.models.protocol import Params
 from jinfercept.request import SamplingParams
 
+SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "quiet": True}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 
@@ -33,13 +40,47 @@ def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
     assert compilations.count == 0
 
 
+def test_an_llm_takes_numpys_arrays_and_refuses_weights_that_do_not_fit() -> None:
+    loaded = load(GOLDEN / "llama_tied", dtype="float32")
+    numpys = jax.tree.map(np.asarray, untied(loaded.model.config, loaded.params))
+    embed, layers, head = numpys
+    [name, *_] = layers[0]
+    with tiny_llm("llama_tied") as llm:
+        expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    with LLM(loaded.model, params=numpys, **SIZES) as llm:
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
+    wrongs: list[tuple[Any, str]] = [
+        ({}, "weights are Params; got dict"),
+        ((embed, layers, head), "weights are Params; got tuple"),
+        (Params(embed, layers[:-1], head), "another number of layers than the model"),
+        (Params({"tokens": embed["embedding"]}, layers, head), "weight .* is none of the model's|is missing"),
+        (Params(jax.tree.map(lambda leaf: leaf[:-1], embed), layers, head), "embedding.* has another shape"),
+        (Params(embed, ({k: v for k, v in layers[0].items() if k != name}, *layers[1:]), head), "is missing"),
+        (Params(embed, layers, cast(Any, [head])), "the parts of Params are dicts"),
+    ]
+    for wrong, words in wrongs:
+        with pytest.raises(ModelError, match=words):
+            LLM(loaded.model, params=wrong, **SIZES)
+
+
+def test_the_layers_of_a_model_of_ones_own_are_alike(make_scripted: Make) -> None:
+    llm = make_scripted(None).llm
+    embed, layers, head = llm.runner.params
+    for wrong, words in (
+        ((*layers, *layers), "another number of layers"),
+        (({"next": "a table"},), "is no array; got str"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            LLM(llm.model, params=Params(embed, wrong, head), tokenizer=llm.tokenizer, quiet=True)
+
+
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
     with tiny_llm() as llm:
         good = llm.runner.params
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))
-        for wrong, words in ((shorter, "is missing"), (wide, "has another shape"), ({}, "new weights are Params")):
+        for wrong, words in ((shorter, "is missing"), (wide, "has another shape"), ({}, "weights are Params")):
             with pytest.raises(ModelError, match=words):
                 llm.update_weights(wrong)  # pyright: ignore[reportArgumentType]
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before

@@ -84,7 +84,12 @@ def dtype_name(dtype: str) -> str:
 
 def read_config(model: str | Path) -> ModelConfig:
     """The config of a model that `load` would load, without its weights. Raises `ModelError` as `load` does."""
-    return _config(_find(model, weights=False))
+    return _config(locate(model))
+
+
+def locate(model: str | Path) -> Path:
+    """Where a model's files are; its weights need not be among them. Raises `ModelError` if there is no such model."""
+    return _find(model, weights=False)
 
 
 def _config(source: Path) -> ModelConfig:

@@ -1,12 +1,39 @@
-"""New weights for a model that is being served: checked against those that are there, and in their dtypes."""
+"""Weights that are given in memory: checked against the model's, or against those that are served already."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jinfercept.errors import ModelError
-from jinfercept.models.model import Model, tied
+from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import Params, ServedModel
+
+_LAYOUT = "Params(embed, layers, head) of models/protocol.py"
+
+
+def first_weights(model: ServedModel, params: Params) -> Params:
+    """Weights that a model starts with, as arrays of JAX, in the dtypes that they have.
+
+    Args:
+        model: if its embeddings are tied, the head's are taken from the embedding.
+        params: any arrays, numpy's included. Of a model of one's own only this is known: all layers are alike.
+
+    Raises:
+        ModelError: names a weight that is missing, that is too much, or that has another shape.
+    """
+    num_layers = model.config.num_layers
+    params = _complete(model, params)
+    if len(params.layers) != num_layers:
+        got = f"{len(params.layers)} layers"
+        raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
+    if isinstance(model, Model):
+        _check(params, abstract_params(model.config, jnp.float32))
+        placed = jax.tree.map(jnp.asarray, untied(model.config, params))
+        return tied(model.config, placed)
+    _check(params, params._replace(layers=params.layers[:1] * num_layers))
+    return jax.tree.map(jnp.asarray, params)
 
 
 def replacement(model: ServedModel, params: Params, present: Params) -> Params:
@@ -20,23 +47,41 @@ def replacement(model: ServedModel, params: Params, present: Params) -> Params:
     Raises:
         ModelError: names a weight that is missing, that is too much, or that has another shape.
     """
+    params = _complete(model, params)
+    _check(params, present)
+    return jax.tree.map(
+        lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype), params, present
+    )
+
+
+def _complete(model: ServedModel, params: Params) -> Params:
+    """The weights with tied embeddings in the head. Raises `ModelError` for what is no `Params`."""
     if not isinstance(params, Params) or not params.embed:
-        raise ModelError("new weights are Params", got=type(params).__name__, fix="see models/protocol.py")
-    if isinstance(model, Model):
-        params = tied(model.config, params)
-    new, old = _by_name(params), _by_name(present)
-    for name in old.keys() ^ new.keys():
+        raise ModelError("weights are Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
+    if not isinstance(params.embed, Mapping) or not isinstance(params.head, Mapping):
+        got = f"embed {type(params.embed).__name__}, head {type(params.head).__name__}"
+        raise ModelError("the parts of Params are dicts of arrays", got=got, fix=f"give {_LAYOUT}")
+    if not isinstance(params.layers, tuple | list):
+        raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
+    params = params._replace(layers=tuple(params.layers))
+    return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
+
+
+def _check(params: Params, expected: Params) -> None:
+    """Raise `ModelError` unless both have the same names and shapes."""
+    new, old = _by_name(params), _by_name(expected)
+    for name in sorted(old.keys() ^ new.keys()):
         what = "is missing" if name in old else "is none of the model's"
         raise ModelError(
             f"weight {name} {what}", got=f"{len(new)} weights for {len(old)}", fix="give the same structure"
         )
     for name, leaf in old.items():
-        if getattr(new[name], "shape", None) != leaf.shape:
-            got = getattr(new[name], "shape", type(new[name]).__name__)
-            raise ModelError(f"weight {name} has another shape", got=got, fix=f"{leaf.shape}")
-    return jax.tree.map(
-        lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype), params, present
-    )
+        shape, wanted = getattr(new[name], "shape", None), getattr(leaf, "shape", None)
+        if wanted is None:
+            raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix="give an array")
+        if shape != wanted:
+            got = type(new[name]).__name__ if shape is None else shape
+            raise ModelError(f"weight {name} has another shape", got=got, fix=f"{wanted}")
 
 
 def _by_name(params: Params) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def _previous(service: Service, previous_id: str | None, owner: str) -> Stored |
     try:
         previous = service.responses.get(previous_id, owner, _now())
     except ApiError as error:
-        raise ApiError.bad(error.detail, field, "previous_response_not_found") from error
+        raise ApiError(404, error.detail, param=field, code="previous_response_not_found") from error
     if previous.response["status"] not in _ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     return previous

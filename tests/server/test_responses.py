@@ -217,7 +217,6 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "23"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": "x" * 3000}, "input"),
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
         ({"temperature": -1}, "temperature"),
