@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from jinfercept.errors import RequestError
-from jinfercept.request import Tool
+from jinfercept.request import Tool, check_tool_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
             got=repr(given)[:80],
             fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
         )
+    check_tool_name(function["name"])
     if not isinstance(function.get("parameters"), Mapping | None):
         raise RequestError(
             f"the parameters of tool {function['name']!r} are no JSON schema",

@@ -10,9 +10,18 @@ from jinfercept.sampling_params import SamplingParams as SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
 
+READER = "<reader>"
+"""By which name the time is learnt that readers take after an answer, as that of tools by theirs. No tool may have it."""
+
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_tool_name(name: str) -> None:
+    """Raise `RequestError` if a tool cannot have this name."""
+    if name == READER:
+        raise RequestError(f"no tool may be called {READER}", got=name, fix="give it another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,7 @@ class Tool:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise RequestError("a tool needs something to call", got=repr(self.function), fix="pass a Python function")
+        check_tool_name(self.name)
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
         marks = (self.start, self.stop)
@@ -183,7 +193,7 @@ class Keep:
 
     session: str = ""
     expected_s: float | None = None
-    reader: str = "person"
+    reader: str = READER
     last: bool = False
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -10,16 +12,25 @@ from jinfercept.config import section_fields
 from jinfercept.errors import ConfigError
 from jinfercept.server.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
+from jinfercept.vllm_flags import add_unneeded
+
+log = logging.getLogger("jinfercept.server")
 
 
 def add_arguments(serve: argparse.ArgumentParser) -> None:
     """The flags that are not the engine's."""
     serve.add_argument("model", help=MODEL_HELP)
     add_fields(serve.add_argument_group("server"), section_fields(ServerOptions))
+    add_unneeded(serve)
 
 
-def serve(model: str, **flags: Any) -> int:
-    """Serve a model until a signal ends it. `flags` are the server's and the engine's."""
+def serve(model: str, unneeded: Sequence[str] = (), **flags: Any) -> int:
+    """Serve a model until a signal ends it.
+
+    Args:
+        unneeded: what the log is to say of flags for which there is nothing to do.
+        flags: the server's and the engine's.
+    """
     given: dict[str, Any] = {
         field.name: flags.pop(field.name) for field in fields(ServerOptions) if field.name in flags
     }
@@ -38,6 +49,8 @@ def serve(model: str, **flags: Any) -> int:
     from jinfercept.progress import StartDisplay
 
     begin_logging(options.log_format)
+    for told in unneeded:
+        log.warning(told)
     listener, url = listen(options)
     with (
         open_server_tools(options.tools) as tools,

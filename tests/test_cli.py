@@ -1,5 +1,6 @@
 """The command line: flags are the options of `LLM`, mistakes are one line and status 2."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,6 +11,7 @@ import pytest
 from jinfercept import __version__
 from jinfercept.cli import main
 from jinfercept.config import SECTIONS
+from jinfercept.vllm_flags import UNNEEDED
 
 
 def test_every_option_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +92,40 @@ def test_run_refuses_tools_before_it_loads_the_model(
     error = capsys.readouterr().err
     assert said in error
     assert "KV pool" not in error  # the plan of memory, which is made once the weights are there
+
+
+def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    page = (
+        (Path(__file__).parents[1] / "docs" / "migration.md").read_text().split("value that asks for something else")[1]
+    )
+    shown = re.findall(r"`(--[^`]+)`", page.split("Only here")[0])
+    assert {flag.split()[0] for flag in shown} == set(UNNEEDED)
+    given = [
+        part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
+    ]
+    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-tp", "1"]) == 2
+    assert "there is no such" in capsys.readouterr().err
+    told = [record.getMessage().split()[0] for record in caplog.records if "is not needed: " in record.getMessage()]
+    assert told == [flag.split()[0] for flag in shown]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-tp", "2"], "a server runs on one device; got 2; fix: leave it out, or give 1"),
+        (["--generation-config", "auto"], "sampling defaults of the model's file are not taken; got auto"),
+        (["--block-size", "32"], "here it is --page-size"),
+        (["--no-enable-chunked-prefill"], "here it is --no-chunked-prefill"),
+    ],
+)
+def test_flags_of_vllm_that_ask_for_something_else_are_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "m", *flags])
+    assert said in capsys.readouterr().err
 
 
 def test_the_package_is_the_command() -> None:

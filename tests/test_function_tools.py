@@ -9,7 +9,7 @@ import pytest
 
 from jinfercept.errors import RequestError
 from jinfercept.function_tools import ChatTool, chat_tools
-from jinfercept.request import Tool
+from jinfercept.request import READER, Tool
 
 
 @dataclass
@@ -116,3 +116,14 @@ def test_a_declaration_is_taken_with_and_without_its_envelope() -> None:
 def test_arguments_that_do_not_fit_say_why(arguments: str, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         call(only(weather), arguments)
+
+
+def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
+    for make in (
+        lambda: Tool(str, name=READER),
+        lambda: chat_tools([{"name": READER}]),
+        lambda: chat_tools([{"type": "function", "function": {"name": READER}}]),
+    ):
+        with pytest.raises(RequestError, match="no tool may be called <reader>"):
+            make()
+    assert Tool(lambda text: text).name == "<lambda>"

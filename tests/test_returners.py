@@ -190,13 +190,13 @@ def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> N
     clock.time += 5.0
     [second] = served(engine, ask("b", [*stream(first), 1], keep=Keep("s", expected_s=3.0)))
     pause = engine.scheduler.intercepted["b"].calls[0]
-    assert (pause.name, pause.expected_s) == ("person", 3.0)
+    assert (pause.name, pause.expected_s) == ("<reader>", 3.0)
     clock.time += 60.0
     served(engine, ask("c", [*stream(second), 1], keep=Keep("s", reader="agent")))
     assert engine.scheduler.intercepted["c"].calls[0].name == "agent"
     assert [(name, round(seconds), clean) for name, seconds, clean in told] == [
         ("search", 5, True),
-        ("person", 60, True),
+        ("<reader>", 60, True),
     ]
 
 

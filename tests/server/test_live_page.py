@@ -60,7 +60,7 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     assert "policy copy_ahead" in page.text_content("#what")
     paused = page.text_content("#paused")
     assert "price" in paused
-    assert "person" in paused
+    assert "<reader>" in paused
     until(lambda: "copy ahead" in page.text_content("#decisions"))
     assert "kept" in page.text_content("#tiles")
     assert page.said == []
