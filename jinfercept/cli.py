@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from jinfercept import __version__, run_command, serve_command
 from jinfercept.cli_flags import MODEL_HELP, Commands, Parser, add_flags
 from jinfercept.cli_studies import add_studies
-from jinfercept.errors import JinferceptError
+from jinfercept.errors import EngineError, JinferceptError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status. A user's mistake is one line on standard error, and status 2."""
+    """Run a command; returns the exit status. A user's mistake is one line on standard error and status 2, an engine that
+    failed is one line and status 1."""
     parser = build_parser()
     arguments = vars(parser.parse_args(argv))
     command = arguments.pop("command_function", None)
@@ -23,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JinferceptError as error:
         print(f"jinfercept: {error}", file=sys.stderr)
         return 2
+    except EngineError as error:
+        print(f"jinfercept: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("jinfercept: interrupted", file=sys.stderr)
         return 130

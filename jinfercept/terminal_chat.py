@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jinfercept.endpoints.at_terminal import answer_calls
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.errors import RequestError
+from jinfercept.errors import EngineError, RequestError
 from jinfercept.intercept.pieces import Content, Reasoning
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
@@ -83,7 +83,10 @@ class TerminalChat:
                 self.answer(line)
 
     def answer(self, text: str) -> None:
-        """Answer what a person says. An interrupt stops the answer; what was written stays in the conversation."""
+        """Answer what a person says. An interrupt stops the answer; what was written stays in the conversation.
+
+        Where the engine fails there is no answer; it is started anew, and the question can be asked again.
+        """
         question = {"role": "user", "content": text}
         try:
             stream = self._llm.stream([*self.messages, question], self._params, tools=self._tools, **self._options)
@@ -100,6 +103,11 @@ class TerminalChat:
                 output = self._follow(stream)
             except KeyboardInterrupt:
                 stream.abort()
+            except EngineError as error:
+                self._end_line()
+                self._llm.restart()
+                self._note(f"jinfercept: the engine failed: {error.failure}; it was started anew: ask again")
+                return
         self.messages += [question, *output.outputs[0].messages]
         self._end_line()
         self._note(_summary(output))

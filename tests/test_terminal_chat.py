@@ -47,6 +47,21 @@ def script(scripted: Scripted, question: str, written: str, tools: Any = ()) -> 
     scripted.follow(output.prompt + written)
 
 
+def test_an_engine_that_fails_ends_the_answer_and_not_the_chat(
+    make_scripted: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = make_scripted(QWEN)
+    script(scripted, "How much?", "It costs 23.<|im_end|>")
+    chat = TerminalChat(scripted.llm, GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(scripted.llm.runner, "submit", None)
+        chat.answer("How much?")
+    assert "the engine failed: TypeError: " in capsys.readouterr().err
+    assert chat.messages == []
+    chat.answer("How much?")
+    assert capsys.readouterr().out == "It costs 23.\n"
+
+
 def typed(*lines: str) -> Callable[[], str | None]:
     left = iter(lines)
     return lambda: next(left, None)
