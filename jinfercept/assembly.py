@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from jinfercept.clock import RealClock
 from jinfercept.config import EngineConfig
+from jinfercept.conformance import check_shape
 from jinfercept.engine import Engine
-from jinfercept.errors import ConfigError, check_shape
+from jinfercept.errors import ConfigError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.memory import MemoryPlan
