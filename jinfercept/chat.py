@@ -15,7 +15,7 @@ from jinfercept.errors import RequestError
 from jinfercept.forks import forks
 from jinfercept.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.grammar import Grammars
-from jinfercept.inputs import make_requests
+from jinfercept.inputs import check_chars, make_requests
 from jinfercept.intercept.formats import ALIASES, FORMATS, Format, detect_format
 from jinfercept.intercept.reasoning import THINKINGS, Beginning, Thinking, detect_thinking
 from jinfercept.reasoning_grammar import AfterReasoning
@@ -48,6 +48,7 @@ class ChatOptions(TypedDict, total=False):
             that it writes is a call (default: "auto").
         parallel_tool_calls: whether a turn may have several calls; otherwise the first of them is one, and the others are
             nothing (default: True).
+        max_prompt_chars: characters that a rendered conversation may have; None: as many as it likes (default).
     """
 
     max_rounds: int
@@ -58,6 +59,7 @@ class ChatOptions(TypedDict, total=False):
     reasoning_parser: str | None
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool
+    max_prompt_chars: int | None
 
 
 def is_conversation(prompt: object) -> bool:
@@ -103,6 +105,9 @@ def make_chats(
     template = ChatTemplate(tokenizer, declarations, source, options.get("chat_template_kwargs", {}), ends)
     thinking = _thinking(options.get("reasoning_parser", "auto"), template.source)
     texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in listed]
+    if (max_chars := options.get("max_prompt_chars")) is not None:
+        for text in texts:
+            check_chars(text, max_chars)
     later: Beginning = "undecided"
     if not choice.reads:
         declared = []

@@ -38,6 +38,10 @@ class RequestError(JinferceptError):
     """A request or its sampling parameters cannot be served."""
 
 
+class PromptLengthError(RequestError):
+    """A prompt is longer than the context that it is for."""
+
+
 class EngineError(RuntimeError):
     """A step of the engine failed, and requests were lost with it.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import PromptLengthError, RequestError
 from jinfercept.grammar import Grammars
 from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Detector, Request, SamplingParams, Tool
@@ -51,6 +51,29 @@ def make_requests(
         _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
         for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
     ]
+
+
+def check_chars(said: Any, most: int) -> None:
+    """Raise `PromptLengthError` for more than `most` characters of text, before it is tokenised. Its work is bounded by `most`.
+
+    Args:
+        said: a text, or lists and dicts of texts and other values; everything that is no text counts as one character.
+    """
+    count, left = 0, [said]
+    while left:
+        value = left.pop()
+        count += len(value) or 1 if isinstance(value, str) else 1
+        if count > most:
+            raise PromptLengthError(
+                "the prompt is too long for the context of the model",
+                got=f"more than {most} characters",
+                fix="send less text, or start the server with a larger --max-prompt-chars",
+            )
+        if isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
 
 
 def _prompts(prompts: Any) -> list[Any]:

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -185,16 +184,6 @@ class Tokenizer:
             raise RequestError(
                 "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
             ) from error
-
-    def least_tokens(self, text: str) -> int:
-        """Tokens that a text has at least, without looking at it: none is longer than the longest, and no normaliser leaves
-        less than a quarter."""
-        return len(text) // (4 * self._longest)
-
-    @cached_property
-    def _longest(self) -> int:
-        """Bytes of the longest token."""
-        return max((len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1) or 1
 
     def _plain_backend(self) -> tokenizers.Tokenizer:
         """The backend that takes special tokens for text; a switch of the other one would have to wait for who uses it."""

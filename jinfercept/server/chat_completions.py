@@ -38,7 +38,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     check_extras(body, service.ignored)
     hints = read_hints(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
-    chats = await service.prepare(lambda: make_chat(service, body, hints, name), body.n or 1)
+    chats = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
     turns = server_turns(service, body, chats, _memory(service, body, hints))
     answer = ChatAnswer(name, model, body, chats, turns, service.tokenizer, request.scope[DETAILS])
     if body.stream:
@@ -57,7 +57,7 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     Raises:
         ApiError: 400.
     """
-    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service.llm)
+    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service)
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     tools = _tools(body)
@@ -70,11 +70,9 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_rounds=_max_rounds(service, body),
     )
-    said_to_it = (
-        message for message in body.messages if message.role != "assistant"
-    )  # of that templates leave some out
-    service.check_texts((text for message in said_to_it for text in message.texts), "messages")
-    messages = service.hidden_turns.restored(hints.salt, [message.as_read() for message in body.messages])
+    messages = [message.as_read() for message in body.messages]
+    check_conversation(service, messages, tools, body.chat_template_kwargs)
+    messages = service.hidden_turns.restored(hints.salt, messages)
     try:
         chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]))
     except RequestError as error:
@@ -85,6 +83,12 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
         raise ApiError.of(error, "messages") from error
     check_requests(service, chats.requests, "messages")
     return chats._replace(requests=with_hints(chats.requests, hints))
+
+
+def check_conversation(service: Service, messages: Sequence[Message], tools: Sequence[Message], variables: Any) -> None:
+    """Raise 400 for more text than a prompt may have, in what a template is given."""
+    for said, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
+        service.check_chars(said, param)
 
 
 def server_turns(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerTurns:

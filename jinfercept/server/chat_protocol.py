@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from jinfercept.server.protocol import Body, SamplingBody, Text, TokenId, Usage
+from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text, TokenId, Usage
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -47,9 +47,9 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[_Part], Field(max_length=4096)] | None = None
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024), FIRST_ERROR] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def as_read(self) -> dict[str, Any]:
@@ -99,12 +99,12 @@ class NamedTool(Body):
 class ChatBody(SamplingBody):
     """A conversation, and how it is to be answered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,20 +1,30 @@
 """The body of `/v1/completions` and its answer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
-from jinfercept.server.protocol import SamplingBody, Text, TokenId, Usage
+from jinfercept.server.protocol import FIRST_ERROR, SamplingBody, Text, TokenId, Usage
 
 MAX_PROMPTS = 2048
 
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=2**22)]
-Prompts = (
-    Text
-    | Ids
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=2**22), FIRST_ERROR]
+
+
+def _kind(prompt: Any) -> str:
+    """Which of the prompts it is, by its first item: no other is tried, so what is wrong is said of the one that is meant."""
+    if not isinstance(prompt, list) or not prompt:
+        return "Texts" if isinstance(prompt, list) else "Text"
+    return {int: "Ids", list: "IdLists"}.get(type(prompt[0]), "Texts")
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("Text")]
+    | Annotated[Ids, Tag("Ids")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("Texts")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("IdLists")],
+    Discriminator(_kind),
+]
 """A text, its token ids, or several of one kind."""
 
 

@@ -14,11 +14,10 @@ from jinfercept.server.completion_protocol import Completion, CompletionBody
 from jinfercept.server.encoding import Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
-from jinfercept.server.protocol import MAX_CHOICES
 from jinfercept.server.refusals import check_extras
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
-from jinfercept.server.service import Service, check_requests, finished, service_of
+from jinfercept.server.service import Service, check_length, check_requests, finished, service_of
 from jinfercept.server.sse import EventStream
 
 DEFAULT_MAX_TOKENS = 16
@@ -38,7 +37,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"cmpl-{uuid.uuid4().hex}"
     number = len(_prompts(body)) * (body.n or 1)
-    requests = await service.prepare(lambda: make_completions(service, body, hints, name), number)
+    requests = await service.prepare(request, lambda: make_completions(service, body, hints, name), number)
     answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
     if body.stream:
         stream = service.submit(requests)
@@ -61,14 +60,12 @@ def make_completions(service: Service, body: CompletionBody, hints: Hints, name:
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError.bad("log probabilities of an echo do not come in a stream", "echo", "unsupported_parameter")
     prompts = _prompts(body)
-    if len(prompts) * (body.n or 1) > MAX_CHOICES * 16:
-        raise ApiError.bad(f"at most {MAX_CHOICES * 16} texts are made of one request", "prompt")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
-    params = sampling_params(body, max(1, max_tokens), body.logprobs, service.llm)
+    params = sampling_params(body, max(1, max_tokens), body.logprobs, service)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
     try:
         given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
@@ -89,8 +86,9 @@ def _prompts(body: CompletionBody) -> list[Any]:
 
 def _prompt(service: Service, prompt: str | list[int], add_special_tokens: bool) -> str | dict[str, Any]:
     if isinstance(prompt, str):
-        service.check_texts([prompt], "prompt")
+        service.check_chars(prompt, "prompt")
         if add_special_tokens:
             return prompt
         return {"prompt": prompt, "prompt_token_ids": service.tokenizer.encode(prompt)}
+    check_length(service, len(prompt), "prompt")
     return {"prompt_token_ids": prompt}

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from jinfercept.errors import EngineError, JinferceptError
+from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)
@@ -52,7 +52,8 @@ class ApiError(HTTPException):
     @classmethod
     def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
         """A mistake that was found beyond the protocol (400)."""
-        return cls.bad(str(error), param)
+        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
+        return cls.bad(str(error), param, code)
 
     @classmethod
     def failed(cls, error: EngineError) -> "ApiError":
@@ -114,17 +115,26 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.body, error.status_code, error.headers)
 
 
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Of several problems the one that is most likely meant: branches of a union that are of another type were not."""
+def invalid_body(problems: Sequence[Any]) -> ApiError:
+    """Of several problems the one that is most likely meant: branches of a union that are of another type were not.
 
-    def likely(problem: dict[str, Any]) -> tuple[bool, int]:
+    Args:
+        problems: as pydantic has them, their places without "body".
+    """
+
+    def likely(problem: Any) -> tuple[bool, int]:
         return not problem["type"].endswith("_type"), len(problem["loc"])
 
-    problem = max(cast(RequestValidationError, error).errors(), key=likely)
-    param = _path(problem["loc"][1:])
+    problem = max(problems, key=likely)
+    param = _path(problem["loc"])
     got = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
-    message = f"{param or 'the body'}: {problem['msg']}{got}"
-    wrong = ApiError.bad(message, param or None)
+    return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{got}", param or None)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Of a query, a path, or a body that is missing."""
+    problems = cast(RequestValidationError, error).errors()
+    wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
     return JSONResponse(wrong.body, wrong.status_code)
 
 

@@ -66,6 +66,7 @@ async def list_calls(request: Request) -> WaitingCalls:
 @router.post("/inbox/{call_id}/answer")
 async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
     """Give a call its result."""
+    service_of(request).check_chars(body.text, "text")
     try:
         _inbox(request).answer(call_id, body.text, _watched(request))
     except RequestError as error:

@@ -40,8 +40,14 @@ class ServerOptions:
         "a file of tools, .toml or .py, that the server runs for requests that ask for them (jinfercept.server_tools)",
     )
     max_tool_rounds: int = option(32, "turns whose calls the server runs for one answer, at most; else they are 8")
-    max_body_size: int = option(16 * 2**20, "bytes of the largest request body")
-    max_queue_len: int = option(1024, "requests that may wait for their turn; more are answered 429")
+    max_body_size: int = option(4 * 2**20, "bytes of the largest request body")
+    max_prompt_chars: int | None = option(
+        None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536"
+    )
+    max_queue_len: int = option(
+        1024,
+        "requests that may wait for their turn, each prompt and each of its n answers counted; more are answered 429",
+    )
     response_ttl: float = option(86400.0, "seconds for which a response is stored, for those that go on from it")
     max_stored_responses: int = option(
         4096, "responses that are stored; beyond it the key that holds the most loses its oldest"
@@ -80,6 +86,7 @@ class ServerOptions:
             ("port", 0),
             ("max_tool_rounds", 0),
             ("max_body_size", 1),
+            ("max_prompt_chars", 1),
             ("max_queue_len", 1),
             ("response_ttl", 0),
             ("max_stored_responses", 0),

@@ -1,16 +1,30 @@
 """What the bodies of `/v1/chat/completions` and `/v1/completions` have in common. Types are strict: a number is not a text.
 
 Fields that are not known are taken and ignored, as vLLM does; those that are known and cannot be done are refused. The object
-`jinfercept` is ours alone: `refusals.check_extras` refuses names in it that are not known.
+`jinfercept` is ours alone: `refusals.check_extras` refuses names in it that are not known. A list is refused at its first wrong
+item and an object before its items are looked at: a body has room for a million.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
 MAX_CHOICES = 128
 MAX_SESSION_ID = 256
+MAX_BIASES = 1024
+
+
+class _FirstError(FailFast):
+    """`FailFast`, hashable: members of a union have to be."""
+
+    def __hash__(self) -> int:
+        return hash(_FirstError)
+
+
+FIRST_ERROR = _FirstError()
+"""Of a list: it is refused at its first wrong item."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
@@ -20,6 +34,12 @@ class Body(BaseModel):
     """Part of a request."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_many", "Dictionary should have at most {most} items", {"most": MAX_BIASES})
+    return value
 
 
 class SessionHints(Body):
@@ -34,7 +54,9 @@ class SessionHints(Body):
     expected_s: Annotated[float, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     release: bool | None = None
-    server_tools: bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512)] | None = None
+    server_tools: (
+        bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512), FIRST_ERROR] | None
+    ) = None
     max_rounds: Annotated[int, Field(ge=0)] | None = None
 
     @property
@@ -81,7 +103,7 @@ class StructuredOutputs(Body):
     json_: Text | dict[str, Any] | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
     grammar: Text | None = None
 
 
@@ -97,8 +119,8 @@ class SamplingBody(Extensions):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -106,16 +128,23 @@ class SamplingBody(Extensions):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**18)] | None = None
-    bad_words: Annotated[list[Text], Field(max_length=1024)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+            BeforeValidator(_few_biases),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**18), FIRST_ERROR] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=1024), FIRST_ERROR] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None
     guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
     guided_grammar: Text | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None
     metadata: dict[str, Any] | None = None

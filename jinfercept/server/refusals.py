@@ -34,6 +34,8 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that cannot be done, with the values at which they ask for nothing."""
 
+_MOST_UNKNOWN = 256
+
 
 def check_extras(body: Extensions, told: set[str]) -> None:
     """Look at the fields that are not ours.
@@ -48,6 +50,8 @@ def check_extras(body: Extensions, told: set[str]) -> None:
         known = list(SessionHints.model_fields)
         message = f"jinfercept has no {name[:80]!r}{nearest(name[:80], known)}; it has {', '.join(known)}"
         raise ApiError.bad(message, f"jinfercept.{name[:80]}", "unknown_parameter")
+    if len(body.model_extra or ()) > _MOST_UNKNOWN:
+        raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} fields that are not known; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
         if name in _HARMLESS:
             if value is not None and value not in _HARMLESS[name]:

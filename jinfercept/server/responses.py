@@ -32,6 +32,7 @@ from jinfercept.server.usage import UsageCount
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
+_CHARS_PER_TOKEN = 4
 _ANSWERED = ("completed", "incomplete")
 """What a response can be gone on from."""
 _PAGE_BYTES = 2**24
@@ -63,7 +64,8 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         num_bytes = 0 if body.store is False else measured(asked, response)
         return chats, turns, Stored(owner, response, previous, asked, num_bytes=num_bytes)
 
-    chats, turns, stored = await service.prepare(make, 1)
+    num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
+    chats, turns, stored = await service.prepare(request, make, 1, num_bytes)
     if body.background:
         service.responses.check_background(owner)  # others may have begun meanwhile
     response = stored.response
@@ -134,7 +136,7 @@ async def list_input_items(
     A page has fewer items than `limit` if these are long.
     """
     stored = _stored(request, response_id)
-    return await service_of(request).prepare(lambda: _page(stored, limit, order, after))
+    return await service_of(request).prepare(request, lambda: _page(stored, limit, order, after))
 
 
 def _page(stored: Stored, limit: int, order: str, after: str | None) -> Response:
@@ -174,6 +176,12 @@ def _previous(service: Service, previous_id: str | None, owner: str) -> Stored |
     if previous.response["status"] not in _ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     return previous
+
+
+def _num_tokens(previous: Stored | None) -> int:
+    """Tokens of the conversation that a body goes on from."""
+    usage = previous.response["usage"] if previous is not None else None
+    return usage["total_tokens"] if usage else 0
 
 
 def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from jinfercept.server.protocol import Body, SamplingBody, Text
+from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text
 
 MAX_ITEMS = 4096
 """Of a body, and of a conversation: what went before, what is asked and what is answered."""
@@ -43,7 +43,7 @@ class MessageItem(Body):
     type: Literal["message"] = "message"
     id: _ID | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart | RefusalPart], Field(max_length=4096)]
+    content: Text | Annotated[list[TextPart | RefusalPart], Field(max_length=4096), FIRST_ERROR]
 
 
 class CallNote(Body):
@@ -76,7 +76,7 @@ class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
     id: _ID | None = None
     call_id: _ID
-    output: Text | Annotated[list[TextPart], Field(max_length=4096)]
+    output: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
 
 
 class McpCallItem(Body):
@@ -96,8 +96,8 @@ class ReasoningItem(Body):
 
     type: Literal["reasoning"]
     id: _ID | None = None
-    summary: Annotated[list[ThoughtPart], Field(max_length=4096)] | None = None
-    content: Annotated[list[ThoughtPart], Field(max_length=4096)] | None = None
+    summary: Annotated[list[ThoughtPart], Field(max_length=4096), FIRST_ERROR] | None = None
+    content: Annotated[list[ThoughtPart], Field(max_length=4096), FIRST_ERROR] | None = None
 
 
 class ItemReference(Body):
@@ -180,19 +180,19 @@ class ReasoningSettings(Body):
 class ResponsesBody(SamplingBody):
     """What is said, what went before it, and how it is to be answered."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
+    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
     instructions: Text | None = None
     previous_response_id: _ID | None = None
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)] | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

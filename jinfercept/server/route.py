@@ -5,12 +5,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from jinfercept.server.errors import ApiError
-from jinfercept.server.service import service_of
+from jinfercept.server.errors import ApiError, invalid_body
+from jinfercept.server.service import BODY_BYTES, Service, service_of
+
+_SMALL_BYTES = 2**14
+"""A body up to this size is read on the event loop: within a millisecond."""
 
 
 class GuardedRoute(APIRoute):
@@ -18,12 +22,13 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         handler = super().get_route_handler()
+        kind: Any = self.body_field and self.body_field.field_info.annotation
+        model = TypeAdapter[Any](kind) if kind else None
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
             request.scope["jinfercept.key"] = service.keys.check(request.headers.get("authorization"))
-            options = service.options
-            return await handler(_JsonRequest(request, options.max_body_size, options.body_timeout))
+            return await handler(_JsonRequest(request, service, model))
 
         return handle
 
@@ -31,9 +36,10 @@ class GuardedRoute(APIRoute):
 class _JsonRequest(Request):
     """A request whose body is JSON: nothing is taken for it that is not (NaN, lone surrogates, nesting without end)."""
 
-    def __init__(self, request: Request, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None) -> None:
         super().__init__(request.scope, request.receive)
-        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._service, self._model = service, model
+        self._max_bytes, self._timeout_s = service.options.max_body_size, service.options.body_timeout
         self._read: bytes | None = None
         self._more = True
 
@@ -50,11 +56,12 @@ class _JsonRequest(Request):
         return self._read
 
     async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
-            raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
+        """The body as the route's model, which FastAPI then takes as it is; a large one is read in a thread."""
+        body = await self.body()
+        self.scope[BODY_BYTES] = len(body)
+        if len(body) <= _SMALL_BYTES:
+            return _parsed(body, self._model)
+        return await self._service.prepare(self, lambda: _parsed(body, self._model))
 
     async def _in_time(self) -> bytes | None:
         """All of it; None if it is too large. Raises 408."""
@@ -77,3 +84,15 @@ class _JsonRequest(Request):
             raise ClientDisconnect
         self._more = message.get("more_body", False)
         return message.get("body", b"")
+
+
+def _parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
+        raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
+    try:
+        return data if model is None else model.validate_python(data)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None

@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from jinfercept.errors import RequestError
-from jinfercept.llm import LLM
 from jinfercept.request import SamplingParams
 from jinfercept.server.errors import ApiError
 from jinfercept.server.protocol import SamplingBody
+from jinfercept.server.service import Service
 from jinfercept.structured_outputs import StructuredOutputsParams
 
 _ALIKE = (
@@ -19,13 +19,15 @@ _ALIKE = (
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
-def sampling_params(body: SamplingBody, max_tokens: int | None, logprobs: int | None, llm: LLM) -> SamplingParams:
+def sampling_params(
+    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service
+) -> SamplingParams:
     """What a body asks for.
 
     Args:
         max_tokens: to generate; None: as many as there is room for.
         logprobs: likeliest tokens to report beside each; None for no report.
-        llm: knows its tokens, and compiles what the answer has to be, so that a mistake in it is found now.
+        service: its model knows its tokens, and compiles what the answer has to be, so that a mistake in it is found now.
 
     Raises:
         ApiError: 400, with the field.
@@ -33,7 +35,9 @@ def sampling_params(body: SamplingBody, max_tokens: int | None, logprobs: int | 
     given: dict[str, Any] = {name: value for name in _ALIKE if (value := getattr(body, name)) is not None}
     stop = given.pop("stop", None) or ()
     given["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
-    structured = _structured(body)
+    for name in ("stop", "bad_words"):
+        service.check_chars(given.get(name), name)
+    structured, llm = _structured(body), service.llm
     try:
         params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
     except RequestError as error:

@@ -1,13 +1,12 @@
 """What all endpoints share: the model and its names, who may come, what runs, and the way of a request into the engine.
 
-Everything here happens on the event loop, except what `prepare` is given: that runs in a few threads, since templates and
-tokenizers take their time.
+Everything here happens on the event loop, except what `prepare` is given: that runs in threads (`preparation`), since templates
+and tokenizers take their time.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -18,7 +17,8 @@ from jinfercept.admission import check_request
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.chat import ChatOptions
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.errors import ConfigError, JinferceptError, RequestError
+from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.inputs import check_chars
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
@@ -26,15 +26,18 @@ from jinfercept.server.hidden_turns import HiddenTurns
 from jinfercept.server.keys import Keys
 from jinfercept.server.mailbox import Mailbox
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.preparation import RETRY_S, Preparation
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.streaming import Reader
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
-_PREPARERS = 4
-"""Threads that render and tokenise: several, so that nobody waits for one who sends a long text."""
-_RETRY_S = 1
+_CHARS_PER_TOKEN = 16
+_LEAST_PROMPT_CHARS = 2**16
+"""What `--max-prompt-chars` is for small models."""
+BODY_BYTES = "jinfercept.body_bytes"
+"""Where, in a request's scope, the size of its body stands."""
 
 
 @final
@@ -77,7 +80,8 @@ class Service:
             most_of_owner=options.max_stored_responses_per_key,
             most_background=options.max_background_responses,
         )
-        self._pool = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="jinfercept-prepare")
+        self._preparation = Preparation(options.max_queue_len)
+        self._closed = False
         self._mailbox: Mailbox | None = None
         self._preparing = 0
         self._streams: set[AsyncStream] = set()
@@ -96,7 +100,7 @@ class Service:
 
     async def warm_up(self) -> None:
         """Do once what would take the first client's time: imports, and the vocabulary of grammars."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._warm_up)
+        await self._preparation.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
         with suppress(JinferceptError):  # a model may have no template: then nobody chats with it
@@ -113,6 +117,7 @@ class Service:
             chat_template=self.chat_template,
             tool_call_parser=self.options.tool_call_parser,
             reasoning_parser=None if self.options.reasoning_parser == "none" else self.options.reasoning_parser,
+            max_prompt_chars=self.max_prompt_chars,
             **more,
         )
 
@@ -128,6 +133,11 @@ class Service:
         """Tokens that a prompt and its answer may have together."""
         return self.llm.shape.max_model_len
 
+    @property
+    def max_prompt_chars(self) -> int:
+        """Characters that one prompt may have: what is longer is refused before it is tokenised."""
+        return self.options.max_prompt_chars or max(_LEAST_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len)
+
     def check_model(self, name: str | None) -> str:
         """The model's name; raises 404 if there is no such model."""
         if name is None or name in self.names:
@@ -137,41 +147,56 @@ class Service:
             404, f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found"
         )
 
-    def check_room(self) -> None:
-        """Raise 503 while draining, 429 while as many requests wait as may."""
+    def check_room(self, number: int) -> None:
+        """Raise `ApiError` if so many requests more may not wait: 503 while draining, 429 if they may later, 400 if never.
+
+        Args:
+            number: that one body asks for.
+        """
+        most = self.options.max_queue_len
         if self.draining:
-            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{_RETRY_S}"})
+            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
+        if number > most:
+            message = f"a body asks for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
+            raise ApiError.bad(message, "n")
         waiting = self.llm.engine.num_waiting + self._preparing
-        if waiting >= self.options.max_queue_len:
+        if waiting + number > most:
             raise ApiError(
                 429,
-                f"{waiting} requests are waiting, {self.options.max_queue_len} may",
+                f"{waiting} requests are waiting, {most} may; got {number} more",
                 code="queue_full",
-                headers={"Retry-After": f"{_RETRY_S}"},
+                headers={"Retry-After": f"{RETRY_S}"},
             )
 
-    def check_texts(self, texts: Iterable[str], param: str) -> None:
-        """Raise 400 if the texts of one prompt cannot fit, however they are tokenised: that would take long.
+    def check_chars(self, said: Any, param: str) -> None:
+        """Raise 400 for more text than one prompt may have: tokenising it would take long.
 
         Args:
+            said: texts, and lists and dicts of them.
             param: the field that they come from.
         """
-        least = sum(map(self.tokenizer.least_tokens, texts))
-        if least >= self.max_model_len:
-            message = f"the prompt has more than {least} tokens; with its answer it may have {self.max_model_len}"
-            raise ApiError.bad(message, param, "context_length_exceeded")
+        try:
+            check_chars(said, self.max_prompt_chars)
+        except PromptLengthError as error:
+            raise ApiError.of(error, param) from error
 
-    async def prepare[T](self, work: Callable[[], T], number: int = 0) -> T:
-        """Do what takes long on the way to the engine; raises `ApiError`, for a `JinferceptError` too.
+    async def prepare[T](self, request: HttpRequest, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """Do what takes long on the way to the engine; it is dropped if the client goes before it begins.
 
         Args:
+            request: says whose it is and how large.
             number: requests that it makes; if any, there has to be room for them.
+            num_bytes: that the work reads besides the request's body.
+
+        Raises:
+            ApiError: what the work raises, a `JinferceptError` as 400; 429, 503 and 499 if it is not done.
         """
         if number:
-            self.check_room()
+            self.check_room(number)
+        key, size = request.scope["jinfercept.key"], request.scope.get(BODY_BYTES, 0) + num_bytes
         self._preparing += number
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await unless_gone(request, self._preparation.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
         finally:
@@ -180,8 +205,13 @@ class Service:
     def submit(
         self, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None, *, ends_only: bool = False
     ) -> AsyncStream:
-        """Give requests to the engine. Raises `ApiError` for what it refuses; none of them is started then."""
-        self.check_room()
+        """Give requests that were prepared to the engine.
+
+        Raises:
+            ApiError: 400 for what the engine refuses, none of them is started then; 503 when the drain is over.
+        """
+        if self._closed:
+            raise ApiError(503, "the server gave the request up", code="aborted")
         self._mailbox = self._mailbox or Mailbox()
         try:
             stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._mailbox.post)
@@ -211,18 +241,21 @@ class Service:
             self._idle.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new; return when everything has been answered. What takes longer than `timeout_s` is given up."""
+        """Take nothing new; return when everything has been answered. What takes longer than `timeout_s` is given up: 503 for
+        what is prepared, an error at the end of a stream."""
         self.draining = True
         if self._busy:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
+        self._closed = True
+        self._preparation.close()
         for stream in list(self._streams):
             stream.abort()
 
     def shut(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._preparation.close()
 
 
 def service_of(request: HttpRequest) -> Service:
@@ -278,16 +311,19 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
     Args:
         param: the field that the prompts came from.
     """
-    limit = service.max_model_len
     for request in requests:
-        length = len(request.prompt_token_ids)
-        if length >= limit:
-            message = f"the prompt has {length} tokens; with its answer it may have {limit}"
-            raise ApiError.bad(message, param, "context_length_exceeded")
+        check_length(service, len(request.prompt_token_ids), param)
         try:
-            check_request(request, service.llm.model.config.vocab_size, limit)
+            check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
         except RequestError as error:
             raise ApiError.of(error, param) from error
+
+
+def check_length(service: Service, num_tokens: int, param: str) -> None:
+    """Raise 400 for a prompt of so many tokens if it leaves no room for an answer."""
+    if num_tokens >= service.max_model_len:
+        message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
+        raise ApiError.bad(message, param, "context_length_exceeded")
 
 
 def check_finish(output: RequestOutput) -> None:

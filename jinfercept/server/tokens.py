@@ -3,13 +3,16 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jinfercept.chat_template import ChatTemplate
 from jinfercept.errors import JinferceptError
+from jinfercept.server.chat_completions import check_conversation
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
+from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
-from jinfercept.server.protocol import Body, Text, TokenId
+from jinfercept.server.protocol import FIRST_ERROR, Body, Text, TokenId
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.service import Service, service_of
 
@@ -21,8 +24,8 @@ class TokenizeBody(Body):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
+    tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -42,7 +45,7 @@ class DetokenizeBody(Body):
     """Tokens."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=2**22)]
+    tokens: Annotated[list[TokenId], Field(max_length=2**22), FIRST_ERROR]
 
 
 class Detokenized(BaseModel):
@@ -51,19 +54,14 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeBody, request: Request) -> Tokenized:
+@router.post("/tokenize", response_model=Tokenized)
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """The tokens of a text (with those that begin it, unless `add_special_tokens` is false) or of a conversation."""
     service = service_of(request)
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError.bad("give either a prompt or messages", "prompt")
-    tokenizer = service.tokenizer
-    ids = await service.prepare(lambda: _tokens(service, body))
-    strings = None
-    if body.return_token_strs:
-        strings = await service.prepare(lambda: [tokenizer.token_text(token) for token in ids])
-    return Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=strings)
+    return Response(await service.prepare(request, lambda: _tokenized(service, body)), media_type="application/json")
 
 
 @router.post("/detokenize")
@@ -71,20 +69,36 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
     """The text of tokens."""
     service = service_of(request)
     service.check_model(body.model)
-    tokenizer = service.tokenizer
-    if wrong := [token for token in body.tokens if token >= service.llm.model.config.vocab_size][:1]:
-        raise ApiError.bad(f"tokens are below {service.llm.model.config.vocab_size}, not {wrong[0]}", "tokens")
-    return Detokenized(prompt=await service.prepare(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+
+
+def _text(service: Service, tokens: list[int]) -> str:
+    vocab_size = service.llm.model.config.vocab_size
+    service.check_chars(tokens, "tokens")
+    if (largest := max(tokens, default=0)) >= vocab_size:
+        raise ApiError.bad(f"tokens are below {vocab_size}, not {largest}", "tokens")
+    return service.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> bytes:
+    ids = _tokens(service, body)
+    texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+    return encode(answer.model_dump())
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:
     tokenizer = service.tokenizer
     if body.messages is None:
+        service.check_chars(body.prompt, "prompt")
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    messages = [message.as_read() for message in body.messages]
+    check_conversation(service, messages, tools, body.chat_template_kwargs)
     try:
         template = ChatTemplate(tokenizer, tools, service.chat_template, body.chat_template_kwargs or {}, ())
-        messages = [message.as_read() for message in body.messages]
-        return template.encode(template.render(messages, body.add_generation_prompt is not False))
+        text = template.render(messages, body.add_generation_prompt is not False)
+        service.check_chars(text, "messages")
+        return template.encode(text)
     except JinferceptError as error:
         raise ApiError.of(error, "messages") from error

@@ -2,18 +2,30 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from pydantic_core import from_json
 from served import MODEL, Running, running, until
 
+from jinfercept.server import route
+from jinfercept.server.chat_protocol import ChatBody
+from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import encode
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from jinfercept.server.protocol import Body
+from jinfercept.server.responses_protocol import ResponsesBody
+from jinfercept.server.tokens import DetokenizeBody, TokenizeBody
+from jinfercept.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+LONG = "x" * 70_000
+"""More than the 65,536 characters that a prompt of a small model may have."""
 
 
 def shape(answer: Any) -> tuple[int, Any]:
@@ -65,6 +77,57 @@ def test_of_several_readings_the_likely_one_is_complained_of(
     assert answer.json()["error"]["message"].startswith(message)
 
 
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody])
+def test_every_list_of_a_body_has_a_limit_and_ends_at_its_first_mistake(body: type[Body]) -> None:
+    def lists(schema: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "list" and "items_schema" in schema:
+                yield schema
+            for part in schema.values():
+                yield from lists(part)
+        elif isinstance(schema, list | tuple):
+            for part in schema:
+                yield from lists(part)
+
+    found = list(lists(body.__pydantic_core_schema__))
+    assert found
+    assert all(one.get("fail_fast") and one.get("max_length") for one in found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [{}] * 10_000},
+        {"prompt": [[]] * 10_000},
+        {"prompt": ["x"] * 10_000},
+        {"prompt": [1, *["x"] * 10_000]},
+        {"allowed_token_ids": [{}] * 10_000},
+        {"logit_bias": dict.fromkeys(map(str, range(10_000)), "x")},
+        {"stop": [1] * 10_000},
+    ],
+)
+def test_a_body_full_of_mistakes_is_refused_for_one(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        CompletionBody.model_validate({"prompt": "Hi"} | fields)
+    assert refused.value.error_count() <= 2  # one for each branch of a union
+
+
+def test_a_large_body_is_read_off_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = list[str]()
+
+    def read(*args: Any, **more: Any) -> Any:
+        readers.append(threading.current_thread().name)
+        return from_json(*args, **more)
+
+    monkeypatch.setattr(route, "from_json", read)
+    assert shape(served.http.post("/v1/completions", json={"prompt": [{}] * 100_000}))[0] == 400
+    assert "heavy" in readers[0]
+
+
+def test_a_body_may_not_be_full_of_fields_that_nobody_knows(served: Running) -> None:
+    assert shape(served.chat(**{f"x{number}": 1 for number in range(300)}))[0] == 400
+
+
 def test_an_upgrade_that_nobody_needs_is_ignored(strict: Running) -> None:
     body = json.dumps({"model": MODEL, "prompt": "Hi"}).encode()
     head = (
@@ -81,17 +144,52 @@ def test_what_is_no_http_is_answered_as_everything_else(strict: Running) -> None
     assert (head[:12], json.loads(body)["error"]["type"]) == (b"HTTP/1.1 400", "invalid_request_error")
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(served: Running) -> None:
-    long = "x" * 2**20
-    for path, body, param in (
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]}, "messages"),
-        ("/v1/completions", {"prompt": ["Hi", long]}, "prompt"),
-        ("/v1/responses", {"input": long}, "input"),
-    ):
-        answer = served.http.post(path, json=body)
-        assert shape(answer) == (400, "context_length_exceeded")
-        assert answer.json()["error"]["param"] == param
-        assert "more than" in answer.json()["error"]["message"]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": LONG}}
+TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
+SHORT: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/tokenize": {},
+    "/detokenize": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}, "messages"),
+        (CHAT, {"messages": [{"role": "assistant", "content": LONG}]}, "messages"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "Hi", "reasoning_content": LONG}]}, "messages"),
+        (CHAT, {"messages": [{"role": "tool", "tool_call_id": "1", "content": LONG}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": ""}] * 8000}, "messages"),  # rendered, it is long
+        (CHAT, {"tools": [TOOL]}, "tools"),
+        (CHAT, {"chat_template_kwargs": {"system": LONG}}, "chat_template_kwargs"),
+        (CHAT, {"stop": LONG}, "stop"),
+        ("/v1/completions", {"prompt": ["Hi", LONG]}, "prompt"),
+        ("/v1/completions", {"prompt": [1] * 5000}, "prompt"),
+        ("/v1/completions", {"bad_words": [LONG[:40_000], LONG[:40_000]]}, "bad_words"),
+        ("/v1/responses", {"input": LONG}, "input"),
+        ("/v1/responses", {"instructions": LONG}, "input"),
+        ("/tokenize", {"prompt": LONG}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "assistant", "content": LONG}]}, "messages"),
+        ("/detokenize", {"tokens": [1] * 70_000}, "tokens"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    served: Running, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], param: str
+) -> None:
+    encode, lengths = Tokenizer.encode, list[int]()
+
+    def counted(self: Tokenizer, text: str, *args: Any, **more: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, *args, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    answer = served.http.post(path, json=SHORT[path] | fields)
+    assert (*shape(answer), answer.json()["error"]["param"]) == (400, "context_length_exceeded", param)
+    assert max(lengths, default=0) < 1000
 
 
 def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
@@ -135,7 +233,7 @@ def strict(_running: Running) -> Iterator[Running]:
         "header_timeout": 0.3,
         "body_timeout": 0.3,
         "timeout_keep_alive": 1,
-        "max_queue_len": 2,
+        "max_queue_len": 16,
     }
     origins = ("https://a.example",)
     with running(_running.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
@@ -191,12 +289,22 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(strict: Running) -> Non
     headers = {"authorization": "Bearer one"}
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900, "n": 16, "ignore_eos": True}
     with strict.http.stream("POST", CHAT, json=body | {"stream": True}, headers=headers):
-        until(lambda: strict.llm.engine.num_waiting >= 2)
-        answer = strict.http.post(CHAT, json=body, headers=headers)
+        until(lambda: strict.llm.engine.num_waiting == 8)
+        answer = strict.http.post(CHAT, json=body | {"n": 9}, headers=headers)
         assert shape(answer) == (429, "queue_full")
         assert int(answer.headers["retry-after"]) >= 1
+        prompts = {"prompt": ["Hi", "Ho", "Ha"], "n": 3}
+        assert shape(strict.http.post("/v1/completions", json=prompts, headers=headers)) == (429, "queue_full")
         assert strict.http.post("/tokenize", json={"prompt": "Hi"}, headers=headers).status_code == 200
     strict.wait_idle()
+
+
+def test_more_answers_than_may_ever_wait_are_400(strict: Running) -> None:
+    headers = {"authorization": "Bearer one"}
+    for path, body in ((CHAT, SHORT[CHAT] | {"n": 17}), ("/v1/completions", {"prompt": ["Hi"] * 6, "n": 3})):
+        answer = strict.http.post(path, json=body, headers=headers)
+        assert shape(answer) == (400, None)
+        assert answer.json()["error"]["param"] == "n"
 
 
 def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:

@@ -1,0 +1,160 @@
+"""Work on the way of a request to the engine, in threads: reading large bodies, rendering, tokenising, compiling grammars.
+
+Light and heavy work, by the size of what is read, have threads of their own, so that long texts never hold up short ones. In
+each of the two lanes the keys take turns, no key has all threads, and what a key has waiting is bounded. Work of a client that
+has gone is dropped before it begins. Everything but the work itself happens on the event loop. Knows no model.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, final
+
+from jinfercept.server.errors import ApiError
+
+HEAVY_BYTES = 2**16
+"""Work on more is heavy: its thread is taken for a tenth of a second and more."""
+MAX_WAITING_BYTES = 2**26
+"""That the work of one key which waits in a lane may read."""
+RETRY_S = 1
+
+
+@final
+class Preparation:
+    """The threads of a server.
+
+    Args:
+        max_waiting: pieces of work that one key may have waiting in a lane.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._light = _Lane("light", num_threads=4, per_key=3, max_waiting=max_waiting)
+        self._heavy = _Lane("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
+
+    async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
+        """What the work returns or raises. Cancelled, it begins no more; work that has begun ends unheard.
+
+        Args:
+            key: of the client.
+            num_bytes: that the work reads, roughly.
+            work: bounded, since nothing stops it.
+
+        Raises:
+            ApiError: 429 if the key has too much waiting, 503 once this is closed.
+        """
+        lane = self._heavy if num_bytes > HEAVY_BYTES else self._light
+        return await lane.run(key, num_bytes, work)
+
+    def close(self) -> None:
+        """Answer 503 for all work that waits or runs. What runs ends in its thread, unheard."""
+        self._light.close()
+        self._heavy.close()
+
+
+@final
+@dataclass(eq=False, slots=True)
+class _Job:
+    work: Callable[[], Any]
+    num_bytes: int
+    done: asyncio.Future[Any]
+
+
+@final
+class _Lane:
+    """Threads in which the keys take turns.
+
+    Args:
+        name: of the threads.
+        per_key: threads that one key may have at a time.
+        max_waiting: see `Preparation`.
+    """
+
+    def __init__(self, name: str, num_threads: int, per_key: int, max_waiting: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"jinfercept-{name}")
+        self._num_free, self._per_key, self._max_waiting = num_threads, per_key, max_waiting
+        self._waiting: dict[str, deque[_Job]] = {}  # the key whose turn is next first
+        self._running: dict[_Job, str] = {}
+        self._closed = False
+
+    async def run(self, key: str, num_bytes: int, work: Callable[[], Any]) -> Any:
+        if self._closed:
+            raise _gave_up()
+        job = _Job(work, num_bytes, asyncio.get_running_loop().create_future())
+        self._add(key, job)
+        self._start()
+        try:
+            return await job.done
+        finally:
+            self._drop(key, job)
+
+    def close(self) -> None:
+        self._closed = True
+        for job in [*self._running, *(job for jobs in self._waiting.values() for job in jobs)]:
+            if not job.done.done():
+                job.done.set_exception(_gave_up())
+        self._waiting.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, key: str, job: _Job) -> None:
+        jobs = self._waiting.get(key, deque[_Job]())
+        num_bytes = sum(other.num_bytes for other in jobs)
+        if jobs and (len(jobs) >= self._max_waiting or num_bytes + job.num_bytes > MAX_WAITING_BYTES):
+            raise ApiError(
+                429,
+                f"{len(jobs)} requests of this key, of {num_bytes} bytes, wait to be read; got one more; "
+                f"fix: send fewer at a time",
+                code="queue_full",
+                headers={"Retry-After": f"{RETRY_S}"},
+            )
+        jobs.append(job)
+        self._waiting[key] = jobs
+
+    def _drop(self, key: str, job: _Job) -> None:
+        """Forget a job that has not begun."""
+        jobs = self._waiting.get(key, ())
+        if job in jobs:
+            self._keep(key, deque(other for other in jobs if other is not job))
+
+    def _keep(self, key: str, jobs: deque[_Job]) -> None:
+        if jobs:
+            self._waiting[key] = jobs
+        else:
+            self._waiting.pop(key, None)
+
+    def _start(self) -> None:
+        """Begin what may begin, one job of a key after one of each other key."""
+        busy = Counter(self._running.values())
+        while self._num_free:
+            key = next((key for key in self._waiting if busy[key] < self._per_key), None)
+            if key is None:
+                return
+            jobs = self._waiting.pop(key)
+            job = jobs.popleft()
+            self._keep(key, jobs)  # behind the others
+            if not job.done.done():  # else its client has gone
+                busy[key] += 1
+                self._begin(key, job)
+
+    def _begin(self, key: str, job: _Job) -> None:
+        self._num_free -= 1
+        self._running[job] = key
+        running = asyncio.get_running_loop().run_in_executor(self._pool, job.work)
+        running.add_done_callback(lambda running: self._end(job, running))
+
+    def _end(self, job: _Job, running: asyncio.Future[Any]) -> None:
+        self._num_free += 1
+        del self._running[job]
+        error = None if running.cancelled() else running.exception()
+        if not job.done.done():
+            if error is not None:
+                job.done.set_exception(error)
+            else:
+                job.done.set_result(running.result())
+        if not self._closed:
+            self._start()
+
+
+def _gave_up() -> ApiError:
+    return ApiError(503, "the server gave the request up", code="aborted")
