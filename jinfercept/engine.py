@@ -8,8 +8,8 @@ one reads the plan before it while it computes.
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jinfercept.admission import check_request
@@ -130,6 +130,11 @@ class Engine:
     def num_waiting(self) -> int:
         """Requests and aborts that were not taken in yet, and requests that wait for their turn, a first or another one."""
         return len(self._inbox) + len(self.scheduler.waiting)
+
+    def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
+        """The requests that wait for their turn, of each of these tenants; 0 for one that has none."""
+        waiting = Counter(item.tenant for item in tuple(self._inbox) if isinstance(item, Request))
+        return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
 

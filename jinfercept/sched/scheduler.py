@@ -171,6 +171,11 @@ class Scheduler:
     def num_unfinished(self) -> int:
         return len(self.running) + len(self.waiting) + len(self.intercepted)
 
+    def num_waiting_of(self, tenant: str) -> int:
+        """Sequences of a tenant that wait for their turn. From any thread."""
+        line = self._queues.lines.get(tenant)
+        return len(line.waiting) if line is not None else 0
+
     @property
     def unfinished(self) -> list[Sequence]:
         return [*self.running, *self.waiting, *self.intercepted.values()]

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import final
 
 from jinfercept.server.errors import ApiError
@@ -24,6 +24,11 @@ class Keys:
     def needed(self) -> bool:
         """Whether a request needs a key."""
         return bool(self._rules)
+
+    @property
+    def owners(self) -> Collection[str]:
+        """The tenants that there are; none without keys."""
+        return self._rules.keys()
 
     def check(self, authorization: str | None) -> str:
         """The tenant of a request: its key's digest, "" where no key is needed. Takes as long for one key as for another.

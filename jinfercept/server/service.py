@@ -6,6 +6,7 @@ and tokenizers take their time.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +84,7 @@ class Service:
         self._preparation = Preparation(options.max_queue_len)
         self._closed = False
         self._mailbox: Mailbox | None = None
-        self._preparing = 0
+        self._preparing = Counter[str]()
         self._streams: set[AsyncStream] = set()
         self._busy = 0
         self._idle = asyncio.Event()
@@ -147,10 +148,13 @@ class Service:
             404, f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found"
         )
 
-    def check_room(self, number: int) -> None:
+    def check_room(self, owner: str, number: int) -> None:
         """Raise `ApiError` if so many requests more may not wait: 503 while draining, 429 if they may later, 400 if never.
 
+        While as many wait as may, a key may still have an equal share of them: one that fills the queue shuts out no other.
+
         Args:
+            owner: of the key.
             number: that one body asks for.
         """
         most = self.options.max_queue_len
@@ -159,14 +163,22 @@ class Service:
         if number > most:
             message = f"a body asks for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
-        waiting = self.llm.engine.num_waiting + self._preparing
-        if waiting + number > most:
+        waiting = self.llm.engine.num_waiting + self._preparing.total()
+        if waiting + number > most and self._num_waiting_of(owner) + number > most // self._num_waiting_keys(owner):
             raise ApiError(
                 429,
                 f"{waiting} requests are waiting, {most} may; got {number} more",
                 code="queue_full",
                 headers={"Retry-After": f"{RETRY_S}"},
             )
+
+    def _num_waiting_of(self, owner: str) -> int:
+        return self.llm.engine.num_waiting_by_tenant((owner,))[owner] + self._preparing[owner]
+
+    def _num_waiting_keys(self, owner: str) -> int:
+        """Keys with requests that wait, this one among them."""
+        waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.owners)) + self._preparing
+        return len({owner, *(key for key, number in waiting.items() if number)})
 
     def check_chars(self, said: Any, param: str) -> None:
         """Raise 400 for more text than one prompt may have: tokenising it would take long.
@@ -191,16 +203,17 @@ class Service:
         Raises:
             ApiError: what the work raises, a `JinferceptError` as 400; 429, 503 and 499 if it is not done.
         """
-        if number:
-            self.check_room(number)
         key, size = request.scope["jinfercept.key"], request.scope.get(BODY_BYTES, 0) + num_bytes
-        self._preparing += number
+        if number:
+            self.check_room(key, number)
+        self._preparing[key] += number
         try:
             return await unless_gone(request, self._preparation.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
         finally:
-            self._preparing -= number
+            self._preparing[key] -= number
+            self._preparing += Counter()  # forgets keys that have nothing
 
     def submit(
         self, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None, *, ends_only: bool = False

@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def two_keys(_running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = written(tmp_path_factory.mktemp("keys"), FILE)
-    with running(_running.llm, api_key=("hostile", "polite"), api_key_file=path) as server:
+    with running(_running.llm, api_key=("hostile", "polite"), api_key_file=path, max_queue_len=96) as server:
         yield server
         server.wait_idle()
 
@@ -121,8 +121,13 @@ def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
             for _ in range(5):
                 answer = http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 8, "ignore_eos": True})
                 assert answer.json()["usage"]["completion_tokens"] == 8
+            several = HOSTILE | {"n": 10, "max_tokens": 2}
+            assert http.post("/v1/completions", json=several).status_code == 200, "its share of the queue is free"
+        with as_key(two_keys, "hostile") as http:
+            refused = http.post("/v1/completions", json=HOSTILE)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         finished = counts.finished.total() - before
-        assert finished - 5 < 8, "the polite key did not wait for the other one's answers"
+        assert finished - 5 - 10 < 8, "the polite key did not wait for the other one's answers"
     finally:
         closed.set()
         for thread in floods:
