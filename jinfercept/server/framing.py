@@ -1,11 +1,9 @@
 """Where one request ends and the next begins, as an ASGI application around the whole application.
 
-An answer that is sent before the request's body was read ends the connection: what is left of the body cannot become a request.
+An answer that is sent before the request's body was read closes the connection: what is left of the body is no request.
 Requests whose framing is ambiguous are refused.
 """
 
-import asyncio
-from contextlib import suppress
 from typing import final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,10 +11,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.server.errors import ApiError
-
-_DRAIN_S = 2.0
-_DRAIN_BYTES = 2**26
-"""Bounds for dropping the rest of a body after the answer, so that a client that writes all before it reads gets the answer."""
 
 
 @final
@@ -35,57 +29,20 @@ class Framing:
         if "transfer-encoding" not in headers and headers.get("content-length", "0").strip("0") == "":
             await app(scope, receive, send)
             return
-        exchange = _Exchange(receive, send, "expect" in headers)
-        try:
-            await app(scope, exchange.receive, exchange.send)
-        finally:
-            await exchange.finish()
+        unread = True
 
+        async def receive_counted() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
 
-@final
-class _Exchange:
-    """A request with a body, and its answer.
-
-    Args:
-        waits: whether the client sends the body only after `100 Continue`, which the first `receive` sends.
-    """
-
-    def __init__(self, receive: Receive, send: Send, waits: bool) -> None:
-        self._receive, self._send, self._waits = receive, send, waits
-        self._unread = True
-        self._status = 0
-        self._held = False
-
-    async def receive(self) -> Message:
-        self._waits = False
-        message = await self._receive()
-        self._unread = self._unread and message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            if self._unread:
+        async def send_closing(message: Message) -> None:
+            if unread and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["connection"] = "close"
-                self._held = True
-        elif self._held:
-            message = {**message, "more_body": True}
-        await self._send(message)
+            await send(message)
 
-    async def finish(self) -> None:
-        """Ends an answer that was sent early, once the rest of the body is read, for a client that is not too slow (408)."""
-        if not self._held:
-            return
-        if not self._waits and self._status != 408:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_S):
-                    await self._drain()
-        await self._send({"type": "http.response.body"})
-
-    async def _drain(self) -> None:
-        dropped = 0
-        while self._unread and dropped < _DRAIN_BYTES:
-            dropped += len((await self.receive()).get("body", b""))
+        await app(scope, receive_counted, send_closing)
 
 
 def _refusal(version: str, headers: Headers) -> ASGIApp | None:

@@ -6,7 +6,7 @@ such a request as any other's.
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, final
+from typing import Any, cast, final
 
 import h11
 from uvicorn.config import Config
@@ -16,6 +16,7 @@ from uvicorn.protocols.utils import get_remote_addr
 from jinfercept.server.connections import ConnectionLimits
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
+from jinfercept.server.lingering import LingeringTransport
 
 MAX_HEAD_BYTES = 2**16
 """Size of the largest head of a request; the value for uvicorn's `h11_max_incomplete_event_size`."""
@@ -42,13 +43,14 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
             self._address: str | None = None
-            self._admitted = False
+            self._lingering: LingeringTransport | None = None
+            """The transport; None: the connection was not admitted."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             self._address = _address(transport)
-            self._admitted = limits.admit(self._address)
-            if self._admitted:
-                super().connection_made(transport)
+            if limits.admit(self._address):
+                self._lingering = LingeringTransport(transport, self.loop)
+                super().connection_made(cast(asyncio.Transport, self._lingering))
                 self._start_head_timer()
             else:
                 error = ApiError(503, "too many connections are open", code="too_many_connections")
@@ -56,7 +58,11 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
                 transport.close()
 
         def data_received(self, data: bytes) -> None:
-            if self._admitted and self.conn.their_state is not h11.MUST_CLOSE:  # nothing is awaited else
+            if self._lingering is None:
+                return
+            if self._lingering.is_closing() or self.conn.their_state is h11.MUST_CLOSE:
+                self._lingering.drop(data)
+            else:
                 super().data_received(data)
 
         def handle_events(self) -> None:
@@ -80,9 +86,10 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
             self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if not self._admitted:
+            if self._lingering is None:
                 return
             limits.release(self._address)
+            self._lingering.close_now()
             self._stop_head_timer()
             self._stop_write_timer()
             super().connection_lost(exc)
@@ -95,9 +102,22 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
             self._stop_write_timer()
             super().resume_writing()
 
+        def shutdown(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self._close_now()
+            else:
+                super().shutdown()
+
+        def timeout_keep_alive_handler(self) -> None:
+            self._close_now()
+
+        def _close_now(self) -> None:
+            assert self._lingering is not None
+            self._lingering.close_now()
+
         def _start_head_timer(self) -> None:
             if self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.close)
+                self._head_timer = self.loop.call_later(head_timeout_s, self._close_now)
 
         def _stop_head_timer(self) -> None:
             if self._head_timer is not None:

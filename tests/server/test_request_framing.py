@@ -11,13 +11,20 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from served import Running, running
+from scripted_model import Scripted
+from served import Running, running, until
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 KEY = b"Authorization: Bearer one\r\n"
 JSON = b"Content-Type: application/json\r\n"
 _HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
+HEADERS = (
+    b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
+    b"Connection: upgrade\r\nUpgrade: websocket\r\n",
+    b"Upgrade: TLS/1.0\r\n",
+    b"X-Empty:\r\n",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,16 @@ def test_an_upgrade_changes_nothing_and_the_next_request_is_answered(keyed: Runn
     assert [answer.status for answer in exchange(keyed, whole)] == [200, 200]
 
 
+def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    body = json.dumps({"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}).encode()
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(post(body, JSON, HEADERS[0], path=b"/v1/completions"))
+        until(lambda: served.llm.engine.has_work)
+    until(lambda: not served.llm.engine.has_work, 5.0)
+
+
 def test_what_follows_the_last_request_of_a_connection_is_dropped(keyed: Running) -> None:
     last = post(TOKENIZE, KEY, JSON, b"Connection: close\r\n")
     assert [answer.status for answer in exchange(keyed, last, b"\r\nWHAT", pause_s=0.001)] == [200]
@@ -159,12 +176,6 @@ PIECES = (
     LAST,
     post(TOKENIZE, KEY, JSON),
     b"\0\xff{",
-)
-HEADERS = (
-    b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
-    b"Connection: upgrade\r\nUpgrade: websocket\r\n",
-    b"Upgrade: TLS/1.0\r\n",
-    b"X-Empty:\r\n",
 )
 
 

@@ -329,6 +329,8 @@ def test_connections_that_dawdle_are_ended(strict: Running) -> None:
     assert answer_to(strict) == b""
     assert answer_to(strict, head) == b""
     assert answer_to(strict, *[b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9], pause_s=0.05) == b""
+    second = answer_to(strict, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head, pause_s=0.05)
+    assert second.count(b"HTTP/1.1") == 1
     assert b"408 Request Timeout" in answer_to(strict, head + b"Content-Length: 10\r\n\r\n{")
     assert time.monotonic() - began_s < 4
     endless = [b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (MAX_HEAD_BYTES + 1)]
