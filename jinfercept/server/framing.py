@@ -5,6 +5,7 @@ Requests whose framing is ambiguous are refused.
 """
 
 from typing import final
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -24,6 +25,8 @@ class Framing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["raw_path"].startswith((b"http://", b"https://")):
+            scope = _origin_form(scope)
         headers = Headers(scope=scope)
         app = _refusal(scope["http_version"], headers) or self._app
         if "transfer-encoding" not in headers and headers.get("content-length", "0").strip("0") == "":
@@ -43,6 +46,12 @@ class Framing:
             await send(message)
 
         await app(scope, receive_counted, send_closing)
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """A request of `http://host/path`, as clients send it to proxies and servers have to take it (RFC 9112, 3.2.2)."""
+    path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
+    return {**scope, "raw_path": path, "path": unquote(path.decode("ascii"))}
 
 
 def _refusal(version: str, headers: Headers) -> ASGIApp | None:

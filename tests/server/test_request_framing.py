@@ -123,6 +123,12 @@ def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scrip
     until(lambda: not served.llm.engine.has_work, 5.0)
 
 
+def test_a_target_with_scheme_and_host_is_that_of_its_path(keyed: Running) -> None:
+    for target, status in ((b"http://x/health?a=b", 200), (b"http://x", 200), (b"http://[/a", 404), (b"*", 404)):
+        request = b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert [answer.status for answer in exchange(keyed, request)] == [status]
+
+
 def test_what_follows_the_last_request_of_a_connection_is_dropped(keyed: Running) -> None:
     last = post(TOKENIZE, KEY, JSON, b"Connection: close\r\n")
     assert [answer.status for answer in exchange(keyed, last, b"\r\nWHAT", pause_s=0.001)] == [200]
