@@ -203,15 +203,6 @@ def _checked(options: ChatOptions) -> int:
     source = options.get("chat_template")
     if source is not None and (not isinstance(source, str) or not source.strip()):
         raise RequestError("chat_template is Jinja source", got=repr(source)[:80], fix="give its text, not empty")
-    variables = options.get("chat_template_kwargs", {})
-    if not isinstance(variables, Mapping) or {"messages", "tools", "add_generation_prompt", "chat_template"} & {
-        *variables
-    }:
-        raise RequestError(
-            "chat_template_kwargs are what a template reads besides messages, tools and add_generation_prompt",
-            got=repr(variables)[:80],
-            fix='{"enable_thinking": False}, for example',
-        )
     return max_rounds
 
 

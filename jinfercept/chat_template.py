@@ -29,6 +29,13 @@ _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
 _PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
 _CHARS_PER_TOKEN = 32
+_RESERVED = frozenset(
+    {
+        *("self", "messages", "conversations", "tools", "add_generation_prompt", "chat_template"),
+        *("continue_final_message", "return_assistant_tokens_mask"),
+    }
+)
+"""Names that are arguments of what renders a template, not variables of it."""
 
 
 @final
@@ -44,7 +51,7 @@ class ChatTemplate:
 
     Raises:
         ModelError: there is no template.
-        RequestError: it does not take a simple question.
+        RequestError: it does not take a simple question, or the variables are none.
     """
 
     def __init__(
@@ -55,6 +62,12 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         end_token_ids: Sequence[int],
     ) -> None:
+        if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
+            raise RequestError(
+                "chat_template_kwargs are what a template reads besides messages, tools and add_generation_prompt",
+                got=repr(variables)[:80],
+                fix='{"enable_thinking": False}, for example',
+            )
         self._tokenizer, self._tools, self._variables = tokenizer, tools, variables
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))

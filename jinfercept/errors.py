@@ -38,6 +38,10 @@ class RequestError(JinferceptError):
     """A request or its sampling parameters cannot be served."""
 
 
+class GrammarError(RequestError):
+    """A grammar that a request brings cannot be enforced to the end of its text."""
+
+
 class PromptLengthError(RequestError):
     """A prompt is longer than the context that it is for."""
 

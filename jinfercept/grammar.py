@@ -5,20 +5,41 @@ requests, no tools and no device: a mask is words of bits, and the end of a text
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol, final
 
 import numpy as np
 from jaxtyping import UInt32
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance.gbnf_to_lark import any_to_lark
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import GrammarError, RequestError
 from jinfercept.structured_outputs import JSON_SPACE
 from jinfercept.tokenizer import Tokenizer
 
 MAX_COMPILED = 256
 """Grammars that are kept, the last used ones."""
+MAX_CHARS = 2**17
+"""Of a grammar's text, a JSON schema's too."""
+MAX_CHOICE_CHARS = 2**19
+MAX_RULES = 300
+"""Of a Lark grammar: what llguidance says of a mistake behind so many rules takes two seconds, behind a thousand ten."""
+MAX_GBNF_CHARS = 2**14
+"""Of one in GBNF, which is first translated to Lark, in a time that grows with its square."""
+
+_STACK_BYTES = 2**28
+"""Of the thread that compiles: llguidance follows rules and references by recursion, some 16 KB each, and a stack that is too
+small ends the process. Memory is taken only for what is used."""
+_LEXER_FUEL = 250_000
+"""Work on regular expressions before the first token, in llguidance's unit: half a second, of its own limit's two."""
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""Ends a client's Lark grammar. Text that a grammar forces is not looked for: in `start: A A` with `A: /b+/` it has no end."""
+_RULE = re.compile(r"^[ \t]*[!?]?\w[^\n]*:", re.MULTILINE)
+_starting = threading.Lock()
 
 
 class Asked(Protocol):
@@ -49,15 +70,22 @@ class Grammars:
         """The grammar that is asked for; compiled only if it is not among the last ones.
 
         Raises:
-            RequestError: it is not valid, says something that cannot be enforced, or matches no text that the vocabulary can
-                write.
+            RequestError: it is too long or not valid, says something that cannot be enforced, or matches no text that the
+                vocabulary can write.
         """
         key = asked.source
+        most = MAX_CHOICE_CHARS if key[0] == "choice" else MAX_CHARS
+        if len(key[1]) > most:
+            raise RequestError(
+                f"structured_outputs.{key[0]} is too long", got=f"{len(key[1])} characters", fix=f"at most {most}"
+            )
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size)
             vocabulary, known = self._vocabulary, self._compiled.get(key)
-        grammar = known or TokenGrammar(_matcher(vocabulary, self._vocab_size, *key), self._vocab_size)
+        grammar = known or TokenGrammar(
+            _on_a_large_stack(lambda: _matcher(vocabulary, self._vocab_size, *key)), self._vocab_size
+        )
         with self._lock:
             self._compiled[key] = grammar
             self._compiled.move_to_end(key)
@@ -109,7 +137,7 @@ class TokenConstraint:
         """The tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
 
         Raises:
-            RequestError: no token can continue the text and it may not end here, or the grammar is too complex.
+            GrammarError: no token can continue the text and it may not end here, or the grammar is too complex.
         """
         if self.ended:
             return self._end
@@ -122,7 +150,8 @@ class TokenConstraint:
         """The next token of the text.
 
         Raises:
-            RequestError: it is not allowed, or the grammar is too complex to go on.
+            RequestError: it is not allowed.
+            GrammarError: the grammar is too complex to go on.
         """
         allowed, self._allowed = self._allowed, None
         if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
@@ -131,7 +160,7 @@ class TokenConstraint:
         if self.ended or not self._matcher.consume_token(token_id):
             problem = _problem(self._matcher) or f"token {token_id} after the end"
             if allowed is not None and allowed[token_id // 32] >> token_id % 32 & 1:
-                raise RequestError("the grammar is too complex", got=problem, fix="simplify it: fewer repetitions")
+                raise GrammarError("the grammar is too complex", got=problem, fix="simplify it: fewer repetitions")
             raise RequestError(
                 "the grammar does not allow the token that was drawn",
                 got=problem,
@@ -192,9 +221,12 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
             source = (
                 f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
             )
+        elif kind == "grammar":
+            source = LLMatcher.grammar_from_lark(_lark(text) + _NO_FORCING)
         else:
             source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
-        matcher = LLMatcher(vocabulary, source, log_level=0)
+        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(_problem(matcher))
         if not _words(matcher, vocab_size).any():
@@ -209,13 +241,45 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
     return matcher
 
 
+def _lark(text: str) -> str:
+    """A grammar in Lark or GBNF as Lark."""
+    if "::=" in text and len(text) > MAX_GBNF_CHARS:
+        raise ValueError(f"GBNF of more than {MAX_GBNF_CHARS} characters; write it in Lark")
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # it raises plain exceptions
+        raise ValueError(f"neither Lark nor GBNF: {error}") from error
+    if len(_RULE.findall(lark)) > MAX_RULES:
+        raise ValueError(f"more than {MAX_RULES} rules")
+    return lark
+
+
+def _on_a_large_stack[T](work: Callable[[], T]) -> T:
+    """What the work returns or raises, done in a thread of its own."""
+    done = Future[T]()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # a panic of llguidance is no `Exception`
+            done.set_exception(error)
+
+    with _starting:  # the size of stacks is the process's
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
+
+
 def _words(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:
-    """The tokens that may come next, without the end of the text. Raises `RequestError` if nothing can."""
+    """The tokens that may come next, without the end of the text. Raises `GrammarError` if nothing can."""
     words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocab_size // 32)].copy()
     if vocab_size % 32:
         words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
     if matcher.is_error():
-        raise RequestError(
+        raise GrammarError(
             "the grammar cannot go on here",
             got=_problem(matcher),
             fix="simplify it, and let it ask only for text that the model's vocabulary can write",

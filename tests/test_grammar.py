@@ -2,6 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,7 @@ from letters import VOCAB, letters
 from test_tokenizer import sentencepiece, smollm2
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar import Grammars, TokenConstraint
+from jinfercept.grammar import MAX_CHARS, MAX_CHOICE_CHARS, MAX_GBNF_CHARS, MAX_RULES, Grammars, TokenConstraint
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
@@ -43,6 +47,16 @@ VOCABULARIES = pytest.mark.parametrize(
     [(letters, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
     ids=["bytes", "smollm2", "smollm2, padded", "sentencepiece", "sentencepiece, padded"],
 )
+
+
+DEEP = """
+from letters import VOCAB, letters
+from jinfercept.grammar import Grammars
+from jinfercept.structured_outputs import StructuredOutputsParams
+chain = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(1200)}
+schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a1200": {"type": "string"}}}
+Grammars(letters(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +264,39 @@ def test_text_that_the_vocabulary_cannot_write_is_refused_or_ends_in_an_error() 
     constraint.accept(smollm2().encode("a")[0])
     with pytest.raises(RequestError, match="vocabulary can write"):
         constraint.allowed()
+
+
+def test_a_deep_chain_of_references_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", DEEP], cwd=Path(__file__).parent, check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "before", ["", '"x" ', '"x" %lark {\n%llguidance {"no_forcing": false}\nstart: B B\nB: /c+/\n}\n | ']
+)
+def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars: Grammars, before: str) -> None:
+    grammar = f'%llguidance {{"no_forcing": false}}\nstart: {before}A A\nA: /b+/\n'
+
+    def compile() -> None:
+        byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset({END})).allowed()
+
+    thread = threading.Thread(target=compile, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"regex": "a" * (MAX_CHARS + 1)}, "too long"),
+        ({"json": {"const": "a" * MAX_CHARS}}, "too long"),
+        ({"choice": ["a" * (MAX_CHOICE_CHARS + 1)]}, "too long"),
+        ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(MAX_RULES)) + 'a300: "x"'}, "rules"),
+        ({"grammar": "root ::= a\n" + "a ::= b\n" * (MAX_GBNF_CHARS // 8)}, "in Lark"),
+        ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "neither Lark nor GBNF"),
+    ],
+)
+def test_grammars_that_would_take_long_are_refused(byte_grammars: Grammars, said: Any, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        byte_grammars.compile(StructuredOutputsParams(**said))

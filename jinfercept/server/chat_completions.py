@@ -75,14 +75,20 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     messages = service.hidden_turns.restored(hints.salt, messages)
     try:
         chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]))
-    except RequestError as error:
-        field = "tools" if tools and "tool" in error.what else "messages"
-        field = next((name for name in _OPTIONS if error.what.startswith(name)), field)
-        raise ApiError.of(error, field) from error
     except JinferceptError as error:
-        raise ApiError.of(error, "messages") from error
+        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
     check_requests(service, chats.requests, "messages")
     return chats._replace(requests=with_hints(chats.requests, hints))
+
+
+def field_of_chat(error: JinferceptError, tools: bool) -> str:
+    """The field of a body that an error of a chat is about.
+
+    Args:
+        tools: whether the body has some.
+    """
+    field = "tools" if tools and "tool" in error.what else "messages"
+    return next((name for name in _OPTIONS if error.what.startswith(name)), field)
 
 
 def check_conversation(service: Service, messages: Sequence[Message], tools: Sequence[Message], variables: Any) -> None:

@@ -18,7 +18,7 @@ from jinfercept.admission import check_request
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.chat import ChatOptions
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.errors import ConfigError, GrammarError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.inputs import check_chars
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
@@ -344,6 +344,8 @@ def check_finish(output: RequestOutput) -> None:
     for completion in output.outputs:
         if completion.finish_reason == "abort":
             raise ApiError(503, "the server gave the request up", code="aborted")
+        if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
+            raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
         if completion.finish_reason == "error":
             raise ApiError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
 

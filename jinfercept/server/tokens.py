@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from jinfercept.chat_template import ChatTemplate
 from jinfercept.errors import JinferceptError
-from jinfercept.server.chat_completions import check_conversation
+from jinfercept.server.chat_completions import check_conversation, field_of_chat
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
@@ -101,4 +101,4 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
         service.check_chars(text, "messages")
         return template.encode(text)
     except JinferceptError as error:
-        raise ApiError.of(error, "messages") from error
+        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error

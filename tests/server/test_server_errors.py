@@ -192,6 +192,29 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     assert max(lengths, default=0) < 1000
 
 
+STUCK = 'start: r::0x0\nr::_: "a" r::incr([0:4]) %if lt([0:4], 3)\n'
+"""A grammar that is valid, and cannot be ended by any text."""
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+def test_a_grammar_that_cannot_go_on_is_the_client_s_mistake(served: Running, path: str) -> None:
+    answer = served.http.post(path, json=SHORT[path] | {"structured_outputs": {"grammar": STUCK}})
+    assert shape(answer) == (400, "grammar_error")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("self", "messages", "conversations", "tools", "add_generation_prompt", "chat_template"),
+        *("continue_final_message", "return_assistant_tokens_mask"),
+    ],
+)
+def test_arguments_of_the_renderer_are_no_variables_of_a_template(served: Running, path: str, name: str) -> None:
+    answer = served.http.post(path, json=SHORT[CHAT] | SHORT["/v1/responses"] | {"chat_template_kwargs": {name: 1}})
+    assert (*shape(answer), answer.json()["error"]["param"]) == (400, None, "chat_template_kwargs")
+
+
 def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
     assert shape(served.http.get("/v1/nothing")) == (404, None)
     answer = served.http.get(CHAT)
