@@ -4,9 +4,28 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import final
 
 from jinfercept.endpoints.calls import CallFailed
+
+_UNICAST = IPv6Network("2000::/3")  # all that is handed out of IPv6, embedded IPv4 addresses aside
+_EMBEDDING = tuple(
+    IPv6Network(network)
+    for network in (
+        "::ffff:0:0/96",  # IPv4-mapped
+        "::/96",  # IPv4-compatible, deprecated
+        "::ffff:0:0:0/96",  # IPv4-translated (RFC 2765)
+        "64:ff9b::/96",  # NAT64 (RFC 6052)
+    )
+)
+_ISATAP = (0x5EFE, 0x2005EFE)  # before the IPv4 address (RFC 5214)
+_LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` has exceptions in some, or does not know them
+    IPv4Network("192.0.0.0/24"),  # answered by the nearest gateway
+    IPv4Network("192.88.99.0/24"),  # the nearest 6to4 relay
+    IPv6Network("2001::/32"),  # Teredo
+    IPv6Network("3fff::/20"),  # documentation (RFC 9637)
+)
 
 
 @final
@@ -45,10 +64,16 @@ class Hosts:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the whole internet."""
+    """Whether an IP address is one of the whole internet. An IPv6 address that embeds an IPv4 address is public if that is."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
-    return mapped.is_global and not mapped.is_multicast
+    if isinstance(parsed, IPv6Address):
+        low = IPv4Address(int(parsed) & 0xFFFFFFFF)
+        if any(parsed in network for network in _EMBEDDING):
+            return is_public(str(low))
+        tunnelled = low if int(parsed) >> 32 & 0xFFFFFFFF in _ISATAP else parsed.sixtofour
+        if parsed not in _UNICAST or (tunnelled is not None and not is_public(str(tunnelled))):
+            return False
+    return parsed.is_global and not parsed.is_multicast and not any(parsed in network for network in _LOCAL)
 
 
 def is_address(host: str) -> bool:

@@ -1,6 +1,8 @@
 """Tools that are HTTP endpoints, against a server that is slow, huge, moody, or elsewhere."""
 
+import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 from toolbox import toolbox, until
 
-from jinfercept.endpoints.hosts import is_public
+from jinfercept.endpoints.calls import CallFailed
+from jinfercept.endpoints.hosts import Hosts, is_public
+from jinfercept.errors import ConfigError
 
 
 class Site(ThreadingHTTPServer):
@@ -202,22 +206,52 @@ def test_a_private_address_behind_a_name_has_to_be_allowed_by_that_name(site: Si
 
 
 @pytest.mark.parametrize(
-    ("address", "public"),
+    ("addresses", "public"),
     [
-        ("8.8.8.8", True),
-        ("2606:4700::1111", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("169.254.169.254", False),
-        ("0.0.0.0", False),
-        ("::1", False),
-        ("fe80::1%eth0", False),
-        ("::ffff:127.0.0.1", False),
-        ("224.0.0.1", False),
+        ("8.8.8.8 2606:4700::1111", True),
+        ("127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 0.0.0.0 255.255.255.255 240.0.0.1", False),
+        ("169.254.169.254 100.64.0.1 198.18.0.1 192.0.0.9 192.0.0.170 192.88.99.1 192.0.2.1", False),
+        ("224.0.0.1 224.0.1.1 ff02::1 ff0e::1", False),
+        (":: ::1 fe80::1%eth0 fec0::1 fd00::1 100::1 2001:db8::1 3fff::1 5f00::1 4000::1", False),
+        ("::ffff:8.8.8.8 ::8.8.8.8 ::ffff:0:8.8.8.8 64:ff9b::8.8.8.8 2002:808:808::1", True),
+        ("::ffff:127.0.0.1 ::ffff:a9fe:a9fe ::127.0.0.1 ::ffff:0:127.0.0.1 64:ff9b::127.0.0.1", False),
+        ("64:ff9b::169.254.169.254 64:ff9b:1::8.8.8.8 64:ff9b:1:7f00:0:100::", False),
+        ("2002:7f00:1:: 2002:a9fe:a9fe::1 2002:e000:1::", False),
+        ("2001:0:808:808:: 2001:0:7f00:1::80ff:fffe", False),
+        ("2606:4700::5efe:8.8.8.8", True),
+        ("2606:4700::5efe:10.0.0.1 2606:4700::200:5efe:10.0.0.1 64:ff9b::a00:1%eth0", False),
     ],
 )
-def test_public_addresses_are_told_from_private_ones(address: str, public: bool) -> None:
-    assert is_public(address) == public
+def test_public_addresses_are_told_from_private_ones_in_any_form(addresses: str, public: bool) -> None:
+    assert {address: is_public(address) for address in addresses.split()} == dict.fromkeys(addresses.split(), public)
+
+
+@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0", "[::127.0.0.1]", "[::]"])
+def test_a_private_address_in_another_spelling_is_found_when_it_is_resolved(
+    site: Site, tmp_path: Path, host: str
+) -> None:
+    toml = table(site, "echo", allow="").replace("127.0.0.1:", f"{host}:")
+    if host.startswith("["):
+        with pytest.raises(ConfigError, match="a private address has to be allowed"):
+            ask(tmp_path, toml)
+    else:
+        assert "private address" in ask(tmp_path, toml)[1]
+    assert not site.asked
+
+
+def test_the_address_that_was_checked_is_connected_to_whatever_a_name_server_says_later(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [["8.8.8.8", "127.0.0.1"], ["127.0.0.1", "64:ff9b::7f00:1"]]
+
+    def resolve(host: str, port: int, *args: object, **more: object) -> list[Any]:
+        return [(0, 0, 0, "", (address, port)) for address in answers.pop(0)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    hosts = Hosts(["moody.example"], named=False)
+    assert asyncio.run(hosts.address("moody.example", 80)) == "8.8.8.8"
+    with pytest.raises(CallFailed, match="private address"):
+        asyncio.run(hosts.address("moody.example", 80))
 
 
 def test_a_pointer_finds_the_result_in_an_answer(site: Site, tmp_path: Path) -> None:
