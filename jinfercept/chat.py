@@ -49,6 +49,8 @@ class ChatOptions(TypedDict, total=False):
         parallel_tool_calls: whether a turn may have several calls; otherwise the first of them is one, and the others are
             nothing (default: True).
         max_prompt_chars: characters that a rendered conversation may have; None: as many as it likes (default).
+        special_tokens_in_text: whether the name of a special token (`<|im_end|>`) in messages, tools and chat_template_kwargs
+            becomes that token, so that a text can end its turn and begin another; otherwise it is text (default: False).
     """
 
     max_rounds: int
@@ -60,6 +62,7 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool
     max_prompt_chars: int | None
+    special_tokens_in_text: bool
 
 
 def is_conversation(prompt: object) -> bool:
@@ -102,7 +105,8 @@ def make_chats(
     else:
         form, ends = None, tuple(eos_token_ids)
     declarations = [tool.declaration for tool in declared]
-    template = ChatTemplate(tokenizer, declarations, source, options.get("chat_template_kwargs", {}), ends)
+    as_tokens = options.get("special_tokens_in_text", False)
+    template = ChatTemplate(tokenizer, declarations, source, options.get("chat_template_kwargs", {}), ends, as_tokens)
     thinking = _thinking(options.get("reasoning_parser", "auto"), template.source)
     texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in listed]
     if (max_chars := options.get("max_prompt_chars")) is not None:

@@ -8,13 +8,16 @@ computed. Knows no engine.
 
 import json
 import re
+import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.errors import RequestError
+from jinfercept.intercept.reasoning import THINKINGS
 from jinfercept.request import Call, Result
 from jinfercept.tokenizer import Tokenizer
 
@@ -36,6 +39,22 @@ _RESERVED = frozenset(
     }
 )
 """Names that are arguments of what renders a template, not variables of it."""
+_REASONING = frozenset(tag for thinking in THINKINGS.values() for tag in (thinking.opening, thinking.closing))
+
+
+class Rendered(str):
+    """A conversation's text.
+
+    Attributes:
+        breaks: offsets within or beside the names of special tokens that are given text, not the template's.
+    """
+
+    breaks: tuple[int, ...]
+
+    def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
+        rendered = super().__new__(cls, text)
+        rendered.breaks = breaks
+        return rendered
 
 
 @final
@@ -48,6 +67,8 @@ class ChatTemplate:
         source: a Jinja source instead of the model's.
         variables: what else the template reads.
         end_token_ids: the tokens that end a turn.
+        special_tokens_in_text: whether the names of special tokens in messages, tools and variables become these tokens;
+            else they are text.
 
     Raises:
         ModelError: there is no template.
@@ -61,6 +82,7 @@ class ChatTemplate:
         source: str | None,
         variables: Mapping[str, Any],
         end_token_ids: Sequence[int],
+        special_tokens_in_text: bool = False,
     ) -> None:
         if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
             raise RequestError(
@@ -68,14 +90,18 @@ class ChatTemplate:
                 got=repr(variables)[:80],
                 fix='{"enable_thinking": False}, for example',
             )
-        self._tokenizer, self._tools, self._variables = tokenizer, tools, variables
+        self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
+        self._mark = chr(0xF0000 + secrets.randbelow(0xFFFE))  # for private use; a text that has it loses it at worst
+        escaped = (json.dumps(self._mark), repr(self._mark))  # as templates may write it
+        self._marks = re.compile("|".join([self._mark, *(re.escape(one[1:-1]) for one in escaped)]))
+        self._tools, self._variables = self._given(tools), self._given(variables)
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._begun = self._render_stand_in(given=source is not None)
 
     def _render_stand_in(self, given: bool) -> str:
         try:
-            return self.render(_STAND_IN, add_generation_prompt=False)
+            return self._apply([*map(_checked, _STAND_IN)], add_generation_prompt=False)
         except RequestError as error:
             if not given:
                 raise
@@ -85,7 +111,7 @@ class ChatTemplate:
                 fix="correct the template, or leave it out for the model's own",
             ) from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> "Rendered":
         """The text of a conversation. A template that takes one call a turn (Llama 3) gets several as turns of their own.
 
         Raises:
@@ -93,16 +119,48 @@ class ChatTemplate:
         """
         checked = [_checked(message) for message in messages]
         try:
-            return self._apply(checked, add_generation_prompt)
+            return self._rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
             if all(len(message.get("tool_calls", ())) < 2 for message in checked):
                 raise
-            return self._apply(_one_call_a_turn(checked), add_generation_prompt)
+            return self._rendered(self._apply(_one_call_a_turn(checked), add_generation_prompt))
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        return self._tokenizer.apply_chat_template(
-            messages, self._tools, add_generation_prompt, self.source, **self._variables
-        )
+        """The text, with marks in the names of special tokens that are not the template's."""
+        try:
+            return self._tokenizer.apply_chat_template(
+                self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
+            )
+        except RequestError as error:
+            raise RequestError(error.what, got=self._marks.sub("", str(error.got)), fix=error.fix) from error
+
+    def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages with marks. An assistant's content keeps the tags of its reasoning, for the template to find."""
+        names = self._tokenizer.special_names
+        if names.but(_REASONING) is names:
+            return self._given(messages)
+        return [
+            self._given(message)
+            | ({"content": self._given(message["content"], _REASONING)} if message["role"] == "assistant" else {})
+            for message in messages
+        ]
+
+    def _given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
+        if self._special_tokens_in_text:
+            return value
+        try:
+            return self._tokenizer.special_names.but(but).marked(value, self._mark)
+        except RecursionError as error:
+            raise RequestError(
+                "messages, tools and chat_template_kwargs are nested too deeply",
+                got=type(value).__name__,
+                fix="flatten them",
+            ) from error
+
+    def _rendered(self, marked: str) -> "Rendered":
+        """A text without its marks."""
+        pieces = self._marks.split(marked)
+        return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
         """What stands between a turn that ended in calls and the turn after it.
@@ -111,7 +169,7 @@ class ChatTemplate:
             calls: with ids.
 
         Returns:
-            The text that ends a turn, and what follows it up to the next turn; a result's place is matched by `_PLACE`.
+            The text that ends a turn, and what follows it up to the next turn, for `encode_results`.
 
         Raises:
             RequestError: the template has no place for the results of tools.
@@ -134,7 +192,7 @@ class ChatTemplate:
         if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
             raise RequestError(
                 "the chat template has no place for the results of tools",
-                got=whole[begins:][:200],
+                got=self._marks.sub("", whole[begins:])[:200],
                 fix="use one that ends a turn that calls, and knows the role tool",
             )
         return end, after
@@ -145,8 +203,27 @@ class ChatTemplate:
         return self._apply([*map(_checked, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text in which special tokens are written out."""
-        return self._tokenizer.encode(text)
+        """Tokens of a text that `render` returned, or of any other in which special tokens are written out."""
+        breaks = text.breaks if isinstance(text, Rendered) else ()
+        own = self._tokenizer.special_names.own(text, breaks) if breaks else None
+        return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_own(text, own)
+
+    def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
+        """Tokens of what follows the end of a turn with calls.
+
+        Args:
+            end, after: see `between`.
+            contents: the results, by their numbers; special tokens that one writes out stay text.
+        """
+        pieces = _PLACE.split(after)
+        texts = [pieces[0]]
+        for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            result = _escaped(contents[int(index)], probe)
+            texts += [self._tokenizer.special_names.marked(result, self._mark), text]
+        tokens, before = self.encode(self._rendered(end + "".join(texts))), self._tokenizer.encode(end)
+        if tokens[: len(before)] == before:
+            return tokens[len(before) :]
+        return self.encode(self._rendered("".join(texts)))
 
 
 @final
@@ -171,7 +248,7 @@ class ToolMessages:
         share = max(limits)
         while True:
             kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))
-            tokens = self._encode(end, after, [one.text for one in kept])
+            tokens = self._template.encode_results(end, after, [one.text for one in kept])
             if len(tokens) <= room or share <= 0:
                 return tokens[:room], kept
             share = min(share, max(len(self._tokenizer.encode(one.text, plain=True)) for one in kept))
@@ -186,25 +263,6 @@ class ToolMessages:
         left = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
         status = "too_large" if result.status == "ok" else result.status
         return replace(result, text=self._tokenizer.decode(body[:left]) + note, status=status)
-
-    def _encode(self, end: str, after: str, contents: list[str]) -> list[int]:
-        """Tokens of what follows the end of the turn. Special tokens that a result writes out stay text."""
-        pieces = _PLACE.split(after)
-        texts = [pieces[0]]
-        for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-            texts += [_escaped(contents[int(index)], probe), text]
-        strangers = [
-            text for text in texts[1::2] if self._tokenizer.encode(text) != self._tokenizer.encode(text, plain=True)
-        ]
-        if strangers:
-            return [
-                token
-                for place, text in enumerate(texts)
-                for token in self._tokenizer.encode(text, plain=place % 2 == 1)
-            ]
-        tokens = self._tokenizer.encode(end + "".join(texts))
-        before = self._tokenizer.encode(end)
-        return tokens[len(before) :] if tokens[: len(before)] == before else self._tokenizer.encode("".join(texts))
 
 
 def call_message(call: Call) -> dict[str, Any]:

@@ -9,8 +9,11 @@ import codecs
 import copy
 import json
 import os
+import re
+import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -18,9 +21,11 @@ import tokenizers
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.gguf_vocab import read_vocab
+from jinfercept.special_names import SpecialNames
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _SETTINGS_FILE = "jinfercept_tokenizer.json"
+_BARRED = re.compile("<[|｜].+[|｜]>", re.DOTALL)
 
 
 @final
@@ -56,7 +61,7 @@ class Tokenizer:
         """
         backend.encode_special_tokens = False
         self._backend = backend
-        self._plain: tokenizers.Tokenizer | None = None
+        self._plain: _PlainBackend | None = None
         self._lock = threading.Lock()
         self._pieces = _read_decoder(backend)
         self._bytes: dict[int, bytes] = {}
@@ -177,20 +182,59 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can express.
         """
-        backend = self._plain_backend() if plain else self._backend
-        try:  # a batch lets other threads run meanwhile, one text does not
-            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except TypeError as error:
-            raise RequestError(
-                "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
-            ) from error
+        return _encode(self._plain_backend().backend if plain else self._backend, text, add_special_tokens)
 
-    def _plain_backend(self) -> tokenizers.Tokenizer:
+    def encode_own(self, text: str, own: Sequence[tuple[int, int]]) -> list[int]:
+        """The ids of `text`, in which special tokens are those whose names stand at these places, and no others.
+
+        Args:
+            text: any text.
+            own: begin and end of names, in ascending order.
+
+        Raises:
+            RequestError: as `encode`.
+        """
+        plain = self._plain_backend()
+        at, parts = 0, []
+        for start, stop in own:
+            parts += [text[at:start], plain.aliases[text[start:stop]]]
+            at = stop
+        return [plain.ids.get(id_, id_) for id_ in _encode(plain.backend, "".join([*parts, text[at:]]))]
+
+    @cached_property
+    def special_names(self) -> SpecialNames:
+        """The names of the tokens that steer the model."""
+        added = self._backend.get_added_tokens_decoder()
+        steering = [token for id_, token in added.items() if id_ in self._steering_ids]
+        normalizer = self._backend.normalizer
+        return SpecialNames(
+            [token.content for token in steering],
+            [token.content for id_, token in added.items() if id_ not in self._steering_ids],
+            normalizer.normalize_str if normalizer and any(token.normalized for token in steering) else None,
+        )
+
+    @cached_property
+    def _steering_ids(self) -> frozenset[int]:
+        """Added tokens that are special, end a turn, or are likely to begin one though they are not declared special.
+
+        The latter are written `<|user|>` or `<｜User｜>`, or the chat template names them, unless they come in pairs, as
+        `<tool_call>` and `</tool_call>` do: those are within a turn, and texts may have them.
+        """
+        names = {id_: token.content for id_, token in self._backend.get_added_tokens_decoder().items()}
+        steering = (self.special_ids | self.eos_token_ids) & names.keys()
+        known, sources = {*names.values()}, "".join(self._chat_templates.values())
+        for id_, name in names.items():
+            paired = name.startswith("<") and {f"</{name[1:]}", f"<{name[2:]}"} & known
+            if _BARRED.fullmatch(name) or (name in sources and not paired):
+                steering |= {id_}
+        return steering
+
+    def _plain_backend(self) -> "_PlainBackend":
         """The backend that takes special tokens for text; a switch of the other one would have to wait for who uses it."""
+        steering = self._steering_ids
         with self._lock:
             if self._plain is None:
-                self._plain = copy.deepcopy(self._backend)
-                self._plain.encode_special_tokens = True
+                self._plain = _PlainBackend.of(self._backend, steering)
             return self._plain
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -308,6 +352,46 @@ class IncrementalDetokenizer:
         removed = min(self._leading_spaces, len(text) - len(stripped))
         self._leading_spaces = 0 if stripped else self._leading_spaces - removed
         return text[removed:]
+
+
+class _PlainBackend(NamedTuple):
+    """A backend that takes the names of special tokens for text, and has secret names for the tokens themselves.
+
+    Attributes:
+        aliases: the secret names, by the usual ones.
+        ids: of the tokens, by the ids that their secret names have.
+    """
+
+    backend: tokenizers.Tokenizer
+    aliases: dict[str, str]
+    ids: dict[int, int]
+
+    @classmethod
+    def of(cls, original: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Self:
+        backend = copy.deepcopy(original)
+        tokens = {id_: token for id_, token in backend.get_added_tokens_decoder().items() if id_ in special_ids}
+        backend.add_special_tokens([_as(token, token.content, special=True) for token in tokens.values()])
+        backend.encode_special_tokens = True
+        secret = secrets.token_hex(8)
+        aliases = {token.content: f"\ufdd0{secret}:{id_}\ufdd1" for id_, token in tokens.items()}
+        backend.add_tokens([_as(token, aliases[token.content], special=False) for token in tokens.values()])
+        places = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
+        ids = {places[aliases[token.content]]: id_ for id_, token in tokens.items()}
+        return cls(backend, aliases, ids)
+
+
+def _as(token: tokenizers.AddedToken, name: str, *, special: bool) -> tokenizers.AddedToken:
+    """A token of another name, that takes the same blanks with it."""
+    return tokenizers.AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=special)
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    try:  # a batch lets other threads run meanwhile, one text does not
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except TypeError as error:
+        raise RequestError(
+            "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
+        ) from error
 
 
 class _Pieces(NamedTuple):

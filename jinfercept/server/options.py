@@ -35,6 +35,10 @@ class ServerOptions:
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
     reasoning_parser: str = option("auto", "how the model marks its thinking; auto: as its template shows; none: not")
+    special_tokens_in_text: bool = option(
+        False,
+        "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
+    )
     tools: tuple[str, ...] = option(
         (),
         "a file of tools, .toml or .py, that the server runs for requests that ask for them (jinfercept.server_tools)",

@@ -96,7 +96,8 @@ def _tokens(service: Service, body: TokenizeBody) -> list[int]:
     messages = [message.as_read() for message in body.messages]
     check_conversation(service, messages, tools, body.chat_template_kwargs)
     try:
-        template = ChatTemplate(tokenizer, tools, service.chat_template, body.chat_template_kwargs or {}, ())
+        variables, as_tokens = body.chat_template_kwargs or {}, service.options.special_tokens_in_text
+        template = ChatTemplate(tokenizer, tools, service.chat_template, variables, (), as_tokens)
         text = template.render(messages, body.add_generation_prompt is not False)
         service.check_chars(text, "messages")
         return template.encode(text)

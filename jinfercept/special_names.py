@@ -1,0 +1,130 @@
+"""The names of special tokens in given text: found, marked before a template sees them, and told from the template's own.
+
+A chat template joins its own text, which names special tokens, with text from clients and tools, which may name them too. A
+mark is put inside every name in a given text, and at an end of one where a name could come about by joining it with its
+neighbours. The rendered text without its marks is what it would be anyway; a name that was interrupted by a mark is text.
+
+Only given words can stand between marks unmarked: a template that writes `<|` and `|>` around a role makes that role's token.
+Names of one character are not told apart. Knows no tokenizer and no template.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, final
+
+
+@final
+class SpecialNames:
+    """Names of the special tokens of one vocabulary.
+
+    Args:
+        names: of the tokens.
+        words: names of added tokens that are not special; a template may cut a text at them and join what is left.
+        fold: the vocabulary's normaliser, if names are looked for in what it returns; else None.
+    """
+
+    def __init__(
+        self, names: Collection[str], words: Collection[str] = (), fold: Callable[[str], str] | None = None
+    ) -> None:
+        self._names = frozenset(name for name in names if len(name) > 1)
+        self._words, self._fold = tuple(words), fold
+        self._fewer: dict[frozenset[str], SpecialNames] = {}
+        signs = {char for name in self._names for char in (name[0], name[-1], *re.findall(r"[^\w\s]", name))}
+        self._sign = re.compile(f"[{re.escape(''.join(sorted(signs)))}]" if signs else r"(?!)")
+        self._beginning = re.compile(f"(?={_any_of(self._names)})(.)", re.DOTALL)
+        self._added = re.compile(_any_of({*self._names, *self._words}))
+        self._cut = re.compile(f"({_any_of(self._words)})")
+        self._longest = max(map(len, self._names), default=0)
+        self._joined = "\n".join(sorted(self._names))
+        parts = {(name[:at], name[at:]) for name in self._names for at in range(1, len(name))}
+        self._heads = frozenset(tail for _, tail in parts if re.search(r"\W", tail))
+        self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
+
+    def but(self, names: frozenset[str]) -> "SpecialNames":
+        """These names without some."""
+        if not names & self._names:
+            return self
+        if names not in self._fewer:
+            self._fewer[names] = SpecialNames(self._names - names, (*self._words, *names), self._fold)
+        return self._fewer[names]
+
+    def marked(self, given: Any, mark: str) -> Any:
+        """A JSON value with marks in its texts and keys; the value itself if there is none to be put.
+
+        Raises:
+            RecursionError: it is nested too deeply.
+        """
+        if isinstance(given, str):
+            looked_at = self._sign.search(given) or (self._fold is not None and not given.isascii())
+            return self._marked_text(given, mark) if looked_at else given
+        if isinstance(given, Mapping):
+            pairs = [(self.marked(key, mark), self.marked(value, mark)) for key, value in given.items()]
+            same = all(key is old and value is given[old] for (key, value), old in zip(pairs, given, strict=True))
+            return given if same else dict(pairs)
+        if isinstance(given, list | tuple):
+            values = [self.marked(value, mark) for value in given]
+            return given if all(one is old for one, old in zip(values, given, strict=True)) else values
+        return given
+
+    def _marked_text(self, text: str, mark: str) -> str:
+        if self._fold is not None and self._beginning.search(self._fold(text)):
+            return mark + self._beginning.sub(rf"\1{mark}", text)
+        pieces = self._cut.split(text) if self._words else [text]
+        marked = [piece if place % 2 else self._marked_piece(piece, mark) for place, piece in enumerate(pieces)]
+        return "".join(marked) if any(one is not piece for one, piece in zip(marked, pieces, strict=True)) else text
+
+    def _marked_piece(self, piece: str, mark: str) -> str:
+        """Marks within names and at ends that may be parts of one; blanks stay outside, where a template may strip them."""
+        core = piece.strip()
+        sizes = range(1, min(len(core), self._longest - 1) + 1)
+        within = len(core) < self._longest and core in self._joined and re.search(r"\W", core) is not None
+        head = mark if within or any(core[:size] in self._heads for size in sizes) else ""
+        tail = mark if within or any(core[-size:] in self._tails for size in sizes) else ""
+        inner = self._beginning.sub(rf"\1{mark}", core)
+        if not head and not tail and inner == core:
+            return piece
+        return piece.replace(core, head + inner + tail, 1)
+
+    def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
+        """Where a rendered text names special tokens that are the template's own; None if it has no others.
+
+        Args:
+            text: without marks.
+            breaks: offsets at which marks stood, in ascending order.
+        """
+        found = list(self._found(text, breaks))
+        if self._fold is None and all(span is not None for span in found):
+            return None
+        return [span for span in found if span is not None]
+
+    def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
+        """The names as a tokenizer finds them, the leftmost first and then the longest; None for one that is given text."""
+        at = 0
+        while match := self._added.search(text, at):
+            at = match.end()
+            if match[0] in self._names:
+                following = bisect_right(breaks, match.start())
+                if following < len(breaks) and breaks[following] < at:
+                    at = match.start() + 1
+                    yield None
+                else:
+                    yield match.span()
+
+
+def _any_of(names: Collection[str]) -> str:
+    """A pattern for the longest of these names that begins at a place; its time does not grow with their number."""
+    if not names:
+        return "(?!)"
+    tree: dict[str, Any] = {}
+    for name in names:
+        node = tree
+        for char in name:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _branches(tree)
+
+
+def _branches(node: dict[str, Any]) -> str:
+    branches = [re.escape(char) + _branches(below) for char, below in sorted(node.items()) if char]
+    return f"(?:{'|'.join(branches)}){'?' if '' in node else ''}" if branches else ""
