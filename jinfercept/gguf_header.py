@@ -28,6 +28,9 @@ _SCALARS = {
 
 
 _ALIGNMENT = "general.alignment"
+_MAX_HEADER_BYTES = 256 << 20  # of large vocabularies: 10 MB
+_MAX_VALUES = 16 << 20  # in all arrays together
+_MAX_KEYS, _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_DEPTH = 1 << 16, 1 << 20, 4, 8
 
 
 class TensorInfo(NamedTuple):
@@ -60,7 +63,7 @@ def read_header(path: Path) -> Header:
         ) from error
     except (struct.error, ValueError) as error:
         raise ModelError(
-            "the file is not a whole GGUF file of version 2 or 3", got=f"{path}: {error}", fix="download it again"
+            "the file is not a whole GGUF file of version 2 or 3", got=f"{path}: {error}"[:500], fix="download it again"
         ) from error
 
 
@@ -68,7 +71,7 @@ class _Reader:
     """A cursor over the header's bytes."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._offset = data, 0
+        self._data, self._offset, self._num_values = data, 0, 0
 
     def header(self) -> Header:
         magic = self._take(4)
@@ -78,9 +81,13 @@ class _Reader:
         if version not in (2, 3):
             raise ValueError(f"version {version}")
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
+        if num_tensors > _MAX_TENSORS or num_keys > _MAX_KEYS:
+            raise ValueError(f"{num_tensors} tensors and {num_keys} keys")
         metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_keys)}
         relative = {self._string(): self._tensor() for _ in range(num_tensors)}
         alignment = metadata.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or alignment <= 0:
+            raise ValueError(f"{_ALIGNMENT} {str(alignment)[:100]}")
         start = -(-self._offset // alignment) * alignment
         tensors = {name: info._replace(offset=start + info.offset) for name, info in relative.items()}
         if any(info.offset >= len(self._data) for info in tensors.values()):
@@ -88,20 +95,26 @@ class _Reader:
         return Header(metadata, tensors)
 
     def _tensor(self) -> TensorInfo:
-        sizes = [self._scalar("Q") for _ in range(self._scalar("I"))]
+        num_dimensions = self._scalar("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"a tensor of {num_dimensions} dimensions")
+        sizes = [self._scalar("Q") for _ in range(num_dimensions)]
         return TensorInfo(tuple(reversed(sizes)), self._scalar("I"), self._scalar("Q"))
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._array()
+            return self._array(depth + 1)
         return self._scalar(_letter(kind))
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int) -> list[Any]:
         kind, length = self._scalar("I"), self._scalar("Q")
+        self._num_values += length
+        if self._num_values > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise ValueError(f"an array of {length} values, {depth} deep")
         if kind in (_STRING, _ARRAY):
-            return [self._value(kind) for _ in range(length)]
+            return [self._value(kind, depth) for _ in range(length)]
         layout = f"<{length}{_letter(kind)}"
         return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
 
@@ -117,6 +130,8 @@ class _Reader:
         start, self._offset = self._offset, self._offset + length
         if self._offset > len(self._data):
             raise ValueError("it ends in the middle of its header")
+        if self._offset > _MAX_HEADER_BYTES:
+            raise ValueError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
         return self._data[start : self._offset]
 
 

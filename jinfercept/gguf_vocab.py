@@ -30,6 +30,10 @@ _KINDS = {
 }
 
 
+_LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
+_MAX_TOKEN_CHARS = 1024
+
+
 class GGUFVocab(NamedTuple):
     """What a GGUF file says about text."""
 
@@ -47,7 +51,19 @@ def read_vocab(path: Path) -> GGUFVocab:
         ModelError: the file cannot be read, or its vocabulary is of a kind that is not known here.
     """
     metadata = read_header(path).metadata
+    try:
+        return _vocab(path, metadata)
+    except ModelError:
+        raise
+    except Exception as error:  # tokenizers raises plain exceptions
+        raise ModelError(
+            "the vocabulary in this GGUF file is damaged", got=f"{path}: {error}"[:500], fix="download it again"
+        ) from error
+
+
+def _vocab(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    _check(metadata, tokens)
     special_ids = {
         name: metadata[key]
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
@@ -61,6 +77,18 @@ def read_vocab(path: Path) -> GGUFVocab:
         special_tokens={template_names[name]: tokens[i] for name, i in special_ids.items() if name in template_names},
         chat_templates=_chat_templates(metadata),
     )
+
+
+def _check(metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """Raise `TypeError` or `ValueError` for values of other types than they should be, and tokens of absurd length."""
+    for key, kind in _LISTS.items():
+        values = metadata.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise TypeError(f"tokenizer.ggml.{key} is not a list of {kind.__name__}")
+    if any(len(token) > _MAX_TOKEN_CHARS for token in tokens):
+        raise ValueError(f"a token of more than {_MAX_TOKEN_CHARS} characters")
+    if not all(isinstance(template, str) for template in _chat_templates(metadata).values()):
+        raise TypeError("tokenizer.chat_template is no text")
 
 
 def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token_id: int | None) -> Tokenizer:

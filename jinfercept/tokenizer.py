@@ -102,6 +102,7 @@ class Tokenizer:
 
         try:
             loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            configured = _configured_eos(path)
         except Exception as error:  # whatever a broken or foreign file makes of it
             raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=fix) from error
         backend = getattr(loaded, "backend_tokenizer", None)
@@ -112,7 +113,7 @@ class Tokenizer:
         return cls(
             backend,
             bos_token_id=loaded.bos_token_id,
-            eos_token_ids=frozenset(eos_token_ids | _configured_eos(path)),
+            eos_token_ids=frozenset(eos_token_ids | configured),
             special_tokens={
                 name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
             },
@@ -450,6 +451,8 @@ def _configured_eos(path: Path) -> set[int]:
         if (path / name).is_file():
             eos = json.loads((path / name).read_text(encoding="utf-8")).get("eos_token_id")
             ids.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if not all(type(id_) is int for id_ in ids):
+        raise TypeError(f"eos_token_id {ids}"[:200])
     return ids
 
 

@@ -50,6 +50,18 @@ _LLAMA_KEYS = (
 )
 _GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 
+_BELOW = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 16,
+    "num_kv_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "ffn_size": 1 << 24,
+    "max_position": 1 << 31,
+}
+"""No model has such sizes: a damaged config does."""
+
 _ROPE_NUMBERS = (
     "rope_theta",
     "factor",
@@ -116,12 +128,45 @@ class ModelConfig:
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
+        for name, most in _BELOW.items():
+            _check_number(name, getattr(self, name), whole=True, most=most)
+        _check_number("norm_eps", self.norm_eps, whole=False)
+        for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ModelError(
+                    f"{name} is true or false", got=repr(getattr(self, name))[:80], fix="correct the config"
+                )
+        self._check_rope()
+        for token_id in self.eos_token_ids:
+            _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 "query heads must divide evenly among KV heads",
                 got=f"{self.num_heads} and {self.num_kv_heads}",
                 fix="correct the model's config",
             )
+
+    def _check_rope(self) -> None:
+        rope = self.rope
+        if type(rope.rotary_dim) is not int or not 0 < rope.rotary_dim <= self.head_dim or rope.rotary_dim % 2:
+            raise ModelError(
+                "the rotary dimensions are an even number, at most those of a head",
+                got=f"{rope.rotary_dim!r}"[:80] + f" of {self.head_dim}",
+                fix="correct the model's config",
+            )
+        _check_number("original_max_position", rope.original_max_position, whole=True, least=0)
+        for name in (
+            "theta",
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+        ):
+            _check_number(name, getattr(rope, name), whole=False)
+        for factor in rope.factors:
+            _check_number("a rotary factor", factor, whole=False)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "ModelConfig":
@@ -144,9 +189,16 @@ class ModelConfig:
             raise ModelError(
                 "the model's architecture is not supported", got=name, fix=f"use one of {', '.join(_CLASSES)}"
             )
-        eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, architecture)
-        return cls(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
+        try:
+            eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
+            fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, architecture)
+            return cls(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
+        except (TypeError, ArithmeticError) as error:
+            raise ModelError(
+                "config.json has values of other types than it should",
+                got=str(error)[:200],
+                fix="correct the file or download it again",
+            ) from error
 
 
 def _llama_fields(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
@@ -243,7 +295,7 @@ def _llama_rope(config: Mapping[str, Any], head_dim: int, max_position: int) -> 
                 original_max_position=original,
                 beta_fast=rope.get("beta_fast") or 32.0,
                 beta_slow=rope.get("beta_slow") or 1.0,
-                truncate=rope.get("truncate", True),
+                truncate=rope.get("truncate", True) is not False,
                 attention_factor=_yarn_attention_factor(rope),
             )
         case _:
@@ -268,6 +320,18 @@ def _require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) ->
     if missing:
         raise ModelError(
             f"{where} lacks keys", got=f"no {', '.join(missing)}", fix="complete the file or use another model"
+        )
+
+
+def _check_number(name: str, value: Any, *, whole: bool, least: int | None = None, most: int = 1 << 31) -> None:
+    """Raise `ModelError` unless this is a number above 0, or from `least` on, and below `most`."""
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not (value > 0 if least is None else value >= least) or not value < most:
+        kind = "whole number" if whole else "number"
+        raise ModelError(
+            f"{name} is a {kind} {'above 0' if least is None else f'from {least} on'} and below {most}",
+            got=repr(value)[:80],
+            fix="correct the model's config or download it again",
         )
 
 

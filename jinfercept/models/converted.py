@@ -114,9 +114,9 @@ def read_config(directory: Path) -> ModelConfig:
         fields = described["config"]
         rope = RopeConfig(**fields["rope"] | {"factors": tuple(fields["rope"]["factors"])})
         return ModelConfig(**fields | {"rope": rope, "eos_token_ids": tuple(fields["eos_token_ids"])})
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{_CONFIG} is not of this version", got=f"{directory}: {error}", fix="convert the model again"
+            f"{_CONFIG} is not of this version", got=f"{directory}: {error}"[:500], fix="convert the model again"
         ) from error
 
 

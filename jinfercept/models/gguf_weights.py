@@ -87,6 +87,7 @@ class GGUFCheckpoint:
                 got=", ".join(unknown),
                 fix=f"use one of {', '.join(_TYPES)}",
             )
+        _check_sizes(file, header.tensors)
         factors = header.tensors.get("rope_freqs.weight")
         config = config_from_gguf(header, () if factors is None else tuple(_values(file, factors).tolist()))
         shapes = {name: info.shape for name, info in header.tensors.items()}
@@ -101,6 +102,20 @@ class GGUFCheckpoint:
         if self.permuted and name.endswith(("attn_q.weight", "attn_k.weight")):
             return halves_apart(values, self.config.head_dim)
         return values
+
+
+def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise `ModelError` for a tensor that is not within the file."""
+    size = file.stat().st_size
+    for name, tensor in tensors.items():
+        block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+        whole = tensor.shape and all(tensor.shape) and tensor.shape[-1] % block == 0
+        if not whole or tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
+            raise ModelError(
+                "a tensor of the GGUF file is not within it",
+                got=f"{file}, {size} bytes: {name[:100]} of {list(tensor.shape)} at {tensor.offset}",
+                fix="download it again",
+            )
 
 
 def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[np.ndarray, "..."]:
@@ -127,6 +142,20 @@ def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.nda
 
 
 def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> ModelConfig:
+    """As `_config`, whose errors are all `ModelError`s here."""
+    try:
+        return _config(header, rope_factors)
+    except ModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ModelError(
+            "the GGUF file's metadata are of other types than they should be",
+            got=str(error)[:200],
+            fix="convert the model again",
+        ) from error
+
+
+def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
     """The model's config from a file's metadata.
 
     Args:
@@ -140,7 +169,9 @@ def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> Mo
     architecture = meta.get("general.architecture")
     if architecture not in _SERVED:
         raise ModelError(
-            "the GGUF file's architecture is not supported", got=architecture, fix=f"use one of {', '.join(_SERVED)}"
+            "the GGUF file's architecture is not supported",
+            got=str(architecture)[:100],
+            fix=f"use one of {', '.join(_SERVED)}",
         )
     hidden_size, num_layers, num_heads, ffn_size, max_position, norm_eps = meta.require(
         "embedding_length",
@@ -152,10 +183,12 @@ def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> Mo
     )
     head_dim = meta.of_model("attention.key_length", hidden_size // num_heads)
     embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
     stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
     return ModelConfig(
         family=ARCHITECTURES[architecture].family,
-        vocab_size=embedding.shape[0] if embedding else 0,
+        vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,

@@ -18,6 +18,8 @@ from jinfercept.models.config import Family, ModelConfig
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
 
+_MAX_JSON_BYTES = 64 << 20  # an index of a hundred thousand tensors has 10 MB
+
 _NAMES: dict[Family, Names] = {
     "llama": Names(
         embed={"embedding": Stored("model.embed_tokens.weight")},
@@ -140,6 +142,8 @@ def _named(index: Path) -> list[str]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
+        if (size := file.stat().st_size) > _MAX_JSON_BYTES:
+            raise ValueError(f"{size} bytes")
         return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file.name} is not valid JSON", got=error, fix="download it again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file.name} is not valid JSON", got=str(error)[:200], fix="download it again") from error

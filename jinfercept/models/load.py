@@ -31,6 +31,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
+_SHOWN = 50  # tensors in an error
 PIECE_BYTES = (4 << 20, 64 << 20)
 """Least and most that is read of a tensor at a time, as float32: small beside the weights, which set it in between."""
 
@@ -172,9 +173,10 @@ def _check(
     ]
     wrong += [f"{name} not expected" for name in found if name not in wanted and not name.endswith(ignored)]
     if wrong:
+        more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise ModelError(
             "the checkpoint's tensors do not fit its config",
-            got="; ".join(wrong),
+            got="; ".join(one[:200] for one in [*wrong[:_SHOWN], *more]),
             fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3 or GPT-J",
         )
 

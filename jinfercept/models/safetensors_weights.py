@@ -25,11 +25,16 @@ class SafetensorsFile:
             with safe_open(path, framework="numpy") as tensors:
                 names = tensors.keys()
                 return cls(path, {name: tuple(tensors.get_slice(name).get_shape()) for name in names})
-        except SafetensorError as error:
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise ModelError(
-                f"{path.name} is not a readable safetensors file", got=error, fix="download it again"
+                f"{path.name} is not a readable safetensors file", got=str(error)[:200], fix="download it again"
             ) from error
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        with safe_open(self.path, framework="numpy") as tensors:
-            return tensors.get_slice(name)[rows] if self.shapes[name] else tensors.get_tensor(name)
+        try:
+            with safe_open(self.path, framework="numpy") as tensors:
+                return tensors.get_slice(name)[rows] if self.shapes[name] else tensors.get_tensor(name)
+        except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
+            raise ModelError(
+                f"{name} of {self.path.name} cannot be read", got=str(error)[:200], fix="use a float32 or bfloat16 file"
+            ) from error
