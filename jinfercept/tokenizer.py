@@ -6,11 +6,9 @@ the whole. It knows nothing of requests, stop strings or models.
 """
 
 import codecs
-import copy
 import json
 import os
 import re
-import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -21,6 +19,7 @@ import tokenizers
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.gguf_vocab import read_vocab
+from jinfercept.plain_backend import PlainBackend, encode
 from jinfercept.special_names import SpecialNames
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -61,7 +60,7 @@ class Tokenizer:
         """
         backend.encode_special_tokens = False
         self._backend = backend
-        self._plain: _PlainBackend | None = None
+        self._plain: PlainBackend | None = None
         self._lock = threading.Lock()
         self._pieces = _read_decoder(backend)
         self._bytes: dict[int, bytes] = {}
@@ -127,6 +126,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
             settings = json.loads((path / _SETTINGS_FILE).read_text(encoding="utf-8"))
             eos_token_ids = frozenset(settings.pop("eos_token_ids"))
+            texts = (*settings["special_tokens"].values(), *settings["chat_templates"].values())
+            if not all(type(id_) is int for id_ in eos_token_ids) or not all(isinstance(text, str) for text in texts):
+                raise TypeError(f"{_SETTINGS_FILE} has values of other types than it should")
             return cls(backend, eos_token_ids=eos_token_ids, **settings)
         except ModelError:
             raise
@@ -183,7 +185,7 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which no encoding can express.
         """
-        return _encode(self._plain_backend().backend if plain else self._backend, text, add_special_tokens)
+        return encode(self._plain_backend().backend if plain else self._backend, text, add_special_tokens)
 
     def encode_own(self, text: str, own: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of `text`, in which special tokens are those whose names stand at these places, and no others.
@@ -195,12 +197,7 @@ class Tokenizer:
         Raises:
             RequestError: as `encode`.
         """
-        plain = self._plain_backend()
-        at, parts = 0, []
-        for start, stop in own:
-            parts += [text[at:start], plain.aliases[text[start:stop]]]
-            at = stop
-        return [plain.ids.get(id_, id_) for id_ in _encode(plain.backend, "".join([*parts, text[at:]]))]
+        return self._plain_backend().encode(text, own)
 
     @cached_property
     def special_names(self) -> SpecialNames:
@@ -230,12 +227,12 @@ class Tokenizer:
                 steering |= {id_}
         return steering
 
-    def _plain_backend(self) -> "_PlainBackend":
+    def _plain_backend(self) -> PlainBackend:
         """The backend that takes special tokens for text; a switch of the other one would have to wait for who uses it."""
         steering = self._steering_ids
         with self._lock:
             if self._plain is None:
-                self._plain = _PlainBackend.of(self._backend, steering)
+                self._plain = PlainBackend.of(self._backend, steering)
             return self._plain
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -353,46 +350,6 @@ class IncrementalDetokenizer:
         removed = min(self._leading_spaces, len(text) - len(stripped))
         self._leading_spaces = 0 if stripped else self._leading_spaces - removed
         return text[removed:]
-
-
-class _PlainBackend(NamedTuple):
-    """A backend that takes the names of special tokens for text, and has secret names for the tokens themselves.
-
-    Attributes:
-        aliases: the secret names, by the usual ones.
-        ids: of the tokens, by the ids that their secret names have.
-    """
-
-    backend: tokenizers.Tokenizer
-    aliases: dict[str, str]
-    ids: dict[int, int]
-
-    @classmethod
-    def of(cls, original: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Self:
-        backend = copy.deepcopy(original)
-        tokens = {id_: token for id_, token in backend.get_added_tokens_decoder().items() if id_ in special_ids}
-        backend.add_special_tokens([_as(token, token.content, special=True) for token in tokens.values()])
-        backend.encode_special_tokens = True
-        secret = secrets.token_hex(8)
-        aliases = {token.content: f"\ufdd0{secret}:{id_}\ufdd1" for id_, token in tokens.items()}
-        backend.add_tokens([_as(token, aliases[token.content], special=False) for token in tokens.values()])
-        places = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
-        ids = {places[aliases[token.content]]: id_ for id_, token in tokens.items()}
-        return cls(backend, aliases, ids)
-
-
-def _as(token: tokenizers.AddedToken, name: str, *, special: bool) -> tokenizers.AddedToken:
-    """A token of another name, that takes the same blanks with it."""
-    return tokenizers.AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=special)
-
-
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-    try:  # a batch lets other threads run meanwhile, one text does not
-        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-    except TypeError as error:
-        raise RequestError(
-            "the text is not valid Unicode", got=ascii(text[:80]), fix="remove lone surrogates (\\ud800 to \\udfff)"
-        ) from error
 
 
 class _Pieces(NamedTuple):

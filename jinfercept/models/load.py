@@ -13,6 +13,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Shaped
 
 from jinfercept.errors import ModelError
@@ -189,13 +190,22 @@ def _read(
     head_dim = checkpoint.config.head_dim
     step = max(1, piece_bytes // (4 * math.prod(columns) * head_dim)) * head_dim
     if num_rows <= step:
-        placed = _place(checkpoint.read(name, slice(0, num_rows)), stored.inputs, shape, dtype)
+        placed = _place(_rows(checkpoint, name, 0, num_rows), stored.inputs, shape, dtype)
         return jax.block_until_ready(placed)
     placed = jnp.zeros(shape, dtype)
     for start in range(0, num_rows, step):
-        rows = checkpoint.read(name, slice(start, min(start + step, num_rows)))
+        rows = _rows(checkpoint, name, start, min(start + step, num_rows))
         placed = jax.block_until_ready(_place_rows(placed, rows, start, stored.inputs))
     return placed
+
+
+def _rows(checkpoint: Checkpoint, name: str, start: int, stop: int) -> Shaped[np.ndarray, "..."]:
+    rows = checkpoint.read(name, slice(start, stop))
+    if not jnp.issubdtype(rows.dtype, jnp.floating):
+        raise ModelError(
+            "weights are floating-point numbers", got=f"{name} of {rows.dtype}", fix="use another checkpoint"
+        )
+    return rows
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))

@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from scripted_model import byte_tokenizer
 
 from jinfercept.errors import ModelError
@@ -146,6 +147,16 @@ def test_a_damaged_safetensors_file_is_a_model_error(tmp_path: Path) -> None:
     check_all(lambda: load(folder), damaged(whole, range(8 + struct.unpack("<Q", whole[:8])[0]), 200), path)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
+def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
+    folder = shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(dtype)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"model.norm.weight of {dtype}"):
+        load(folder)
+
+
 def test_a_damaged_config_is_a_model_error(tmp_path: Path) -> None:
     for name in ("llama_yarn", "gptj"):
         for file in ("config.json", "generation_config.json"):
@@ -185,6 +196,21 @@ def test_a_damaged_tokenizer_is_a_model_error(tmp_path: Path) -> None:
             with pytest.raises(ModelError, match="tokenizer"):
                 load_tokenizer(tmp_path)
         (tmp_path / name).unlink()
+
+
+def test_damaged_settings_of_a_converted_tokenizer_are_a_model_error(tmp_path: Path) -> None:
+    byte_tokenizer("{{ messages }}").save(tmp_path)
+    path = tmp_path / "jinfercept_tokenizer.json"
+    settings = json.loads(path.read_text())
+    for wrong in (
+        {"chat_templates": {"default": 7}},
+        {"special_tokens": {"bos_token": []}},
+        {"eos_token_ids": ["a"]},
+        {"a": 1},
+    ):
+        path.write_text(json.dumps(settings | wrong))
+        with pytest.raises(ModelError, match="convert the model again"):
+            load_tokenizer(tmp_path)
 
 
 class Hostile:
