@@ -72,7 +72,7 @@ class SpecialNames:
             return mark + self._beginning.sub(rf"\1{mark}", text)
         pieces = self._cut.split(text) if self._words else [text]
         marked = [piece if place % 2 else self._marked_piece(piece, mark) for place, piece in enumerate(pieces)]
-        return "".join(marked) if any(one is not piece for one, piece in zip(marked, pieces, strict=True)) else text
+        return text if marked == pieces else "".join(marked)
 
     def _marked_piece(self, piece: str, mark: str) -> str:
         """Marks within names and at ends that may be parts of one; blanks stay outside, where a template may strip them."""
@@ -81,10 +81,10 @@ class SpecialNames:
         within = len(core) < self._longest and core in self._joined and re.search(r"\W", core) is not None
         head = mark if within or any(core[:size] in self._heads for size in sizes) else ""
         tail = mark if within or any(core[-size:] in self._tails for size in sizes) else ""
-        inner = self._beginning.sub(rf"\1{mark}", core)
-        if not head and not tail and inner == core:
-            return piece
-        return piece.replace(core, head + inner + tail, 1)
+        if head or tail:
+            start = piece.index(core)
+            piece = piece[:start] + head + core + tail + piece[start + len(core) :]
+        return self._beginning.sub(rf"\1{mark}", piece)
 
     def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
         """Where a rendered text names special tokens that are the template's own; None if it has no others.

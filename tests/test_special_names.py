@@ -265,6 +265,26 @@ def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
     assert len(special(scripted.tokenizer, list(as_tokens.prompt_token_ids))) == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("a<x>b", "a<#x>b"),
+        (" <y>\n", " #<y>#\n"),
+        ("<x><x>", "<#x><#x>"),
+        (" a< ", " a<# "),
+        ("x>b", "#x>b"),
+        ("> <", "#> <#"),
+        ("x", "x"),
+        ("a < b", "a < b"),
+        ("", ""),
+    ],
+)
+def test_marks_stand_within_names_and_where_one_may_be_joined(text: str, marked: str) -> None:
+    names = SpecialNames(["<x>", " <y>"])
+    assert names.marked(text, "#") == marked
+    assert names.marked({"k": [text]}, "#")["k"][0].replace("#", "") == text
+
+
 def test_the_work_for_a_text_of_many_names_grows_with_its_length_alone() -> None:
     names = SpecialNames([f"<unused{n}>" for n in range(600)])
     text = "<unused<" * 100_000 + "<unused7>" * 1000
