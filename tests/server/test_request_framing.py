@@ -164,6 +164,26 @@ def test_a_client_that_writes_a_large_body_before_it_reads_gets_the_answer(keyed
     assert (answer.status, answer.closes) == (401, True)
 
 
+def send_on(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"x" * 2000)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("_LINGER_S", 0.1), ("_LINGER_BYTES", 1000)])
+def test_a_client_that_goes_on_sending_after_the_answer_is_cut_off(
+    keyed: Running, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
+) -> None:
+    monkeypatch.setattr(f"jinfercept.server.lingering.{name}", bound)
+    host, _, port = keyed.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(post(b"").replace(b"Content-Length: 0", b"Content-Length: 999999999"))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            send_on(connection)
+    until(lambda: not keyed.server.server_state.connections)
+
+
 def test_a_client_that_waits_for_continue_is_refused_instead(keyed: Running) -> None:
     expect = b"Expect: 100-continue\r\n"
     head = post(TOKENIZE, JSON, expect).partition(TOKENIZE)[0]

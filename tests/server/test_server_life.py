@@ -82,6 +82,20 @@ def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
     assert not scripted.llm.engine.has_work
 
 
+def test_a_drain_does_not_wait_for_idle_connections(scripted: Scripted) -> None:
+    with running(scripted.llm, timeout_keep_alive=3600, header_timeout=3600.0) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        silent, partial, early = (socket.create_connection((host, int(port)), timeout=20) for _ in range(3))
+        partial.sendall(b"GET /health HT")
+        early.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        assert early.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert server.http.get("/health").status_code == 200
+        server.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: not server.server.server_state.connections)
+        for connection in (silent, partial, early):
+            connection.close()
+
+
 def test_every_request_leaves_a_line(served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     scripted.follow()
     caplog.set_level(logging.INFO, "jinfercept.server")
