@@ -25,15 +25,16 @@ MAX_COMPILED = 256
 """Grammars that are kept, the last used ones."""
 MAX_CHARS = 2**17
 """Of a grammar's text, a JSON schema's too."""
-MAX_CHOICE_CHARS = 2**19
+MAX_LIST_CHARS = 2**19
+"""Of a list of choices, and of the calls of many tools."""
 MAX_RULES = 300
 """Of a Lark grammar: what llguidance says of a mistake behind so many rules takes two seconds, behind a thousand ten."""
 MAX_GBNF_CHARS = 2**14
 """Of one in GBNF, which is first translated to Lark, in a time that grows with its square."""
 
 _STACK_BYTES = 2**28
-"""Of the thread that compiles: llguidance follows rules and references by recursion, some 16 KB each, and a stack that is too
-small ends the process. Memory is taken only for what is used."""
+"""Of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a character of a
+schema, and a stack that is too small ends the process. Memory is taken only for what is used."""
 _LEXER_FUEL = 250_000
 """Work on regular expressions before the first token, in llguidance's unit: half a second, of its own limit's two."""
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
@@ -74,7 +75,7 @@ class Grammars:
                 vocabulary can write.
         """
         key = asked.source
-        most = MAX_CHOICE_CHARS if key[0] == "choice" else MAX_CHARS
+        most = MAX_LIST_CHARS if key[0] in ("choice", "lark") else MAX_CHARS
         if len(key[1]) > most:
             raise RequestError(
                 f"structured_outputs.{key[0]} is too long", got=f"{len(key[1])} characters", fix=f"at most {most}"

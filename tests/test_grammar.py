@@ -18,7 +18,7 @@ from letters import VOCAB, letters
 from test_tokenizer import sentencepiece, smollm2
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar import MAX_CHARS, MAX_CHOICE_CHARS, MAX_GBNF_CHARS, MAX_RULES, Grammars, TokenConstraint
+from jinfercept.grammar import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_RULES, Grammars, TokenConstraint
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
@@ -291,7 +291,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
     [
         ({"regex": "a" * (MAX_CHARS + 1)}, "too long"),
         ({"json": {"const": "a" * MAX_CHARS}}, "too long"),
-        ({"choice": ["a" * (MAX_CHOICE_CHARS + 1)]}, "too long"),
+        ({"choice": ["a" * (MAX_LIST_CHARS + 1)]}, "too long"),
         ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(MAX_RULES)) + 'a300: "x"'}, "rules"),
         ({"grammar": "root ::= a\n" + "a ::= b\n" * (MAX_GBNF_CHARS // 8)}, "in Lark"),
         ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "neither Lark nor GBNF"),

@@ -49,11 +49,11 @@ def check_asked(body: ResponsesBody) -> None:
         raise ApiError.bad("a response in the background has to be stored", "background")
     pairs, name_length, value_length = _MOST_METADATA
     metadata = body.metadata or {}
-    fits = all(
+    fits = len(metadata) <= pairs and all(
         len(name) <= name_length and isinstance(value, str) and len(value) <= value_length
         for name, value in metadata.items()
     )
-    if len(metadata) > pairs or not fits:
+    if not fits:
         limits = f"{pairs} texts of {value_length} characters, under names of {name_length}"
         raise ApiError.bad(f"metadata are at most {limits}", "metadata")
 
