@@ -262,8 +262,10 @@ def _on_a_large_stack[T](work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # a panic of llguidance is no `Exception`
+        except Exception as error:
             done.set_exception(error)
+        except BaseException as error:  # a panic of llguidance
+            done.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
 
     with _starting:  # the size of stacks is the process's
         before = threading.stack_size(_STACK_BYTES)

@@ -10,7 +10,6 @@ from jinfercept.chat_template import ChatTemplate
 from jinfercept.errors import JinferceptError
 from jinfercept.server.chat_completions import check_conversation, field_of_chat
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
-from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.protocol import FIRST_ERROR, Body, Text, TokenId
 from jinfercept.server.route import GuardedRoute
@@ -84,7 +83,7 @@ def _tokenized(service: Service, body: TokenizeBody) -> bytes:
     ids = _tokens(service, body)
     texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
-    return encode(answer.model_dump())
+    return answer.model_dump_json().encode()
 
 
 def _tokens(service: Service, body: TokenizeBody) -> list[int]:

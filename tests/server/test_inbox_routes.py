@@ -47,7 +47,7 @@ def test_a_wrong_body_changes_nothing(asking: Running) -> None:
     assert asking.service.inbox is not None
     answer = ask(asking.service.inbox, amount=1)
     [call] = asking.http.get("/inbox").json()["data"]
-    for body in ({}, {"text": 3}, []):
+    for body in ({}, {"text": 3}, [], {"text": "x" * 70_000}):
         assert asking.http.post(f"/inbox/{call['id']}/answer", json=body).status_code == 400
     asking.http.post(f"/inbox/{call['id']}/answer", json={"text": ""})
     assert answer.result(5) == ""

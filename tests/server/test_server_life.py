@@ -221,6 +221,7 @@ def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pyte
         (["--api-key", ""], "empty"),
         (["--allowed-origins", "[oops"], "not JSON"),
         (["--max-queue-len", "0"], "at least 1"),
+        (["--max-prompt-chars", "0"], "at least 1"),
     ):
         assert main(["serve", "no-such-model", *flags]) == 2
         assert said in capsys.readouterr().err
