@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, final
 
@@ -92,9 +93,7 @@ class ChatTemplate:
             )
         self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
-        self._mark = chr(0xF0000 + secrets.randbelow(0xFFFE))  # for private use; a text that has it loses it at worst
-        escaped = (json.dumps(self._mark), repr(self._mark))  # as templates may write it
-        self._marks = re.compile("|".join([self._mark, *(re.escape(one[1:-1]) for one in escaped)]))
+        self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
         self._tools, self._variables = self._given(tools), self._given(variables)
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._begun = self._render_stand_in(given=source is not None)
@@ -132,7 +131,7 @@ class ChatTemplate:
                 self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
             )
         except RequestError as error:
-            raise RequestError(error.what, got=self._marks.sub("", str(error.got)), fix=error.fix) from error
+            raise RequestError(error.what, got=self._unmarked(str(error.got)), fix=error.fix) from error
 
     def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages with marks. An assistant's content keeps the tags of its reasoning, for the template to find."""
@@ -146,19 +145,33 @@ class ChatTemplate:
         ]
 
     def _given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        if self._special_tokens_in_text:
-            return value
+        return value if self._special_tokens_in_text else self._with_marks(value, but)
+
+    def _with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
         try:
-            return self._tokenizer.special_names.but(but).marked(value, self._mark)
+            marked = self._tokenizer.special_names.but(but).marked(value, self._mark)
         except RecursionError as error:
             raise RequestError(
                 "messages, tools and chat_template_kwargs are nested too deeply",
                 got=type(value).__name__,
                 fix="flatten them",
             ) from error
+        self._is_marked |= marked is not value
+        return marked
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """A mark, as it is and as templates may escape it. A given one is taken for one, too."""
+        escaped = (json.dumps(self._mark), repr(self._mark))
+        return re.compile("|".join([self._mark, *(re.escape(one[1:-1]) for one in escaped)]))
+
+    def _unmarked(self, text: str) -> str:
+        return self._marks.sub("", text) if self._is_marked else text
 
     def _rendered(self, marked: str) -> "Rendered":
         """A text without its marks."""
+        if not self._is_marked:
+            return Rendered(marked)
         pieces = self._marks.split(marked)
         return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
@@ -192,7 +205,7 @@ class ChatTemplate:
         if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
             raise RequestError(
                 "the chat template has no place for the results of tools",
-                got=self._marks.sub("", whole[begins:])[:200],
+                got=self._unmarked(whole[begins:])[:200],
                 fix="use one that ends a turn that calls, and knows the role tool",
             )
         return end, after
@@ -219,7 +232,7 @@ class ChatTemplate:
         texts = [pieces[0]]
         for index, probe, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             result = _escaped(contents[int(index)], probe)
-            texts += [self._tokenizer.special_names.marked(result, self._mark), text]
+            texts += [self._with_marks(result), text]
         tokens, before = self.encode(self._rendered(end + "".join(texts))), self._tokenizer.encode(end)
         if tokens[: len(before)] == before:
             return tokens[len(before) :]

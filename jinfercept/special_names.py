@@ -10,7 +10,7 @@ Names of one character are not told apart. Knows no tokenizer and no template.
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 
@@ -30,8 +30,10 @@ class SpecialNames:
         self._names = frozenset(name for name in names if len(name) > 1)
         self._words, self._fold = tuple(words), fold
         self._fewer: dict[frozenset[str], SpecialNames] = {}
-        signs = {char for name in self._names for char in (name[0], name[-1], *re.findall(r"[^\w\s]", name))}
-        self._sign = re.compile(f"[{re.escape(''.join(sorted(signs)))}]" if signs else r"(?!)")
+        self._begin = _one_of({name[0] for name in self._names})
+        self._end = _one_of({name[-1] for name in self._names})
+        sign = _one_of({c for name in self._names for c in (name[0], name[-1], *re.findall(r"[^\w\s]", name))})
+        self._looked_at = sign.search if fold is None else lambda text: not text.isascii() or sign.search(text)
         self._beginning = re.compile(f"(?={_any_of(self._names)})(.)", re.DOTALL)
         self._added = re.compile(_any_of({*self._names, *self._words}))
         self._cut = re.compile(f"({_any_of(self._words)})")
@@ -56,16 +58,28 @@ class SpecialNames:
             RecursionError: it is nested too deeply.
         """
         if isinstance(given, str):
-            looked_at = self._sign.search(given) or (self._fold is not None and not given.isascii())
-            return self._marked_text(given, mark) if looked_at else given
-        if isinstance(given, Mapping):
-            pairs = [(self.marked(key, mark), self.marked(value, mark)) for key, value in given.items()]
-            same = all(key is old and value is given[old] for (key, value), old in zip(pairs, given, strict=True))
-            return given if same else dict(pairs)
+            return self._marked_text(given, mark) if self._looked_at(given) else given
+        if isinstance(given, dict) or isinstance(given, Mapping):  # noqa: SIM101 # the first is quick
+            keys, values = self._marked_all(given, mark), self._marked_all(given.values(), mark)
+            if keys is None and values is None:
+                return given
+            return dict(zip(keys or given, values or given.values(), strict=True))
         if isinstance(given, list | tuple):
-            values = [self.marked(value, mark) for value in given]
-            return given if all(one is old for one, old in zip(values, given, strict=True)) else values
+            return self._marked_all(given, mark) or given
         return given
+
+    def _marked_all(self, given: Iterable[Any], mark: str) -> list[Any] | None:
+        """Values with marks in their texts; None if there is none to be put."""
+        looked_at = self._looked_at
+        changed: dict[int, Any] = {}
+        for place, value in enumerate(given):
+            if type(value) is str:
+                new = self._marked_text(value, mark) if looked_at(value) else value
+            else:
+                new = self.marked(value, mark)
+            if new is not value:
+                changed[place] = new
+        return [changed.get(place, value) for place, value in enumerate(given)] if changed else None
 
     def _marked_text(self, text: str, mark: str) -> str:
         if self._fold is not None and self._beginning.search(self._fold(text)):
@@ -77,10 +91,13 @@ class SpecialNames:
     def _marked_piece(self, piece: str, mark: str) -> str:
         """Marks within names and at ends that may be parts of one; blanks stay outside, where a template may strip them."""
         core = piece.strip()
-        sizes = range(1, min(len(core), self._longest - 1) + 1)
-        within = len(core) < self._longest and core in self._joined and re.search(r"\W", core) is not None
-        head = mark if within or any(core[:size] in self._heads for size in sizes) else ""
-        tail = mark if within or any(core[-size:] in self._tails for size in sizes) else ""
+        head = tail = ""
+        if len(core) < self._longest and core in self._joined and re.search(r"\W", core):
+            head = tail = mark
+        if self._end.search(core, 0, self._longest - 1):
+            head = mark if any(core[:size] in self._heads for size in range(1, self._longest)) else head
+        if self._begin.search(core, max(0, len(core) - self._longest + 1)):
+            tail = mark if any(core[-size:] in self._tails for size in range(1, self._longest)) else tail
         if head or tail:
             start = piece.index(core)
             piece = piece[:start] + head + core + tail + piece[start + len(core) :]
@@ -110,6 +127,10 @@ class SpecialNames:
                     yield None
                 else:
                     yield match.span()
+
+
+def _one_of(chars: Collection[str]) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(''.join(sorted(chars)))}]" if chars else "(?!)")
 
 
 def _any_of(names: Collection[str]) -> str:
