@@ -37,3 +37,11 @@ def test_every_file_that_is_named_is_there() -> None:
     places = (root, root / "jinfercept", root / "jinfercept" / "intercept")
     assert len(named) > 20
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_test_that_the_security_page_names_exists() -> None:
+    root = Path(__file__).parent.parent
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (root / "SECURITY.md").read_text())
+    assert len(named) > 30
+    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (root / path).read_text()]
+    assert not missing

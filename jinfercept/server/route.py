@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from jinfercept.server.access_log import DETAILS
 from jinfercept.server.errors import ApiError, invalid_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 
@@ -27,7 +28,10 @@ class GuardedRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
-            request.scope["jinfercept.key"] = service.keys.check(request.headers.get("authorization"))
+            owner = service.keys.check(request.headers.get("authorization"))
+            request.scope["jinfercept.key"] = owner
+            if owner:
+                request.scope[DETAILS]["key"] = service.keys.name(owner)
             return await handler(_JsonRequest(request, service, model))
 
         return handle

@@ -132,3 +132,12 @@ def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
         closed.set()
         for thread in floods:
             thread.join()
+
+
+def test_the_log_names_the_key_and_does_not_show_it(
+    two_keys: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="jinfercept.server"), as_key(two_keys, "beta") as http:
+        assert http.get("/v1/models").status_code == 200
+        until(lambda: any("key=nightly" in line for line in caplog.messages))
+    assert "beta" not in caplog.text
