@@ -70,7 +70,7 @@ def test_every_flag_arrives_in_its_section_with_its_type() -> None:
 
 def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
     error = mistake(kv_token=64, polcy="swap", page_size=16)
-    assert error.got == "kv_token, polcy"
+    assert error.got == "kv_token (did you mean 'kv_tokens'?), polcy (did you mean 'policy'?)"
     assert all(name in error.fix for name in NAMES)
 
 
