@@ -56,6 +56,12 @@ def test_a_body_that_is_no_proper_json_is_refused(served: Running, body: bytes) 
     assert shape(served.http.post(CHAT, content=body, headers=JSON))[0] == 400
 
 
+def test_an_answer_is_one_line_to_every_client() -> None:
+    said = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
+    assert len(encode(said).decode().splitlines()) == 1
+    assert from_json(encode(said)) == said
+
+
 def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
     assert encode({"name": "a\ud800é"}) == '{"name":"a?é"}'.encode()
 
