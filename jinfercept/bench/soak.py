@@ -100,7 +100,8 @@ async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: T
                 break
             told.doing("checking tokens", (number + 1) * plan.round_s)
             await _check(http, plan, answered, tally)
-            tally.resident_bytes.append(watch.resident_bytes)
+            if plan.hostile:
+                tally.resident_bytes.append(await watch.resident_bytes())
             told.over(number + 1)
         tally.check_growth()
         if plan.hostile:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
 _POLL_S = 0.2
+_RELEASE_S = 3.0
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -78,9 +79,9 @@ class Watch:
             files=self._process.num_fds() if sys.platform != "win32" else 0,
         )
 
-    @property
-    def resident_bytes(self) -> int:
-        """Memory of the process that is not swapped out."""
+    async def resident_bytes(self) -> int:
+        """Memory of the process that is not swapped out, after a while in which a server may give some back."""
+        await asyncio.sleep(_RELEASE_S)
         return self._process.memory_info().rss
 
     def mcp_servers(self) -> list[int]:

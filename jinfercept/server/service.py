@@ -23,6 +23,7 @@ from jinfercept.inputs import check_chars
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
+from jinfercept.server.heap import trim_heap
 from jinfercept.server.hidden_turns import HiddenTurns
 from jinfercept.server.keys import Keys
 from jinfercept.server.mailbox import Mailbox
@@ -34,6 +35,8 @@ from jinfercept.streaming import Reader
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
+_IDLE_S = 1.0
+"""Seconds without a request after which freed memory is given back."""
 _CHARS_PER_TOKEN = 16
 _LEAST_PROMPT_CHARS = 2**16
 """What `--max-prompt-chars` is for small models."""
@@ -88,6 +91,7 @@ class Service:
         self._streams: set[AsyncStream] = set()
         self._busy = 0
         self._idle = asyncio.Event()
+        self._trimming: asyncio.TimerHandle | None = None  # of the heap, once no request has come for a while
 
     def check_template(self) -> None:
         """Raise `ConfigError` if a chat template was given that does not work."""
@@ -247,12 +251,16 @@ class Service:
         """A request to the server began."""
         self._busy += 1
         self._idle.clear()
+        if self._trimming is not None:
+            self._trimming.cancel()
 
     def left(self) -> None:
         """It was answered, or gave up."""
         self._busy -= 1
         if not self._busy:
             self._idle.set()
+            loop = asyncio.get_running_loop()
+            self._trimming = loop.call_later(_IDLE_S, lambda: loop.run_in_executor(None, trim_heap))
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new; return when everything has been answered. What takes longer than `timeout_s` is given up: 503 for
