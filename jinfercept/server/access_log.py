@@ -19,6 +19,8 @@ DETAILS = "jinfercept.details"
 """Where, in a request's scope, endpoints put what its line is to say besides."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+_SHOWN = 256
+"""Characters of a method and of a path in a line."""
 _QUIET = frozenset({"/health", "/ready", "/metrics", "/live", "/inbox"})
 """Asked all the time; their lines are at level debug."""
 
@@ -64,7 +66,8 @@ class AccessLog:
             details["cut_off"] = True  # by a second signal
         finally:
             self._service.left()
-            line = {"request_id": name, "method": scope["method"], "path": scope["path"], "status": status}
+            method, path = scope["method"][:_SHOWN], scope["path"][:_SHOWN]
+            line = {"request_id": name, "method": method, "path": path, "status": status}
             line |= details | {"seconds": round(time.monotonic() - began_s, 4)}
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if log.isEnabledFor(level):

@@ -73,16 +73,16 @@ def docs_router() -> APIRouter:
 async def _check_key(request: Request) -> None:
     """Raises `ApiError` 401, which makes a browser ask for the key."""
     try:
-        service_of(request).keys.check(bearer_of(request.headers.get("authorization")))
+        service_of(request).keys.check(*map(bearer_of, request.headers.getlist("authorization")))
     except ApiError as error:
         if error.status_code == 401:
             error.headers = {"WWW-Authenticate": 'Basic realm="jinfercept", charset="UTF-8"'}
         raise
 
 
-def bearer_of(authorization: str | None) -> str | None:
+def bearer_of(authorization: str) -> str:
     """`Bearer PASSWORD` for an `Authorization: Basic` header; any other header as it is."""
-    scheme, _, credentials = (authorization or "").partition(" ")
+    scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() != "basic":
         return authorization
     try:

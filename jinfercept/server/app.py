@@ -37,6 +37,7 @@ def create_app(service: Service) -> FastAPI:
         description=_DESCRIPTION,
         lifespan=lifespan,
         separate_input_output_schemas=False,
+        redirect_slashes=False,  # a redirect would name the host and the scheme that the client gave
         openapi_url=None,  # and so no /docs and no /redoc of FastAPI's, which load scripts from elsewhere
     )
     app.state.service = service

@@ -15,6 +15,8 @@ from starlette.routing import BaseRoute, Match
 from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_SHOWN = 256
+"""Characters of a method and of a path in a message."""
 _SHORT = Repr(maxstring=80, maxother=80)
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
@@ -109,7 +111,7 @@ def add_handlers(app: FastAPI) -> None:
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     error = cast(HTTPException, error)
     if not isinstance(error, ApiError):
-        message = f"{error.detail}: {request.method} {request.url.path}"
+        message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         error = ApiError(error.status_code, message, headers=headers)
     return JSONResponse(error.body, error.status_code, error.headers)

@@ -60,6 +60,10 @@ class _Table(BaseModel):
     def _makes_sense(self) -> "_Table":
         if (self.key is None) == (self.sha256 is None):
             raise ValueError("give either key or sha256")
+        if self.key is not None and self.key != self.key.strip():
+            raise ValueError("a key has no blanks around it")
+        if self.sha256 == key_digest(""):
+            raise ValueError("this is the digest of an empty key")
         if self.priority[0] > self.priority[1]:
             raise ValueError("priority is [LEAST, MOST]")
         return self

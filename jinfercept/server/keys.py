@@ -30,21 +30,24 @@ class Keys:
         """The tenants that there are; none without keys."""
         return self._rules.keys()
 
-    def check(self, authorization: str | None) -> str:
+    def check(self, *authorizations: str) -> str:
         """The tenant of a request: its key's digest, "" where no key is needed. Takes as long for one key as for another.
 
         Args:
-            authorization: the header, `Bearer KEY`.
+            authorizations: the headers of this name, one of `Bearer KEY`.
 
         Raises:
-            ApiError: 401.
+            ApiError: 401; 400 for two headers.
         """
         if not self._rules:
             return ""
+        if len(authorizations) > 1:
+            raise ApiError.bad("the request has two Authorization headers: send one")
+        authorization = authorizations[0] if authorizations else None
         scheme, _, key = (authorization or "").partition(" ")
         given = key_digest(key.strip())
         known = [hmac.compare_digest(given, digest) for digest in self._rules]
-        if scheme.lower() != "bearer" or not any(known):
+        if scheme.lower() != "bearer" or not key.strip() or not any(known):
             raise ApiError(
                 401,
                 "the API key is wrong" if authorization else "an API key is needed: Authorization: Bearer KEY",

@@ -113,8 +113,6 @@ class ServerOptions:
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
         self._check_parsers()
         self.template()
-        if not all((*self.api_key, *self.operator_key)):
-            raise ConfigError("an API key is empty", got="''", fix="leave it out, or give one")
         self.key_rules()
 
     def _check_parsers(self) -> None:
@@ -145,7 +143,13 @@ class ServerOptions:
         """
         rules: dict[str, KeyRules] = {}
         environment = os.environ.get(KEY_VARIABLE)
-        for key in (*self.api_key, *([environment] if environment else []), *self.operator_key):
+        for key in (*self.api_key, *(() if environment is None else (environment,)), *self.operator_key):
+            if not key or key != key.strip():
+                raise ConfigError(
+                    "an API key is empty, or has blanks around it",
+                    got=f"one of --api-key, --operator-key and ${KEY_VARIABLE}",
+                    fix="give a key, or neither the flag nor the variable: then every request may come",
+                )
             digest = key_digest(key)
             rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})

@@ -28,7 +28,7 @@ class GuardedRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
-            owner = service.keys.check(request.headers.get("authorization"))
+            owner = service.keys.check(*request.headers.getlist("authorization"))
             request.scope["jinfercept.key"] = owner
             if owner:
                 request.scope[DETAILS]["key"] = service.keys.name(owner)

@@ -12,6 +12,7 @@ from scripted_model import Scripted
 from served import Running, running, until
 
 from jinfercept.errors import ConfigError
+from jinfercept.server.errors import ApiError
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
@@ -66,6 +67,8 @@ def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
         ('[a]\nkey = "secret-x"\npriorities = [1, 2]', "priorities"),
         ('[a]\nkey = "secret-x"\npriority = [2, 1]', "[LEAST, MOST]"),
         ('[a]\nkey = "secret-x"\npriority = 2', "priority"),
+        (f'[a]\nsha256 = "{key_digest("")}"', "empty key"),
+        ('[a]\nkey = " secret-x"', "blanks"),
         ('[a]\nkey = "secret-x"\n[b]\nkey = "secret-x"', "a, b"),
     ],
 )
@@ -74,6 +77,22 @@ def test_a_file_that_is_wrong_is_refused_and_its_keys_are_not_shown(tmp_path: Pa
         ServerOptions(api_key_file=written(tmp_path, text))
     assert said in str(caught.value)
     assert "secret-x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a "])
+def test_a_key_that_no_client_could_send_is_refused_at_the_start(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="empty, or has blanks"):
+        ServerOptions(api_key=(key,))
+    with pytest.raises(ConfigError, match="empty, or has blanks"):
+        ServerOptions(operator_key=(key,))
+    monkeypatch.setenv("JINFERCEPT_API_KEY", key)
+    with pytest.raises(ConfigError, match="JINFERCEPT_API_KEY"):
+        ServerOptions()
+
+
+def test_an_empty_key_is_none() -> None:
+    with pytest.raises(ApiError):
+        Keys({key_digest(""): KeyRules("nothing")}).check("Bearer ")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

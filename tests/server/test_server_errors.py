@@ -291,6 +291,27 @@ def test_keys_are_asked_for_before_anything_else(strict: Running) -> None:
     assert strict.http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/live/", "/metrics/", "/v1/models/"])
+def test_no_answer_sends_a_client_elsewhere(strict: Running, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = strict.http.request(method, path, headers={"host": "elsewhere.example"}, follow_redirects=False)
+        assert answer.status_code in (401, 404, 405)
+        assert "location" not in answer.headers
+
+
+def test_two_keys_at_once_are_refused(strict: Running) -> None:
+    headers = [("authorization", "Bearer one"), ("authorization", "Bearer two")]
+    assert strict.http.get("/v1/models", headers=headers).status_code == 400
+
+
+def test_long_paths_and_methods_are_cut_in_answers_and_logs(strict: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jinfercept.server")
+    for answer in (strict.http.get("/" + "%ff" * 5000), strict.http.request("X" * 5000, "/x")):
+        assert len(answer.text) < 3000
+    until(lambda: len(caplog.messages) >= 2)
+    assert max(map(len, caplog.messages)) < 3000
+
+
 def test_keys_and_salts_share_no_context(strict: Running) -> None:
     def cached(key: str, **more: Any) -> int:
         body = {"messages": [{"role": "user", "content": "y" * 40}], "max_tokens": 1, "temperature": 0} | more
