@@ -84,8 +84,8 @@ def _add_soak(studies: Commands) -> None:
         type=int,
         default=0,
         metavar="CLIENTS",
-        help="hostile clients with a key of their own in every second round: what they do to the others' first tokens, "
-        "and to the server's memory (default: 0)",
+        help="hostile clients with a key of their own in the second half of the rounds: what they do to the others' "
+        "first tokens, and to the server's memory (default: 0)",
     )
     soak.add_argument("--json", help="write everything to this file")
     add_flags(soak, without=("seed",))

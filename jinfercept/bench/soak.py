@@ -40,7 +40,7 @@ class Plan(NamedTuple):
         patience_s: seconds without a byte after which a request counts as hung.
         seed: of everything that clients do.
         mcp: whether the server has an MCP server, which is killed once a round.
-        hostile: hostile clients beside the others, in every second round.
+        hostile: hostile clients beside the others, in the second half of the rounds.
         keys: API keys of the ordinary clients and of the hostile ones; none: the server has none.
     """
 
@@ -121,7 +121,7 @@ async def _load(
     answered = list[_Answered]()
     began_s, load_s = time.monotonic(), plan.round_s
     kinds, weights = list(KINDS), [weight for _, weight in KINDS.values()]
-    attacked = plan.hostile > 0 and number % 2 == 1
+    attacked = plan.hostile > 0 and number >= plan.rounds // 2
 
     async def client(place: int) -> None:
         rng, visits = Random(f"{plan.seed}/{number}/{place}"), 0

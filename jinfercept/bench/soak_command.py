@@ -118,8 +118,9 @@ def verdict(tally: Tally) -> str:
 def attacked(tally: Tally) -> str:
     """What hostile clients did, and what it did to the others."""
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.attacks.items()))
-    first, last = tally.resident_bytes[0] / 2**20, tally.resident_bytes[-1] / 2**20
-    lines = [f"attacks: {tally.attacks.total()}: {kinds}", f"memory, idle: {first:.0f} MiB, after: {last:.0f} MiB"]
+    before, after = (number / 2**20 for number in tally.memory)
+    memory = f"memory, idle: before {before:.0f} MiB, after {after:.0f} MiB ({after / before:.2f} x)"
+    lines = [f"attacks: {tally.attacks.total()}: {kinds}", memory]
     ratio = tally.first_token_ratio
     if ratio is not None:
         shown = [

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
@@ -123,7 +123,8 @@ class Attacker(NamedTuple):
         """A body that a lenient parser takes for another request, without a key and with one."""
         inner = b"\r\nupgrade: h2c" * 40 + b"\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
         head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(inner)}\r\nConnection: Upgrade\r\n"
-        return await self._raw((head + self.rng.choice(("", self._bearer())) + "Upgrade: h2c\r\n\r\n").encode() + inner)
+        head += self.rng.choice(("", self._bearer())) + "Upgrade: h2c\r\n\r\n"
+        return await self._raw(head.encode() + inner, leave_s=0.5)
 
     async def dawdle(self) -> Answer:
         """Connections that send half of a head, and wait."""
@@ -175,7 +176,7 @@ class Attacker(NamedTuple):
         return Answer(int(status) if status.isdigit() else 0, leaving.expired())
 
 
-ATTACKS: Mapping[str, Callable[[Attacker], Awaitable[Answer]]] = {
+ATTACKS: Mapping[str, Callable[[Attacker], Coroutine[Any, Any, Answer]]] = {
     "flood": Attacker.flood,
     "giants": Attacker.giants,
     "large text": Attacker.large_text,

@@ -108,6 +108,30 @@ def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
+def test_what_an_attack_costs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    main(["bench", "soak", "--minutes", "0.06", "--clients", "3", "--hostile", "3", "--json", str(out)])
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert [found[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], found["failures"]
+    assert sum(found["hostile"]["attacks"].values()) > 3
+    assert len(found["hostile"]["resident_bytes"]) == 2
+    assert "memory, idle: before" in said
+    assert "hostile" in found["plan"]
+    assert "keys" not in found["plan"] or found["plan"]["keys"] is None
+
+
+def test_of_memory_more_than_a_tenth_is_leaked() -> None:
+    tally = Tally(resident_bytes=[90, 100, 120, 109])
+    tally.check_memory()
+    assert tally.clean
+    tally.resident_bytes.append(112)
+    tally.resident_bytes.insert(0, 90)
+    assert tally.memory == (100, 112)
+    tally.check_memory()
+    assert tally.total("leaked") == 1
+
+
+@pytest.mark.slow
 def test_a_soak_that_is_interrupted_reports_what_it_has_found(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "jinfercept.cli", "bench", "soak", "--minutes", "1", "--json", str(out)]

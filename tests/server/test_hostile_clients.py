@@ -1,15 +1,19 @@
 """Clients that mean harm, or are broken, at every endpoint: no 5xx, nothing hangs, every page is free or kept afterwards."""
 
+import asyncio
 import json
 import socket
 import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from scripted_model import Scripted
-from served import Running, running, until
+from served import MODEL, Running, running, until
+
+from jinfercept.bench.soak_hostile import ATTACKS, Attacker
 
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
 TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})
@@ -161,3 +165,12 @@ def test_answers_that_nobody_reads_are_not_piled_up(impatient: Running) -> None:
         until(lambda: not no_connections(impatient))
         until(lambda: no_connections(impatient))
         assert len(rest_of(connection)) < 400 * len(impatient.http.get("/openapi.json").content)
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_every_attack_of_the_soak_gets_an_answer(served: Running, scripted: Scripted, kind: str) -> None:
+    scripted.follow()
+    where = urlsplit(served.url)
+    attacker = Attacker(str(where.hostname), where.port or 0, "any", MODEL, 20.0, Random(kind))
+    answer = asyncio.run(ATTACKS[kind](attacker))
+    assert answer.left or 200 <= answer.status < 500, answer
