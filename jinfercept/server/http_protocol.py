@@ -5,6 +5,7 @@ such a request as any other's.
 """
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any, cast, final
 
@@ -18,8 +19,12 @@ from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.lingering import LingeringTransport
 
-MAX_HEAD_BYTES = 2**16
-"""Size of the largest head of a request; the value for uvicorn's `h11_max_incomplete_event_size`."""
+MAX_HEAD_BYTES = 2**15
+"""Size of the largest head of a request."""
+MAX_HEADER_LINES = 100
+"""Lines of the largest head after its first, continuations counted; of the largest trailer too."""
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_PIECE_BYTES = 2**11
 _FREE_CHUNKS = 4096
 _MIN_CHUNK_BYTES = 64
 
@@ -39,7 +44,7 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
     class HttpProtocol(H11Protocol):
         def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
-            self.conn = _Connection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
+            self.conn = _Connection()
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
             self._address: str | None = None
@@ -76,10 +81,10 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
             return False
 
         def send_400_response(self, msg: str) -> None:
-            """Answers 400 in the shape of every error, unless an answer has begun, and closes the connection."""
+            """Answers 400 or 431 in the shape of every error, unless an answer has begun, and closes the connection."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete or not cycle.response_started:
-                self.transport.write(_last_answer(ApiError.bad(msg)))
+                self.transport.write(_last_answer(self.conn.refusal or ApiError.bad(msg)))
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -148,19 +153,60 @@ def _last_answer(error: ApiError) -> bytes:
 
 @final
 class _Connection(h11.Connection):
-    """h11's parser, with a bound on the number of chunks of a body.
+    """h11's parser, with bounds on the lines of heads and trailers and on the number of chunks of a body.
 
-    A chunk takes a few microseconds however small it is, and nothing else runs until all that one read delivered is parsed.
+    A line or a chunk takes a few microseconds however small it is, and nothing else runs until all that one read delivered is
+    parsed. So h11, which parses heads and trailers as soon as it has their ends, is fed in small pieces.
     """
 
+    refusal: ApiError | None = None
+    """The answer to a head or a trailer that is too large."""
     _chunks = 0
+    _body_left = 0
+    """Bytes of the body's `Content-Length` that h11 has not parsed."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
+        self._waiting = bytearray()
+        """What h11 has not been fed yet."""
+
+    def receive_data(self, data: bytes) -> None:
+        self._waiting += data
 
     def next_event(self) -> Any:
-        event = super().next_event()
+        while True:
+            if self.their_state is h11.IDLE:
+                self._check_lines()
+            event = super().next_event()
+            if event is not h11.NEED_DATA or not self._waiting:
+                break
+            self._feed()
         if isinstance(event, h11.Request):
             self._chunks = _FREE_CHUNKS
+            headers = dict(event.headers)
+            self._body_left = 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
         elif isinstance(event, h11.Data):
+            self._body_left -= len(event.data)
             self._chunks += len(event.data) // _MIN_CHUNK_BYTES - event.chunk_start
             if self._chunks < 0:
                 raise h11.RemoteProtocolError("the chunks of the body are too small")
         return event
+
+    def _feed(self) -> None:
+        self._check_lines()
+        size = max(_PIECE_BYTES, self._body_left)
+        super().receive_data(bytes(self._waiting[:size]))
+        del self._waiting[:size]
+
+    def _check_lines(self) -> None:
+        """Bounds what h11 has not parsed yet, which begins with a head or a trailer.
+
+        Raises:
+            RemoteProtocolError: that is too large.
+        """
+        unparsed, _ = self.trailing_data
+        end = blank.end() if (blank := _BLANK_LINE.search(unparsed)) else len(unparsed)
+        if end > MAX_HEAD_BYTES or unparsed.count(b"\n", 0, end) > MAX_HEADER_LINES + 2:
+            most = f"{MAX_HEADER_LINES} lines and {MAX_HEAD_BYTES} bytes"
+            self.refusal = ApiError(431, f"the head of the request is too large: send at most {most}")
+            raise h11.RemoteProtocolError(self.refusal.detail)

@@ -19,7 +19,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
 from jinfercept.server.connections import BACKLOG, ConnectionLimits, reserve_files
 from jinfercept.server.framing import Framing
-from jinfercept.server.http_protocol import MAX_HEAD_BYTES, http_protocol
+from jinfercept.server.http_protocol import http_protocol
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.service import Service
 
@@ -51,7 +51,6 @@ class Server(uvicorn.Server):
                 ConnectionLimits(options.max_connections, options.max_connections_per_address),
             ),
             backlog=BACKLOG,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
+import h11
 import pytest
 from scripted_model import Scripted
 from served import Running, running, until
+
+from jinfercept.server.http_protocol import MAX_HEAD_BYTES
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -140,6 +143,62 @@ def test_a_body_in_tiny_chunks_does_not_hold_the_event_loop(keyed: Running) -> N
     few = b"".join(b"1\r\n%c\r\n" % byte for byte in TOKENIZE)
     follow = b"0\r\n\r\n" + LAST
     assert [answer.status for answer in exchange(keyed, head + few + follow)] == [200, 200]
+
+
+GET = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"a:\r\n" * 100,
+        b"a:\n" * 8000,
+        b"a:\r\n" * 30_000,
+        b"a: b\r\n" + b" c\r\n" * 99,
+        b"a: " + b"b" * MAX_HEAD_BYTES + b"\r\n",
+    ],
+    ids=["101 lines", "8001 lines", "30001 lines", "continuations", "bytes"],
+)
+def test_a_head_that_is_too_large_is_431_before_it_is_parsed(
+    keyed: Running, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    parsed: list[int] = []
+    was = h11.Request.__init__
+    monkeypatch.setattr(
+        h11.Request, "__init__", lambda self, **kwargs: parsed.append(len(kwargs["headers"])) or was(self, **kwargs)
+    )
+    large, body = GET + rest + b"\r\n", b"x" * 50_000
+    for writes, before in (
+        ([large], []),
+        ([large[:-30], large[-30:]], []),
+        ([GET + b"\r\n" + large + LAST], [200]),
+        ([post(TOKENIZE, KEY, JSON) + large], [200]),
+        ([post(body, KEY, JSON) + large], [400]),
+    ):
+        *others, last = exchange(keyed, *writes, pause_s=0.02)
+        assert [answer.status for answer in others] == before
+        assert (last.status, last.closes) == (431, True)
+        assert "100 lines" in json.loads(last.body)["error"]["message"]
+    assert max(parsed) <= 5
+
+
+def test_a_head_as_large_as_allowed_is_served_wherever_it_is(keyed: Running) -> None:
+    end = b"Connection: close\r\n\r\n"
+    lines = GET + b"a:\r\n" * 98 + end
+    size = GET + b"a: " + b"b" * (MAX_HEAD_BYTES - len(GET + b"a: \r\n" + end)) + b"\r\n" + end
+    assert len(size) == MAX_HEAD_BYTES
+    for last in (lines, size):
+        for writes in ([last], [last[:-1], last[-1:]], [post(TOKENIZE, KEY, JSON) + GET + b"\r\n" + last]):
+            assert {answer.status for answer in exchange(keyed, *writes, pause_s=0.02)} == {200}
+
+
+def test_a_trailer_has_as_many_lines_as_a_head(keyed: Running) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
+    body = b"%x\r\n%s\r\n0\r\n" % (len(TOKENIZE), TOKENIZE)
+    assert [answer.status for answer in exchange(keyed, head + body + b"a:\r\n" * 100 + b"\r\n" + LAST)] == [200, 200]
+    much = body + b"a:\r\n" * 5000 + b"\r\n" + LAST
+    for also in (b"", b"Content-Length: 99999\r\n"):
+        assert [answer.status for answer in exchange(keyed, head[:-2] + also + b"\r\n" + much)] == [431]
 
 
 def test_an_answer_before_the_end_of_the_body_ends_the_connection(keyed: Running) -> None:

@@ -384,4 +384,4 @@ def test_connections_that_dawdle_are_ended(strict: Running) -> None:
     assert b"408 Request Timeout" in answer_to(strict, head + b"Content-Length: 10\r\n\r\n{")
     assert time.monotonic() - began_s < 4
     endless = [b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (MAX_HEAD_BYTES + 1)]
-    assert answer_to(strict, *endless)[:12] in (b"HTTP/1.1 400", b"")  # empty if the reset overtakes it
+    assert answer_to(strict, *endless)[:12] in (b"HTTP/1.1 431", b"")  # empty if the reset overtakes it
