@@ -35,8 +35,9 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
     Args:
         head_timeout_s: seconds from the beginning of a connection, or from the first byte of a later request on it, to the end
             of the request's head; then the connection is closed.
-        write_timeout_s: seconds that written data may stay unread by the client; then the connection is aborted, unsent data
-            is dropped, and the request ends as if the client had disconnected.
+        write_timeout_s: seconds that written data may stay unsent because the client does not read, before and after the
+            connection is closed; then it is aborted, unsent data is dropped, and the request ends as if the client had
+            disconnected.
         limits: counts the connections; one too many is answered 503 and closed.
     """
 
@@ -54,7 +55,8 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
         def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             self._address = _address(transport)
             if limits.admit(self._address):
-                self._lingering = LingeringTransport(transport, self.loop)
+                transport.set_write_buffer_limits(high=0)  # pause_writing as soon as anything is unsent
+                self._lingering = LingeringTransport(transport, self.loop, write_timeout_s)
                 super().connection_made(cast(asyncio.Transport, self._lingering))
                 self._start_head_timer()
             else:
@@ -94,7 +96,7 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
             if self._lingering is None:
                 return
             limits.release(self._address)
-            self._lingering.close_now()
+            self._lingering.connection_lost()
             self._stop_head_timer()
             self._stop_write_timer()
             super().connection_lost(exc)
@@ -177,7 +179,10 @@ class _Connection(h11.Connection):
         while True:
             if self.their_state is h11.IDLE:
                 self._check_lines()
-            event = super().next_event()
+            try:
+                event = super().next_event()
+            except ValueError as error:  # of Python's `int`
+                raise h11.RemoteProtocolError("Content-Length has too many digits") from error
             if event is not h11.NEED_DATA or not self._waiting:
                 break
             self._feed()

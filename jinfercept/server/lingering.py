@@ -17,11 +17,15 @@ class LingeringTransport:
 
     The socket is closed once the client has closed it too, or has sent `_LINGER_BYTES` more, or after `_LINGER_S` seconds. All
     other attributes are those of the transport inside.
+
+    Args:
+        flush_timeout_s: seconds after any close at which the socket is closed even if what was written is not sent.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, flush_timeout_s: float) -> None:
+        self._transport, self._loop, self._flush_timeout_s = transport, loop, flush_timeout_s
         self._timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._dropped = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -36,19 +40,31 @@ class LingeringTransport:
 
     def close(self) -> None:
         if not self.is_closing():
-            self._timer = self._loop.call_later(_LINGER_S, self._transport.close)
+            self._timer = self._loop.call_later(_LINGER_S, self.close_now)
+            self._start_abort_timer()
             with suppress(OSError):  # the client has reset the connection
                 self._transport.write_eof()
             self._transport.resume_reading()
 
     def close_now(self) -> None:
-        """Closes the socket as soon as what was written is sent."""
+        """Closes the socket as soon as what was written is sent, or cannot be."""
         if self._timer is not None:
             self._timer.cancel()
+        self._start_abort_timer()
         self._transport.close()
+
+    def connection_lost(self) -> None:
+        """The socket is closed."""
+        for timer in (self._timer, self._abort_timer):
+            if timer is not None:
+                timer.cancel()
 
     def drop(self, data: bytes) -> None:
         """Counts data that came after `close`."""
         self._dropped += len(data)
         if self._dropped > _LINGER_BYTES:
             self.close_now()
+
+    def _start_abort_timer(self) -> None:
+        if self._abort_timer is None:
+            self._abort_timer = self._loop.call_later(self._flush_timeout_s, self._transport.abort)

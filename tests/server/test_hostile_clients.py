@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -174,3 +175,27 @@ def test_every_attack_of_the_soak_gets_an_answer(served: Running, scripted: Scri
     attacker = Attacker(str(where.hostname), where.port or 0, "any", MODEL, 20.0, Random(kind))
     answer = asyncio.run(ATTACKS[kind](attacker))
     assert answer.left or 200 <= answer.status < 500, answer
+
+
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"], ids=["kept alive", "closed"])
+def test_no_answer_is_so_small_that_a_client_may_leave_it_unread(
+    impatient: Running, monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    """However many bytes stay in the server: from none, which the kernel takes, to more than one buffer of the kernel's."""
+    accepted: list[asyncio.Transport] = []
+
+    def with_a_small_buffer(transport: asyncio.Transport) -> tuple[str, int]:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+        accepted.append(transport)
+        return "127.0.0.1", 1
+
+    monkeypatch.setattr("jinfercept.server.http_protocol.get_remote_addr", with_a_small_buffer)
+    request = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+    there = [connect(impatient, SO_RCVBUF=2048) for _ in range(30)]
+    for number, connection in enumerate(there):
+        with suppress(BrokenPipeError, ConnectionResetError):  # its time is over already
+            connection.sendall((request + b"\r\n") * (3 * number) + request + last + b"\r\n")
+    until(lambda: len(accepted) == len(there))
+    until(lambda: no_connections(impatient))
+    for connection in there:
+        connection.close()

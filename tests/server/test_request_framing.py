@@ -212,6 +212,7 @@ def test_an_answer_before_the_end_of_the_body_ends_the_connection(keyed: Running
         (413, post(body, KEY, JSON)),
         (200, get),
         (400, both),
+        (400, b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"),
         (400, b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n"),
     ):
         [answer] = exchange(keyed, request + HIDDEN)
