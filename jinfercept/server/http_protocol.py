@@ -10,7 +10,9 @@ from http import HTTPStatus
 from typing import Any, cast, final
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
@@ -25,6 +27,7 @@ MAX_HEADER_LINES = 100
 """Lines of the largest head after its first, continuations counted; of the largest trailer too."""
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _PIECE_BYTES = 2**11
+_MAX_BUFFERED_REQUESTS = 100
 _FREE_CHUNKS = 4096
 _MIN_CHUNK_BYTES = 64
 
@@ -46,6 +49,9 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
         def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
             self.conn = _Connection()
+            self._app, self.app = self.app, self._serve
+            self._num_buffered = 0
+            """Requests that had arrived before the answer to the one before them was written."""
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
             self._address: str | None = None
@@ -78,6 +84,23 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
                 self._stop_head_timer()
             elif self.timeout_keep_alive_task is None and not self.transport.is_closing():
                 self._start_head_timer()
+
+        def on_response_complete(self) -> None:
+            cycle = self.cycle
+            super().on_response_complete()
+            if self.cycle is not cycle:
+                self._num_buffered += 1
+                if self._num_buffered >= _MAX_BUFFERED_REQUESTS:
+                    self.scope["headers"] = [*self.headers, CLOSE_HEADER]  # uvicorn's answer says so too
+
+        async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+            """The application, once what was written before is sent; not if the connection closes until then."""
+            cycle = self.cycle
+            await self.flow.drain()
+            if self.transport.is_closing():
+                cycle.disconnected = True
+            else:
+                await self._app(scope, receive, send)
 
         def _should_upgrade(self) -> bool:
             return False

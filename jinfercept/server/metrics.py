@@ -3,17 +3,23 @@ server's own tools, but nothing of requests and no name that a client chooses.""
 
 import asyncio
 import copy
+import time
+from types import ModuleType
 from typing import Any, final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from jinfercept.server.exposition import Reading, families
 from jinfercept.server.named import Named
 from jinfercept.server.service import Service
 from jinfercept.server.window import Window
+
+_FRESH_S = 1.0
+"""Seconds for which a page is shown again: encoding one takes milliseconds, and anyone may ask."""
 
 
 def metrics_router(service: Service) -> APIRouter:
@@ -21,18 +27,37 @@ def metrics_router(service: Service) -> APIRouter:
     router = APIRouter(tags=["operations"])
     window = Window(service, lambda: read(service))
     text: Any = {"text/plain": {"schema": {"type": "string"}}}
+    pages: dict[ModuleType, tuple[bytes, float]] = {}
+    """By format: the last page, and when it was encoded, on the monotonic clock."""
+
+    def last(form: ModuleType) -> bytes | None:
+        page, encoded_s = pages.get(form, (None, 0.0))
+        return page if time.monotonic() - encoded_s < _FRESH_S else None
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": text}})
     async def metrics(request: Request) -> Response:
         """Counts, times and pages, for Prometheus."""
-        looked = await window.look()
-        tasks = Named(service.names[0]).gauge(
-            "jinfercept:tasks", "Tasks of the server's event loop", len(asyncio.all_tasks())
-        )
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_Collected([*families(looked, service.names[0]), tasks])), media_type=kind)
+        form, kind = _format(request.headers.get("accept", ""))
+        if last(form) is None:
+            looked = await window.look()
+            if last(form) is None:  # nobody else has encoded it meanwhile
+                num_tasks = len(asyncio.all_tasks())
+                tasks = Named(service.names[0]).gauge("jinfercept:tasks", "Tasks of the server's event loop", num_tasks)
+                collected = _Collected([*families(looked, service.names[0]), tasks])
+                pages[form] = form.generate_latest(collected), time.monotonic()
+        return Response(pages[form][0], media_type=kind)
 
     return router
+
+
+def _format(accept: str) -> tuple[ModuleType, str]:
+    """The module that encodes, and the content type: OpenMetrics 1.0.0 for who accepts that, text 0.0.4 for all others."""
+    for media_range in accept.lower().split(","):
+        kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
+        versions = [value for name, _, value in (one.partition("=") for one in parameters) if name == "version"]
+        if kind == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
+            return openmetrics, openmetrics.CONTENT_TYPE_LATEST
+    return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
 
 
 def read(service: Service) -> Reading:

@@ -50,6 +50,7 @@ class Server(uvicorn.Server):
                 options.write_timeout,
                 ConnectionLimits(options.max_connections, options.max_connections_per_address),
             ),
+            loop="asyncio",  # uvloop takes one connection per turn
             backlog=BACKLOG,
             ws="none",
             lifespan="on",

@@ -15,6 +15,12 @@ def _running(make_scripted: Make) -> Iterator[Running]:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def _fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page of `/metrics` shows what has just happened."""
+    monkeypatch.setattr("jinfercept.server.metrics._FRESH_S", 0.0)
+
+
 @pytest.fixture
 def scripted(_running: Running, make_scripted: Make) -> Scripted:
     """The model behind the server: empty pages, a template that knows tools, nothing to say yet."""

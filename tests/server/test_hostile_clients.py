@@ -16,6 +16,8 @@ from served import MODEL, Running, running, until
 
 from jinfercept.bench.soak_hostile import ATTACKS, Attacker
 
+from jinfercept.server.framing import Framing
+
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
 TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})
 RESPONSES: tuple[str, dict[str, Any]] = ("/v1/responses", {"input": "Go on."})
@@ -199,3 +201,29 @@ def test_no_answer_is_so_small_that_a_client_may_leave_it_unread(
     until(lambda: no_connections(impatient))
     for connection in there:
         connection.close()
+
+
+def test_a_hundred_buffered_requests_end_the_connection(impatient: Running) -> None:
+    with connect(impatient) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+        *others, last = rest_of(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert len(others) == 100
+    assert b"connection: close\r\n" in last
+    assert not [answer for answer in others if b"close" in answer]
+
+
+def test_a_request_behind_an_unread_answer_is_not_served(impatient: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsent: list[int] = []
+    was = Framing.__call__
+
+    def counted(self: Framing, scope: Any, receive: Any, send: Any) -> Any:
+        unsent.append(receive.__self__.transport.get_write_buffer_size())
+        return was(self, scope, receive, send)
+
+    monkeypatch.setattr(Framing, "__call__", counted)
+    with connect(impatient, SO_RCVBUF=2048) as connection:
+        connection.sendall((b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n") * 80)
+        until(lambda: bool(unsent))
+        until(lambda: no_connections(impatient))
+    assert 0 < len(unsent) < 80
+    assert set(unsent) == {0}

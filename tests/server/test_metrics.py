@@ -3,6 +3,7 @@
 import re
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from served import END, MODEL, Running, prompt_of, running
 from shopkeeper import BUY, QUESTION, ask, asks, says
 
 from jinfercept.request import Keep
+from jinfercept.server import metrics as server_metrics
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -171,3 +173,39 @@ def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: S
     meter = served.llm.meter
     meter.counts.tools[name] = meter.counts.tools[Keep().reader]
     assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1
+
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (",;,=;version", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0;escaping=allow-utf-8", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"{OPENMETRICS};version=a.b.c", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"{OPENMETRICS};version=9{'9' * 5000}.0.0", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"{OPENMETRICS};version=0.0.1, text/plain;version=0.0.4;q=0.3", "text/plain; version=0.0.4; charset=utf-8"),
+        (OPENMETRICS, f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
+        (f"text/plain, {OPENMETRICS} ; version = 1.0.0", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
+        (f"{OPENMETRICS};version=1.0.0;escaping=x;q=0.5,*/*", f"{OPENMETRICS}; version=1.0.0; charset=utf-8"),
+    ],
+)
+def test_whatever_is_accepted_one_of_two_formats_is_sent(served: Running, accept: str, kind: str) -> None:
+    answer = served.http.get("/metrics", headers={"accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    assert answer.text.endswith("# EOF\n") == kind.startswith(OPENMETRICS)
+
+
+def test_a_page_is_encoded_once_a_while_however_many_ask(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jinfercept.server.metrics._FRESH_S", 60.0)
+    encoded: list[int] = []
+    was = server_metrics.families
+    monkeypatch.setattr(server_metrics, "families", lambda *args: encoded.append(1) or was(*args))
+    with running(scripted.llm) as server, ThreadPoolExecutor(8) as pool:
+        pages = set(pool.map(lambda _: server.http.get("/metrics").text, range(40)))
+        other = server.http.get("/metrics", headers={"accept": OPENMETRICS}).text
+    assert (len(encoded), len(pages)) == (2, 1)
+    assert other.endswith("# EOF\n")
