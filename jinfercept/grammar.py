@@ -14,7 +14,7 @@ from typing import Protocol, final
 
 import numpy as np
 from jaxtyping import UInt32
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from jinfercept.errors import GrammarError, RequestError
@@ -38,7 +38,8 @@ schema, and a stack that is too small ends the process. Memory is taken only for
 _LEXER_FUEL = 250_000
 """Work on regular expressions before the first token, in llguidance's unit: half a second, of its own limit's two."""
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-"""Ends a client's Lark grammar. Text that a grammar forces is not looked for: in `start: A A` with `A: /b+/` it has no end."""
+"""Ends every grammar in Lark. Text that a grammar forces is not looked for: it would be tokenised anew, all of it, at every
+token, and in `start: A A` with `A: /b+/` it has no end."""
 _RULE = re.compile(r"^[ \t]*[!?]?\w[^\n]*:", re.MULTILINE)
 _starting = threading.Lock()
 
@@ -170,7 +171,7 @@ class TokenConstraint:
         self.ended = self._matcher.is_stopped()
 
 
-class _Vocabulary:
+class Vocabulary:
     """What llguidance asks of a tokenizer. A token behind the last one stands for the end of the text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -208,24 +209,13 @@ class _Vocabulary:
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
+    return LLTokenizer(TokenizerWrapper(Vocabulary(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
 
 
 def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
     """Compiles a grammar and takes its first mask, which finds what is too complex or cannot be written."""
     try:
-        if kind == "json":
-            source = LLMatcher.grammar_from_json_schema(
-                text, overrides={"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
-            )
-        elif kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
-            source = (
-                f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
-            )
-        elif kind == "grammar":
-            source = LLMatcher.grammar_from_lark(_lark(text) + _NO_FORCING)
-        else:
-            source = grammar_from(kind, text)  # pyright: ignore[reportArgumentType] # what `source` calls the others
+        source = _source(kind, text)
         limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
@@ -240,6 +230,23 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
             fix="see StructuredOutputsParams for what each of them takes",
         ) from error
     return matcher
+
+
+def _source(kind: str, text: str) -> str:
+    """A grammar as llguidance reads it. Raises `ValueError`."""
+    if kind == "json":
+        schema = LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
+        )
+        whole = {"name": "whole", "lark_grammar": f"start: @json_schema{_NO_FORCING}"}
+        return json.dumps({"grammars": [whole, *json.loads(schema)["grammars"]]})
+    if kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
+        lark = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(one, ensure_ascii=False) for one in json.loads(text))}"
+    elif kind == "regex":
+        lark = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+    else:
+        lark = _lark(text) if kind == "grammar" else text
+    return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
 
 
 def _lark(text: str) -> str:

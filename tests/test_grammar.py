@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,16 @@ from letters import VOCAB, letters
 from test_tokenizer import sentencepiece, smollm2
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_RULES, Grammars, TokenConstraint
+from jinfercept.grammar import (
+    MAX_CHARS,
+    MAX_GBNF_CHARS,
+    MAX_LIST_CHARS,
+    MAX_RULES,
+    Asked,
+    Grammars,
+    TokenConstraint,
+    Vocabulary,
+)
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
@@ -57,6 +66,16 @@ chain = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i 
 schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a1200": {"type": "string"}}}
 Grammars(letters(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
 """
+
+
+class FromTools(NamedTuple):
+    """The calls of a client's tools, in Lark."""
+
+    text: str
+
+    @property
+    def source(self) -> tuple[str, str]:
+        return "lark", self.text
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +204,9 @@ def test_thousands_of_choices_are_one_choice(byte_grammars: Grammars) -> None:
 
 
 def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammars: Grammars) -> None:
-    constraint = byte_grammars.compile(StructuredOutputsParams(regex="(a{1000}){1000}")).constrain(frozenset())
+    many = " | ".join(f'"a" "{number}" x' for number in range(2500))  # of which 2000 may be open at a time
+    grammar = f'start: A b\nA: "a"\nb: {many}\nx: "x"'
+    constraint = byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset())
     constraint.allowed()
     with pytest.raises(RequestError, match="too complex"):
         constraint.accept(letters().encode("a")[0])
@@ -284,6 +305,35 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        StructuredOutputsParams(json={"const": "b" * 20_000}),
+        StructuredOutputsParams(regex="b{20000}c"),
+        StructuredOutputsParams(choice=["b" * 20_000]),
+        StructuredOutputsParams(grammar=f'start: "{"b" * 20_000}"'),
+        FromTools(f'start: "{"b" * 20_000}"'),
+    ],
+    ids=["json", "regex", "choice", "grammar", "calls"],
+)
+def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenised = list[int]()
+    call = Vocabulary.__call__
+
+    def counted(self: Vocabulary, text: str) -> list[int]:
+        tokenised.append(len(text))
+        return call(self, text)
+
+    monkeypatch.setattr(Vocabulary, "__call__", counted)
+    constraint = Grammars(letters(), VOCAB).compile(asked).constrain(frozenset())
+    for _ in range(20):
+        allowed = ids(constraint.allowed())
+        constraint.accept(allowed[0])
+    assert sum(tokenised) < 1000
 
 
 @pytest.mark.parametrize(
