@@ -5,11 +5,12 @@ requests, no tools and no device: a mask is words of bits, and the end of a text
 """
 
 import json
-import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import copy
+from functools import cache
+from hashlib import sha256
 from typing import Protocol, final
 
 import numpy as np
@@ -18,19 +19,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from jinfercept.errors import GrammarError, RequestError
+from jinfercept.grammar_limits import check_gbnf, check_limits, check_rules, num_compiled_bytes
+from jinfercept.quota import Quota
 from jinfercept.structured_outputs import JSON_SPACE
 from jinfercept.tokenizer import Tokenizer
 
 MAX_COMPILED = 256
-"""Grammars that are kept, the last used ones."""
-MAX_CHARS = 2**17
-"""Of a grammar's text, a JSON schema's too."""
-MAX_LIST_CHARS = 2**19
-"""Of a list of choices, and of the calls of many tools."""
-MAX_RULES = 300
-"""Of a Lark grammar: what llguidance says of a mistake behind so many rules takes two seconds, behind a thousand ten."""
-MAX_GBNF_CHARS = 2**14
-"""Of one in GBNF, which is first translated to Lark, in a time that grows with its square."""
+"""Grammars that are kept."""
+MAX_COMPILED_BYTES = 2**26
+"""Of the grammars that are kept, of all tenants together."""
 
 _STACK_BYTES = 2**28
 """Of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a character of a
@@ -40,7 +37,6 @@ _LEXER_FUEL = 250_000
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 """Ends every grammar in Lark. Text that a grammar forces is not looked for: it would be tokenised anew, all of it, at every
 token, and in `start: A A` with `A: /b+/` it has no end."""
-_RULE = re.compile(r"^[ \t]*[!?]?\w[^\n]*:", re.MULTILINE)
 _starting = threading.Lock()
 
 
@@ -63,37 +59,55 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], TokenGrammar] = OrderedDict()
+        self._vocab_size, self._tenant = vocab_size, ""
+        self._vocabulary = cache(lambda: _vocabulary(tokenizer, vocab_size))
+        self._compiled: dict[str, TokenGrammar] = {}
+        self._holders: dict[str, tuple[str, int]] = {}  # tenants and bytes
+        self._quota = Quota(MAX_COMPILED, MAX_COMPILED_BYTES)
         self._lock = threading.Lock()
 
+    def of(self, tenant: str) -> "Grammars":
+        """The same vocabulary for a tenant: what it compiles is found by no other one, whom its time could tell of it."""
+        mine = copy(self)
+        mine._tenant = tenant
+        return mine
+
+    @property
+    def num_compiled_bytes(self) -> int:
+        """Bytes of the grammars that are kept, as `grammar_limits` estimates them."""
+        with self._lock:
+            return sum(num_bytes for _, num_bytes in self._holders.values())
+
     def compile(self, asked: Asked) -> "TokenGrammar":
-        """The grammar that is asked for; compiled only if it is not among the last ones.
+        """The grammar that is asked for; compiled only if it is not among the tenant's last ones.
 
         Raises:
-            RequestError: it is too long or not valid, says something that cannot be enforced, or matches no text that the
-                vocabulary can write.
+            RequestError: it is too long or not valid, repeats something too often, says something that cannot be enforced, or
+                matches no text that the vocabulary can write.
         """
-        key = asked.source
-        most = MAX_LIST_CHARS if key[0] in ("choice", "lark") else MAX_CHARS
-        if len(key[1]) > most:
-            raise RequestError(
-                f"structured_outputs.{key[0]} is too long", got=f"{len(key[1])} characters", fix=f"at most {most}"
-            )
+        kind, text = asked.source
+        check_limits(kind, text)
+        name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size)
-            vocabulary, known = self._vocabulary, self._compiled.get(key)
+            vocabulary, known = self._vocabulary(), self._compiled.get(name)
         grammar = known or TokenGrammar(
-            _on_a_large_stack(lambda: _matcher(vocabulary, self._vocab_size, *key)), self._vocab_size
+            _on_a_large_stack(lambda: _matcher(vocabulary, self._vocab_size, kind, text)), self._vocab_size
         )
         with self._lock:
-            self._compiled[key] = grammar
-            self._compiled.move_to_end(key)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._keep(name, grammar, num_compiled_bytes(text))
         return grammar
+
+    def _keep(self, name: str, grammar: "TokenGrammar", num_bytes: int) -> None:
+        """Keep a grammar as the tenant's youngest, and drop what is too much."""
+        if name not in self._compiled:
+            self._compiled[name], self._holders[name] = grammar, (self._tenant, num_bytes)
+            self._quota.charge(self._tenant, num_bytes)
+        self._quota.add(self._tenant, name)
+        while (victim := self._quota.victim(self._tenant)) is not None:
+            del self._compiled[victim]
+            tenant, given_back = self._holders.pop(victim)
+            self._quota.remove(tenant, victim)
+            self._quota.charge(tenant, -given_back)
 
 
 @final
@@ -251,14 +265,12 @@ def _source(kind: str, text: str) -> str:
 
 def _lark(text: str) -> str:
     """A grammar in Lark or GBNF as Lark."""
-    if "::=" in text and len(text) > MAX_GBNF_CHARS:
-        raise ValueError(f"GBNF of more than {MAX_GBNF_CHARS} characters; write it in Lark")
+    check_gbnf(text)
     try:
         lark = any_to_lark(text)
     except Exception as error:  # it raises plain exceptions
         raise ValueError(f"neither Lark nor GBNF: {error}") from error
-    if len(_RULE.findall(lark)) > MAX_RULES:
-        raise ValueError(f"more than {MAX_RULES} rules")
+    check_rules(lark)
     return lark
 
 

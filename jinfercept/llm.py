@@ -345,28 +345,44 @@ class LLM:
         return AsyncStream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
 
     def make_requests(
-        self, prompts: Any, params: Any, tools: Iterable[Tool], detector: Any, ids: Iterable[str] | None = None
+        self,
+        prompts: Any,
+        params: Any,
+        tools: Iterable[Tool],
+        detector: Any,
+        ids: Iterable[str] | None = None,
+        tenant: str = "",
     ) -> list[Request]:
         """What `generate` serves, not submitted; several of a prompt with `n` outputs. From any thread.
 
         Args:
             ids: names for them, one for each prompt; made up by default.
+            tenant: whose grammars they are.
         """
         self._thread.check_process()  # in a forked child a tokenizer may hang
-        requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, self.grammars)
+        grammars = self.grammars and self.grammars.of(tenant)
+        requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars)
         return [fork for request in requests for fork in forks(request)]
 
     def make_chats(
-        self, messages: Any, params: Any, tools: Any, options: ChatOptions, ids: Iterable[str] | None = None
+        self,
+        messages: Any,
+        params: Any,
+        tools: Any,
+        options: ChatOptions,
+        ids: Iterable[str] | None = None,
+        tenant: str = "",
     ) -> Chats:
         """What `chat` serves, not submitted, and who reads what comes of it. From any thread.
 
         Args:
             ids: names for them, one for each conversation; made up by default.
+            tenant: whose grammars they are.
         """
         self._thread.check_process()
         ends = end_token_ids(self.model.config, self.tokenizer)
-        return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, self.grammars, ends)
+        grammars = self.grammars and self.grammars.of(tenant)
+        return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
 
     def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
         """A single prompt or a single conversation."""

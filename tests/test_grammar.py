@@ -18,16 +18,8 @@ from letters import VOCAB, letters
 from test_tokenizer import sentencepiece, smollm2
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar import (
-    MAX_CHARS,
-    MAX_GBNF_CHARS,
-    MAX_LIST_CHARS,
-    MAX_RULES,
-    Asked,
-    Grammars,
-    TokenConstraint,
-    Vocabulary,
-)
+from jinfercept.grammar import MAX_COMPILED_BYTES, Asked, Grammars, TokenConstraint, Vocabulary
+from jinfercept.grammar_limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer import Tokenizer
 
@@ -62,8 +54,8 @@ DEEP = """
 from letters import VOCAB, letters
 from jinfercept.grammar import Grammars
 from jinfercept.structured_outputs import StructuredOutputsParams
-chain = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(1200)}
-schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a1200": {"type": "string"}}}
+chain = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(700)}
+schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a700": {"type": "string"}}}
 Grammars(letters(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
 """
 
@@ -204,8 +196,8 @@ def test_thousands_of_choices_are_one_choice(byte_grammars: Grammars) -> None:
 
 
 def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammars: Grammars) -> None:
-    many = " | ".join(f'"a" "{number}" x' for number in range(2500))  # of which 2000 may be open at a time
-    grammar = f'start: A b\nA: "a"\nb: {many}\nx: "x"'
+    many = "|".join(f'x"{number}"x' for number in range(2500))  # of which 2000 may be open at a time
+    grammar = f'start: A b\nA: "a"\nb: {many}\nx: "a"'
     constraint = byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset())
     constraint.allowed()
     with pytest.raises(RequestError, match="too complex"):
@@ -311,7 +303,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
     "asked",
     [
         StructuredOutputsParams(json={"const": "b" * 20_000}),
-        StructuredOutputsParams(regex="b{20000}c"),
+        StructuredOutputsParams(regex="b{10000}c"),
         StructuredOutputsParams(choice=["b" * 20_000]),
         StructuredOutputsParams(grammar=f'start: "{"b" * 20_000}"'),
         FromTools(f'start: "{"b" * 20_000}"'),
@@ -341,6 +333,13 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
     [
         ({"regex": "a" * (MAX_CHARS + 1)}, "too long"),
         ({"json": {"const": "a" * MAX_CHARS}}, "too long"),
+        ({"regex": f"a{{{MAX_REPETITIONS + 1}}}"}, "repetitions too large"),
+        ({"regex": f"(a{{1, {10**12}}})"}, "repetitions too large"),
+        ({"grammar": f"start: A\nA: /a{{2,{MAX_REPETITIONS + 1}}}/"}, "repetitions too large"),
+        ({"grammar": f'start: %json {{"maxLength": {10**6}}}'}, "maxLength too large"),
+        ({"json": {"properties": {"const": {"type": "string", "minLength": 10**6}}}}, "minLength too large"),
+        ({"json": {"items": [{"type": "array", "maxItems": MAX_REPETITIONS + 1}]}}, "maxItems too large"),
+        ({"json": {"type": "string", "pattern": "a{20000,}"}}, "repetitions too large"),
         ({"choice": ["a" * (MAX_LIST_CHARS + 1)]}, "too long"),
         ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(MAX_RULES)) + 'a300: "x"'}, "rules"),
         ({"grammar": "root ::= a\n" + "a ::= b\n" * (MAX_GBNF_CHARS // 8)}, "in Lark"),
@@ -350,3 +349,36 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
 def test_grammars_that_would_take_long_are_refused(byte_grammars: Grammars, said: Any, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         byte_grammars.compile(StructuredOutputsParams(**said))
+
+
+def test_numbers_that_repeat_nothing_are_not_limited(byte_grammars: Grammars) -> None:
+    byte_grammars.compile(StructuredOutputsParams(json={"const": {"maxLength": 10**6, "pattern": "{20000}"}}))
+    byte_grammars.compile(StructuredOutputsParams(grammar='start: "{20000}"'))
+    byte_grammars.compile(StructuredOutputsParams(choice=["a{20000}"]))
+
+
+def test_compiled_grammars_have_a_budget_of_bytes_that_one_tenant_cannot_take_from_another() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    small = StructuredOutputsParams(choice=["yes"])
+    kept = grammars.of("other").compile(small)
+    for number in range(MAX_COMPILED_BYTES // (200 * MAX_LIST_CHARS) + 3):
+        long = StructuredOutputsParams(choice=[f"{number}" + "q" * (MAX_LIST_CHARS - 10)])
+        grammars.of("greedy").compile(long)
+        assert grammars.num_compiled_bytes <= MAX_COMPILED_BYTES
+    assert grammars.of("other").compile(small) is kept
+
+
+def test_a_grammar_that_is_refused_is_not_kept() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    with pytest.raises(RequestError):
+        grammars.compile(StructuredOutputsParams(regex="(?=a)b"))
+    assert grammars.num_compiled_bytes == 0
+
+
+def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    asked = StructuredOutputsParams(choice=["yes"])
+    one, other = grammars.of("one"), grammars.of("other")
+    assert one.compile(asked) is grammars.of("one").compile(asked)
+    assert one.compile(asked) is not other.compile(asked)
+    assert grammars.compile(asked) is not one.compile(asked)

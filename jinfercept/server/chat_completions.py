@@ -57,7 +57,7 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     Raises:
         ApiError: 400.
     """
-    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service)
+    params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     tools = _tools(body)
@@ -74,7 +74,7 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     check_conversation(service, messages, tools, body.chat_template_kwargs)
     messages = service.hidden_turns.restored(hints.salt, messages)
     try:
-        chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]))
+        chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
     check_requests(service, chats.requests, "messages")

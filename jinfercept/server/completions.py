@@ -65,11 +65,11 @@ def make_completions(service: Service, body: CompletionBody, hints: Hints, name:
         raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
-    params = sampling_params(body, max(1, max_tokens), body.logprobs, service)
+    params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.owner)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
     try:
         given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
-        requests = service.llm.make_requests(given, params, (), None, ids)
+        requests = service.llm.make_requests(given, params, (), None, ids, hints.owner)
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")

@@ -20,7 +20,7 @@ _NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
 def sampling_params(
-    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service
+    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, owner: str
 ) -> SamplingParams:
     """What a body asks for.
 
@@ -28,6 +28,7 @@ def sampling_params(
         max_tokens: to generate; None: as many as there is room for.
         logprobs: likeliest tokens to report beside each; None for no report.
         service: its model knows its tokens, and compiles what the answer has to be, so that a mistake in it is found now.
+        owner: whose key it is.
 
     Raises:
         ApiError: 400, with the field.
@@ -49,7 +50,7 @@ def sampling_params(
     try:
         told = StructuredOutputsParams(**asked)
         if llm.grammars is not None:
-            llm.grammars.compile(told)
+            llm.grammars.of(owner).compile(told)
     except RequestError as error:
         raise ApiError.of(error, field) from error
     return replace(params, structured_outputs=told)
