@@ -18,6 +18,7 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
 from jinfercept.server.protocol import SessionHints
 from jinfercept.server.refusals import check_extras
+from jinfercept.server.report_size import check_report
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.server_turns import Message, Remember, ServerTurns
@@ -78,6 +79,8 @@ def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chat
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
     check_requests(service, chats.requests, "messages")
+    report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
+    check_report(chats.requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
     return chats._replace(requests=with_hints(chats.requests, hints))
 
 

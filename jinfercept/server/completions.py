@@ -15,6 +15,7 @@ from jinfercept.server.encoding import Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
 from jinfercept.server.refusals import check_extras
+from jinfercept.server.report_size import check_report
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.service import Service, check_length, check_requests, finished, service_of
@@ -63,7 +64,8 @@ def make_completions(service: Service, body: CompletionBody, hints: Hints, name:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError.bad("max_tokens 0 asks for nothing without echo", "max_tokens")
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+    asked = body.prompt_logprobs
+    if body.echo and body.logprobs is not None and asked is None:
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
     params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.owner)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
@@ -73,6 +75,8 @@ def make_completions(service: Service, body: CompletionBody, hints: Hints, name:
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")
+    told = [("prompt_logprobs", asked), ("logprobs", body.logprobs if body.echo else None)]
+    check_report(requests, service.max_model_len, told, ("logprobs", body.logprobs), per_choice=True)
     return with_hints(requests, hints)
 
 

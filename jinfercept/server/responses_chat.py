@@ -16,6 +16,7 @@ from jinfercept.server.chat_protocol import (
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints
 from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
+from jinfercept.server.report_size import check_report
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
 from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service
@@ -29,6 +30,8 @@ _FIELDS = {
     "logprobs": "top_logprobs",
 }
 """What a chat's fields are called here."""
+_REPORTS = 5
+"""Events that show the log probabilities of a token: its own, and the ends of its text, part, item and response."""
 _ELSEWHERE = ("conversation", "prompt", "context_management")
 """What OpenAI keeps of a client besides responses, or does to them."""
 _MOST_METADATA = (16, 64, 512)
@@ -75,6 +78,8 @@ def make_response_chat(
     try:
         chat = _chat_body(body, messages)
         chats = make_chat(service, chat, hints, name)
+        best = (body.top_logprobs or 0) if wants_logprobs(body) else None
+        check_report(chats.requests, service.max_model_len, (), ("top_logprobs", best), copies=_REPORTS)
         return chats, server_turns(service, chat, chats, lambda turns: None)  # the response itself has all of them
     except ApiError as error:
         error.param = _FIELDS.get(error.param, error.param) if error.param else None
