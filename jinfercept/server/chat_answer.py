@@ -22,6 +22,7 @@ from jinfercept.request import (
 )
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
+from jinfercept.server.report_size import is_small
 from jinfercept.server.server_turns import ServerTurns, call_reports, round_reports
 from jinfercept.server.service import Service, check_finish
 from jinfercept.server.sse import DONE, event
@@ -115,6 +116,11 @@ class ChatAnswer:
             answer["prompt_token_ids"] = output.prompt_token_ids
         reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
         return answer | self._server_calls(reports)
+
+    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
+        """Whether `whole` is encoded at once; what the server's tools add is not known yet, and counts for nothing."""
+        best = (self._body.top_logprobs or 0) if self._body.logprobs else None
+        return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
         said = visible_message(completion.messages, self._turns.own)

@@ -13,7 +13,7 @@ from jinfercept.function_tools import chat_tools
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.chat_answer import ChatAnswer
 from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
-from jinfercept.server.encoding import Reply
+from jinfercept.server.encoding import LargeReply, Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
 from jinfercept.server.protocol import SessionHints
@@ -46,7 +46,8 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         stream = service.submit(chats.requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
-    return Reply(await unless_gone(request, answer.whole(outputs)))
+    whole = await unless_gone(request, answer.whole(outputs))
+    return Reply(whole) if answer.is_small(outputs) else LargeReply(whole)
 
 
 def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chats:

@@ -1,15 +1,19 @@
 """What comes of completions' requests, as OpenAI's text completion: whole, or chunk by chunk."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, final
 
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.forks import joined
 from jinfercept.request import CompletionOutput, Finished, Request, RequestOutput, Token
 from jinfercept.server.completion_protocol import CompletionBody
+from jinfercept.server.encoding import Lazy
 from jinfercept.server.errors import ApiError
 from jinfercept.server.logprobs import Reported, completion_logprobs, prompt_logprobs
+from jinfercept.server.report_size import is_small
 from jinfercept.server.service import Service, check_finish
 from jinfercept.server.sse import DONE, event
 from jinfercept.server.usage import UsageCount
@@ -25,6 +29,21 @@ class _Choice:
         self.begun = False
         self.tokens: list[Reported] = []
         self.offset = 0
+
+
+@dataclass(slots=True)
+class _PromptReport:
+    """What the choices of a prompt tell of it.
+
+    Attributes:
+        scores: vLLM's `prompt_logprobs`.
+        echoed: what their `logprobs` begin with.
+        length: characters of the echo's tokens.
+    """
+
+    scores: Lazy | list[Any] | None = None
+    echoed: Mapping[str, Iterable[Any]] = field(default_factory=dict[str, Iterable[Any]])
+    length: int = 0
 
 
 @final
@@ -73,11 +92,33 @@ class CompletionAnswer:
             self.usage.add(one)
         choices: list[dict[str, Any]] = []
         for output in joined(self._requests, outputs):
+            report = self._prompt_report(output)
             for completion in output.outputs:
-                choices.append(self._whole_choice(len(choices), output, completion))
+                choices.append(self._whole_choice(len(choices), output, completion, report))
         return self._head | {"choices": choices, "usage": self.usage.body()}
 
-    def _whole_choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
+        """Whether `whole` is short work."""
+        prompt = (self._body.prompt_logprobs, self._body.logprobs if self._body.echo else None)
+        return is_small(outputs.values(), prompt, self._body.logprobs)
+
+    def _prompt_report(self, output: RequestOutput) -> _PromptReport:
+        """Built once for all choices of a prompt."""
+        body, report, known = self._body, _PromptReport(), output.prompt_logprobs
+        if body.prompt_logprobs is not None and known is not None:
+            report.scores = prompt_logprobs(known)
+        if body.echo and body.logprobs is not None and self._tokenizer is not None:
+            tokens = list(zip(output.prompt_token_ids, known or [None] * len(output.prompt_token_ids), strict=True))
+            report.echoed = completion_logprobs(tokens, body.logprobs, self._tokenizer)
+            report.length = sum(len(self._tokenizer.token_text(token_id)) for token_id, _ in tokens)
+        if len(output.outputs) > 1:
+            report.scores = None if report.scores is None else list(report.scores)
+            report.echoed = {name: list(items) for name, items in report.echoed.items()}
+        return report
+
+    def _whole_choice(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, report: _PromptReport
+    ) -> dict[str, Any]:
         body, echo = self._body, ""
         text, token_ids = completion.text, completion.token_ids
         reported = list(zip(token_ids, completion.logprobs or [None] * len(token_ids), strict=True))
@@ -85,8 +126,6 @@ class CompletionAnswer:
             text, token_ids, reported = "", [], []
         if body.echo:
             echo = self._echo(output.prompt, output.prompt_token_ids)
-            prompt = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
-            reported = [*zip(output.prompt_token_ids, prompt, strict=True), *reported]
         choice: dict[str, Any] = {
             "index": index,
             "text": echo + text,
@@ -95,9 +134,11 @@ class CompletionAnswer:
             "stop_reason": completion.stop_reason,
         }
         if body.logprobs is not None and self._tokenizer is not None:
-            choice["logprobs"] = completion_logprobs(reported, body.logprobs, self._tokenizer)
-        if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            own = completion_logprobs(reported, body.logprobs, self._tokenizer, report.length)
+            echoed = report.echoed
+            choice["logprobs"] = {name: Lazy(chain(echoed.get(name, ()), items)) for name, items in own.items()}
+        if report.scores is not None:
+            choice["prompt_logprobs"] = report.scores
         if body.return_token_ids:
             choice |= {"token_ids": token_ids, "prompt_token_ids": output.prompt_token_ids}
         return choice

@@ -1,5 +1,6 @@
 """`/v1/completions`: texts that go on."""
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -11,7 +12,7 @@ from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import Completion, CompletionBody
-from jinfercept.server.encoding import Reply
+from jinfercept.server.encoding import LargeReply, Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.hints import Hints, read_hints, with_hints
 from jinfercept.server.refusals import check_extras
@@ -44,7 +45,9 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
         stream = service.submit(requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
-    return Reply(answer.whole(outputs))
+    if answer.is_small(outputs):
+        return Reply(answer.whole(outputs))
+    return LargeReply(await asyncio.to_thread(answer.whole, outputs))
 
 
 def make_completions(service: Service, body: CompletionBody, hints: Hints, name: str) -> list[EngineRequest]:

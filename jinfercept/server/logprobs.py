@@ -1,10 +1,12 @@
 """Log probabilities in the shapes that clients read: a chat's, a completion's, and vLLM's of a prompt."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from jinfercept.request import Logprob
+from jinfercept.server.encoding import Lazy
 from jinfercept.tokenizer import Tokenizer
 
 _LEAST = -9999.0
@@ -26,15 +28,15 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
         return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob.logprob), "bytes": list(text)}
 
     return {
-        "content": [
+        "content": Lazy(
             one(token_id, known[token_id]) | {"top_logprobs": [one(other, known[other]) for other in _best(known, top)]}
             for token_id, known in tokens
             if known is not None
-        ]
+        )
     }
 
 
-def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer, offset: int = 0) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer, offset: int = 0) -> dict[str, Lazy]:
     """`logprobs` of a completion's choice.
 
     Args:
@@ -42,29 +44,30 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
         top: likeliest tokens to name for each, beside itself.
         offset: characters before them.
     """
-    texts = [tokenizer.token_text(token_id) for token_id, _ in tokens]
-    offsets: list[int] = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+
+    def texts() -> Iterator[str]:
+        return (tokenizer.token_text(token_id) for token_id, _ in tokens)
+
     return {
-        "text_offset": offsets,
-        "token_logprobs": [None if known is None else _finite(known[token_id].logprob) for token_id, known in tokens],
-        "tokens": texts,
-        "top_logprobs": [
+        "text_offset": Lazy(islice(accumulate(map(len, texts()), initial=offset), len(tokens))),
+        "token_logprobs": Lazy(
+            None if known is None else _finite(known[token_id].logprob) for token_id, known in tokens
+        ),
+        "tokens": Lazy(texts()),
+        "top_logprobs": Lazy(
             None
             if known is None
             else {
                 tokenizer.token_text(other): _finite(known[other].logprob) for other in [*_best(known, top), token_id]
             }
             for token_id, known in tokens
-        ],
+        ),
     }
 
 
-def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> list[Any]:
+def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> Lazy:
     """vLLM's `prompt_logprobs`: of every token of the prompt, by token id; None for the first."""
-    return [
+    return Lazy(
         None
         if one is None
         else {
@@ -76,7 +79,7 @@ def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> list[Any]:
             for token_id, logprob in one.items()
         }
         for one in known
-    ]
+    )
 
 
 def _best(known: Mapping[int, Logprob], top: int) -> list[int]:

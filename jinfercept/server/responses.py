@@ -232,7 +232,7 @@ def _logprobs(service: Service, body: ResponsesBody) -> Any:
     top, tokenizer = body.top_logprobs or 0, service.tokenizer
 
     def report(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-        return chat_logprobs([(token.token_id, token.logprobs) for token in tokens], top, tokenizer)["content"]
+        return list(chat_logprobs([(token.token_id, token.logprobs) for token in tokens], top, tokenizer)["content"])
 
     return report
 

@@ -1,12 +1,18 @@
 """Answers with log probabilities: what a body may ask for, and how large answers are written."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Running
+from scripted_model import Scripted
+from served import END, Running
 
 from jinfercept.forks import forks
-from jinfercept.request import Request, SamplingParams
+from jinfercept.request import CompletionOutput, Logprob, Request, RequestMetrics, RequestOutput, SamplingParams
+from jinfercept.server.completion_answer import CompletionAnswer
+from jinfercept.server.completion_protocol import CompletionBody
+from jinfercept.server.encoding import Lazy, encode, encode_parts
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import MAX_ENTRIES, check_report
 
@@ -75,3 +81,74 @@ def test_every_choice_counts_and_every_copy_of_a_report() -> None:
     check_report([request], ROOM, (), ("top_logprobs", 20), copies=3)
     with pytest.raises(ApiError, match="by top_logprobs"):
         check_report([request], ROOM, (), ("top_logprobs", 20), copies=5)
+
+
+class Counted(dict[int, Logprob]):
+    """What is known of a token's place; counts how often it is read."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+    def __iter__(self) -> Iterator[int]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_the_report_of_a_prompt_is_built_once_for_all_its_choices(scripted: Scripted) -> None:
+    known = [Counted({65: Logprob(-1.0, 1, "A"), 66: Logprob(-2.0, 2, "B")}) for _ in range(3)]
+    params = SamplingParams(n=16, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    requests = forks(Request("one", (65,) * 4, params))
+    metrics = RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
+    outputs = {
+        request.id: RequestOutput(
+            request.id,
+            "AAAA",
+            [65] * 4,
+            [CompletionOutput(0, "A", [65], "length", logprobs=[{65: Logprob(-1.0, 1, "A")}])],
+            0,
+            metrics,
+            prompt_logprobs=[None, *known] if request.leader is None else None,
+        )
+        for request in requests
+    }
+    body = CompletionBody(prompt="AAAA", n=16, logprobs=1, prompt_logprobs=1, echo=True)
+    whole = CompletionAnswer("one", "model", body, requests, scripted.tokenizer, {}).whole(outputs)
+    choices = json.loads(encode(whole))["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [4] * 16
+    assert [len(choice["logprobs"]["top_logprobs"]) for choice in choices] == [5] * 16
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[*range(5)]] * 16
+    assert {one.reads for one in known} == {2}  # for `prompt_logprobs`, and for the echo
+
+
+@pytest.mark.parametrize("number", [0, 1, 63, 64, 65, 1000])
+def test_an_answer_in_parts_is_the_answer_in_one_piece(number: int) -> None:
+    def answer(lazy: Any) -> dict[str, Any]:
+        choice = {
+            "text": "\u2028é",
+            "logprobs": {"content": lazy({"token": "é", "bytes": [195]} for _ in range(number))},
+        }
+        choices = [choice | {"index": 0}, {"index": 1, "logprobs": {"content": lazy(iter(()))}, "text": ""}]
+        numbers = [[place] * (place % 130) for place in range(number)]
+        return {"choices": choices, "empty": [], "nothing": {}, "usage": None, "ids": [*range(number)], "more": numbers}
+
+    parts = list(encode_parts(answer(Lazy)))
+    assert b"".join(parts) == encode(answer(list)) == encode(answer(Lazy))
+    assert max(map(len, parts)) < 64 * 64 * 4
+
+
+def test_a_large_answer_is_sent_in_chunks_and_says_the_same(served: Running, scripted: Scripted) -> None:
+    prompt = "Once" * 400
+    scripted.follow(prompt + "!" + END)
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 1, "prompt_logprobs": 3, "logprobs": 3, "echo": True}
+    small = served.http.post("/v1/completions", json=body)
+    large = served.http.post("/v1/completions", json=body | {"n": 3})
+    assert "content-length" in small.headers
+    assert large.headers["transfer-encoding"] == "chunked"
+    assert large.headers["content-type"] == small.headers["content-type"]
+    [choice] = small.json()["choices"]
+    for one in large.json()["choices"]:
+        assert one | {"index": 0} == choice
+    assert large.json().keys() == small.json().keys()
