@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept.endpoints.background import Background
@@ -49,32 +49,111 @@ Endpoint = Callable[[Asked], Coroutine[Any, Any, str]]
 """Answers; runs on the background's loop and is cancelled when nobody waits any more."""
 
 
+@dataclass(slots=True)
+class _Calls:
+    """One owner's calls in a line: how many run, and those that wait, first come first."""
+
+    running: int = 0
+    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
+
+
+@final
+class Turns:
+    """Slots that owners take turns at. Of one event loop.
+
+    A slot that becomes free goes to the owner with the fewest running calls; of several, to the one whose last call began or
+    ended longest ago; of its calls, to the one that came first.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._free = slots
+        self._owners: dict[
+            str, _Calls
+        ] = {}  # with running or waiting calls; last the one whose call began or ended last
+
+    async def begin(self, owner: str) -> None:
+        """Wait for a slot and take it. A call that is cancelled while it waits takes none."""
+        calls = self._owners.setdefault(owner, _Calls())
+        if self._free:
+            self._take(owner)
+            return
+        place = asyncio.get_running_loop().create_future()
+        calls.waiting[place] = None
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._leave(owner, place)
+            else:  # it was its turn already
+                self.end(owner)
+            raise
+
+    def end(self, owner: str) -> None:
+        """Give a slot of the owner's back."""
+        self._free += 1
+        self._count(owner, -1)
+        self._next()
+
+    def _next(self) -> None:
+        """Hand a free slot on."""
+        while (owner := self._whose_turn()) is not None:
+            waiting = self._owners[owner].waiting
+            place = next(iter(waiting))
+            del waiting[place]
+            if not place.cancelled():
+                self._take(owner)
+                place.set_result(None)
+                return
+
+    def _whose_turn(self) -> str | None:
+        waiting = (owner for owner, calls in self._owners.items() if calls.waiting)
+        return min(waiting, key=lambda owner: self._owners[owner].running, default=None)
+
+    def _take(self, owner: str) -> None:
+        self._free -= 1
+        self._count(owner, 1)
+
+    def _count(self, owner: str, change: int) -> None:
+        """A call of the owner's began or ended."""
+        calls = self._owners.pop(owner)
+        calls.running += change
+        if calls.running or calls.waiting:
+            self._owners[owner] = calls
+
+    def _leave(self, owner: str, place: asyncio.Future[None]) -> None:
+        if (calls := self._owners.get(owner)) is not None:
+            calls.waiting.pop(place, None)
+            if not calls.running and not calls.waiting:
+                del self._owners[owner]
+
+
 @final
 class Line:
-    """Lets so many calls run at once; the others wait.
+    """Lets so many calls run at once; the others wait, their owners in turns.
 
     Args:
         most: None for any number.
-        to_the_end: a call that nobody waits for any more goes on and keeps its place: it runs in a thread.
+        to_the_end: a call that is cancelled goes on and keeps its slot until it has ended: it runs in a thread.
     """
 
     def __init__(self, most: int | None, *, to_the_end: bool = False) -> None:
-        self._slots = asyncio.Semaphore(most) if most is not None else None
+        self._turns = Turns(most) if most is not None else None
         self._to_the_end = to_the_end
 
-    async def run[T](self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run[T](self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do the work when it is its turn."""
-        if self._slots is not None:
-            await self._slots.acquire()
-        task = asyncio.ensure_future(work())
-        task.add_done_callback(self._leave)
-        return await (asyncio.shield(task) if self._to_the_end else task)
+        if self._turns is not None:
+            await self._turns.begin(owner)
 
-    def _leave(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            task.exception()  # seen, whether anybody waits for it or not
-        if self._slots is not None:
-            self._slots.release()
+        def end(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # seen, also where the call was cancelled
+            if self._turns is not None:
+                self._turns.end(owner)
+
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(end)
+        return await (asyncio.shield(task) if self._to_the_end else task)
 
 
 def declare(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +187,7 @@ def endpoint_tool(
 
         try:
             async with asyncio.timeout(expires_s - time.monotonic()):
-                text = await line.run(begin)
+                text = await line.run(owner, begin)
         except TimeoutError as error:
             if time.monotonic() < expires_s:
                 raise

@@ -1,0 +1,186 @@
+"""Whose call is next in the line of a tool."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from jinfercept.endpoints.calls import Line, Turns
+
+
+class Calls:
+    """Calls of one line, each of which runs until it is ended."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.begun: list[str] = []
+        self.tasks: dict[str, asyncio.Task[str]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def come(self, owner: str, *names: str) -> None:
+        """Calls of an owner begin, or wait in line."""
+        for name in names:
+            self._ends[name] = asyncio.Event()
+            self.tasks[name] = asyncio.ensure_future(self.line.run(owner, lambda name=name: self._work(name)))
+        await settled()
+
+    async def end(self, name: str) -> None:
+        """A call that runs returns."""
+        self._ends[name].set()
+        await settled()
+
+    async def _work(self, name: str) -> str:
+        self.begun.append(name)
+        await self._ends[name].wait()
+        return name
+
+
+async def settled() -> None:
+    """Whatever can happen now has happened."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def scene(most: int, play: Callable[[Calls], Awaitable[None]], *, to_the_end: bool = False) -> None:
+    async def run() -> None:
+        await play(Calls(Line(most, to_the_end=to_the_end)))
+
+    asyncio.run(run())
+
+
+def names(owner: str, number: int) -> list[str]:
+    return [f"{owner}{index}" for index in range(number)]
+
+
+def test_one_call_is_next_however_many_of_another_owner_wait() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", *names("a", 52))
+        await calls.come("b", "b0")
+        assert calls.begun == ["a0", "a1"]
+        await calls.end("a1")
+        assert calls.begun == ["a0", "a1", "b0"]
+        await calls.end("b0")
+        assert calls.begun[3:] == ["a2"]
+
+    scene(2, play)
+
+
+def test_owners_take_turns_and_calls_of_one_owner_come_in_their_order() -> None:
+    async def play(calls: Calls) -> None:
+        for owner in "abc":
+            await calls.come(owner, *names(owner, 3))
+        for _ in range(8):
+            await calls.end(calls.begun[-1])
+        assert calls.begun == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
+
+    scene(1, play)
+
+
+def test_an_owner_with_calls_that_run_waits_for_one_without() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("b", "b0")
+        await calls.come("a", *names("a", 6))
+        await calls.come("b", "b1", "b2")
+        await calls.come("c", "c0")
+        await calls.end("a1")
+        assert calls.begun == ["b0", "a0", "a1", "c0"]
+        await calls.end("a0")
+        assert calls.begun[4:] == ["a2"]  # now it is the one without
+        await calls.end("c0")
+        assert calls.begun[5:] == ["b1"]  # one each, and b's last one is longer ago
+
+    scene(3, play)
+
+
+def test_owners_that_come_again_and_again_do_not_keep_another_from_its_turn() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", "a0")
+        await calls.come("patient", "patient")
+        await calls.come("b", "b0")
+        for index in range(3):
+            await calls.end(calls.begun[-1])
+            await calls.come("a", f"a{index + 1}")
+            await calls.come("b", f"b{index + 1}")
+        assert calls.begun[:2] == ["a0", "patient"]
+        assert {name[0] for name in calls.begun[2:]} == {"a", "b"}
+
+    scene(1, play)
+
+
+def test_a_call_that_is_cancelled_in_line_loses_no_slot_and_no_place() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", "a0", "a1", "a2")
+        await calls.come("b", "b0", "b1")
+        calls.tasks["b0"].cancel()
+        await settled()
+        calls.tasks["a1"].cancel()
+        await calls.end("a0")
+        assert calls.begun == ["a0", "b1"]
+        await calls.end("b1")
+        assert calls.begun == ["a0", "b1", "a2"]
+        await calls.end("a2")
+        await calls.come("c", "c0")
+        assert calls.begun[-1] == "c0"
+
+    scene(1, play)
+
+
+@pytest.mark.parametrize("first", ["the slot", "the cancellation"])
+def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_hands_it_on(first: str) -> None:
+    async def play() -> None:
+        turns = Turns(1)
+        await turns.begin("a")
+        cancelled, other = (asyncio.ensure_future(turns.begin(owner)) for owner in "bc")
+        await settled()
+        if first == "the slot":
+            turns.end("a")
+            cancelled.cancel()
+        else:
+            cancelled.cancel()
+            turns.end("a")
+        await settled()
+        assert cancelled.cancelled()
+        assert other.done()
+        turns.end("c")
+        await asyncio.wait_for(turns.begin("d"), 5)
+
+    asyncio.run(play())
+
+
+def test_a_call_that_is_cancelled_before_its_work_begins_gives_its_slot_back() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", "a0", "a1", "a2")
+        calls.tasks["a0"].add_done_callback(lambda _: calls.tasks["a1"].cancel())
+        await calls.end("a0")
+        assert calls.tasks["a1"].cancelled()
+        assert calls.begun == ["a0", "a2"]
+
+    scene(1, play)
+
+
+def test_all_that_wait_can_be_cancelled() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", *names("a", 20))
+        await calls.come("b", *names("b", 20))
+        for name, task in calls.tasks.items():
+            if name not in calls.begun:
+                task.cancel()
+        await calls.end("a0")
+        await calls.end("a1")
+        await calls.come("c", "c0", "c1", "c2")
+        assert calls.begun == ["a0", "a1", "c0", "c1"]
+
+    scene(2, play)
+
+
+def test_a_call_that_goes_on_after_it_was_cancelled_keeps_its_slot() -> None:
+    async def play(calls: Calls) -> None:
+        await calls.come("a", "a0", "a1")
+        calls.tasks["a0"].cancel()
+        await calls.come("b", "b0")
+        assert calls.tasks["a0"].cancelled()
+        assert calls.begun == ["a0"]
+        await calls.end("a0")
+        assert calls.begun == ["a0", "b0"]
+
+    scene(1, play, to_the_end=True)
