@@ -15,7 +15,6 @@ from scripted_model import Scripted
 from served import MODEL, Running, running, until
 
 from jinfercept.bench.soak_hostile import ATTACKS, Attacker
-
 from jinfercept.server.framing import Framing
 
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
