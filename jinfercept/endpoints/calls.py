@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept.endpoints.background import Background
-from jinfercept.endpoints.tables import Table
+from jinfercept.endpoints.tables import Limits
 from jinfercept.function_tools import ChatTool
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
@@ -163,7 +163,7 @@ def declare(name: str, description: str, parameters: Mapping[str, Any]) -> dict[
 
 def endpoint_tool(
     declaration: Mapping[str, Any],
-    table: Table,
+    limits: Limits,
     endpoint: Endpoint,
     background: Background,
     line: Line,
@@ -172,7 +172,7 @@ def endpoint_tool(
     """A tool that an endpoint answers.
 
     Args:
-        table: limits.
+        limits: of time and of the result; the line has its own.
         line: in which its calls wait.
         late: what to say of a time-out, before its seconds.
     """
@@ -191,17 +191,17 @@ def endpoint_tool(
         except TimeoutError as error:
             if time.monotonic() < expires_s:
                 raise
-            waited_s = table.timeout_s - (expires_s - begun_s)
-            others = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > table.timeout_s else ""
-            raise TimeoutError(f"{late} {table.timeout_s:g} s{others}") from error
-        return _cut(text, table.max_result_bytes)
+            waited_s = limits.timeout_s - (expires_s - begun_s)
+            others = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
+            raise TimeoutError(f"{late} {limits.timeout_s:g} s{others}") from error
+        return _cut(text, limits.max_result_bytes)
 
     def call(arguments: str) -> Coroutine[Any, Any, str]:
-        request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + table.timeout_s
+        request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + limits.timeout_s
         return background.run(lambda: answer(arguments, request_id, owner, expires_s))
 
-    name, limit = declaration["function"]["name"], table.max_result_tokens
-    return ChatTool(declaration, Tool(call, name=name, timeout_s=table.timeout_s + _GRACE_S, max_result_tokens=limit))
+    name, limit = declaration["function"]["name"], limits.max_result_tokens
+    return ChatTool(declaration, Tool(call, name=name, timeout_s=limits.timeout_s + _GRACE_S, max_result_tokens=limit))
 
 
 def owned(tool: ChatTool, owner: str) -> ChatTool:

@@ -10,9 +10,10 @@ from typing import Any, Self, final
 from jinfercept.endpoints.background import Background
 from jinfercept.endpoints.calls import Endpoint, Line, declare, endpoint_tool
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.endpoints.python_endpoint import python_endpoint
+from jinfercept.endpoints.python_endpoint import PythonEndpoint, python_endpoint, python_endpoints
 from jinfercept.endpoints.tables import (
     HttpTable,
+    Limits,
     McpTable,
     ModelTable,
     PersonTable,
@@ -22,7 +23,7 @@ from jinfercept.endpoints.tables import (
     read_tables,
 )
 from jinfercept.errors import ConfigError
-from jinfercept.function_tools import ChatTool, chat_tools, load_functions
+from jinfercept.function_tools import ChatTool, chat_tools
 
 _Source = Callable[[], list[ChatTool]]
 
@@ -89,8 +90,11 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
             "tools come from a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
         )
     if path.suffix == ".py":
-        functions = chat_tools(load_functions(path))
-        return LoadedTools([lambda: functions], inbox, ExitStack())
+        functions = python_endpoints(path)
+        loader = _Loader(inbox)
+        for function in functions:
+            loader.add_function(function, Limits())
+        return loader.start()
     tables = read_tables(path)
     loader = _Loader(inbox)
     try:
@@ -127,9 +131,7 @@ class _Loader:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a package that is missing."""
         match table:
             case PythonTable():
-                python = python_endpoint(table, place, self._modules)
-                line = Line(table.max_concurrency, to_the_end=python.in_thread)
-                self._add(dict(python.declaration), table, python, line)
+                self.add_function(python_endpoint(table, place, self._modules), table)
             case HttpTable():
                 from jinfercept.endpoints.http_endpoint import HttpEndpoint
 
@@ -156,6 +158,10 @@ class _Loader:
             case McpTable():
                 self._add_server(table, place)
 
+    def add_function(self, function: PythonEndpoint, limits: Limits) -> None:
+        """Make a tool of a Python function."""
+        self._add(dict(function.declaration), limits, function, function.line(limits.max_concurrency))
+
     def start(self) -> LoadedTools:
         """Load and connect what has to be."""
         for load in self._load:
@@ -169,10 +175,10 @@ class _Loader:
         return LoadedTools(self._sources, self._inbox, self.ends)
 
     def _add(
-        self, declaration: dict[str, Any], table: Table, endpoint: Endpoint, line: Line | None = None, **more: str
+        self, declaration: dict[str, Any], limits: Limits, endpoint: Endpoint, line: Line | None = None, **more: str
     ) -> None:
-        line = line or Line(table.max_concurrency)
-        tool = endpoint_tool(declaration, table, endpoint, self._background, line, **more)
+        line = line or Line(limits.max_concurrency)
+        tool = endpoint_tool(declaration, limits, endpoint, self._background, line, **more)
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:

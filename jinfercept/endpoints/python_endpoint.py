@@ -13,11 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jinfercept.endpoints.calls import Asked
+from jinfercept.endpoints.calls import Asked, Line
 from jinfercept.endpoints.tables import Place, PythonTable
 from jinfercept.errors import RequestError
-from jinfercept.function_tools import chat_tools, load_module
+from jinfercept.function_tools import chat_tools, load_functions, load_module
 from jinfercept.request import Tool
+
+MAX_THREADS = 32
+"""Calls at once of a sync function whose `max_concurrency` is not set. Each runs in a thread, which no time-out ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class PythonEndpoint:
     declaration: Mapping[str, Any]
     function: Callable[[str], Any]
     in_thread: bool
+
+    def line(self, max_concurrency: int | None) -> Line:
+        """The line of its calls. A thread keeps its slot until it has ended, so there are never more of them than slots."""
+        return Line(max_concurrency or (MAX_THREADS if self.in_thread else None), to_the_end=self.in_thread)
 
     async def __call__(self, asked: Asked) -> str:
         """What the function returns, as text."""
@@ -64,8 +71,18 @@ def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, Module
     told = dict(made.declaration["function"])
     told |= {} if table.description is None else {"description": table.description}
     told |= {} if table.parameters is None else {"parameters": table.parameters}
-    is_async = inspect.iscoroutinefunction(function)
-    return PythonEndpoint({"type": "function", "function": told}, made.tool.function, not is_async)
+    in_thread = not inspect.iscoroutinefunction(function)
+    return PythonEndpoint({"type": "function", "function": told}, made.tool.function, in_thread)
+
+
+def python_endpoints(path: Path) -> list[PythonEndpoint]:
+    """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
+    functions = load_functions(path)
+    return [
+        PythonEndpoint(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function))
+        for function, made in zip(functions, chat_tools(functions), strict=True)
+        if made.tool is not None
+    ]
 
 
 def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleType:

@@ -18,25 +18,26 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class _Table(BaseModel):
-    """What every kind has.
+class Limits(BaseModel):
+    """What every kind has, and functions of a Python file by default.
 
     Attributes:
         name: by which the model calls it; of an MCP server, by which messages call it.
         timeout_s: seconds for a call, the time in line included.
         max_concurrency: calls at once, of an MCP server those of all its tools; more of them wait in line.
+            None: any number; of a sync Python function `MAX_THREADS`.
         max_result_tokens, max_result_bytes: a longer result is cut, and says so.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    timeout_s: float = Field(60.0, gt=0, le=86400 * 7)
-    max_concurrency: int | None = Field(None, ge=1)
-    max_result_tokens: int = Field(1024, ge=1)
-    max_result_bytes: int | None = Field(None, ge=64)
+    timeout_s: float = Field(default=60.0, gt=0, le=86400 * 7)
+    max_concurrency: int | None = Field(default=None, ge=1)
+    max_result_tokens: int = Field(default=1024, ge=1)
+    max_result_bytes: int | None = Field(default=None, ge=64)
 
 
-class _Described(_Table):
+class _Described(Limits):
     """A tool that says itself what it is for.
 
     Attributes:
@@ -48,7 +49,7 @@ class _Described(_Table):
     parameters: dict[str, Any] | None = None
 
 
-class PythonTable(_Table):
+class PythonTable(Limits):
     """A Python function.
 
     Attributes:
@@ -87,7 +88,7 @@ class HttpTable(_Described):
     pointer: str | None = Field(None, pattern=r"^(/.*)?$")
 
 
-class McpTable(_Table):
+class McpTable(Limits):
     """An MCP server, of whose tools each is a tool.
 
     Attributes:

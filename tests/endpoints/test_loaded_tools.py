@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chat_templates import QWEN
 from scripted_model import Make
-from toolbox import toolbox, until
+from toolbox import Toolbox, toolbox, until
 
 from jinfercept import load_tools
 from jinfercept.cli import main
@@ -27,7 +27,7 @@ import time
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.dispatcher import CALLER
 
-running, most, cancelled = 0, 0, 0
+running, most, begun, cancelled = 0, 0, 0, 0
 go = threading.Event()
 
 def price(item: str, number: int = 1) -> str:
@@ -35,6 +35,7 @@ def price(item: str, number: int = 1) -> str:
     return f"{number} {item}: 23, for {CALLER.get()}"
 
 def hold(name: str) -> str:
+    """Holds."""
     global running, most
     running += 1
     most = max(most, running)
@@ -43,7 +44,9 @@ def hold(name: str) -> str:
     return name
 
 async def wait() -> str:
-    global cancelled
+    """Waits."""
+    global begun, cancelled
+    begun += 1
     try:
         await asyncio.sleep(100)
     except asyncio.CancelledError:
@@ -67,7 +70,7 @@ def shop() -> dict[str, Any]:
 def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     with load_tools(tmp_path / "shop.py") as loaded:
-        assert [tool.name for tool in loaded.tools] == ["price"]
+        assert [tool.name for tool in loaded.tools] == ["price", "hold", "wait"]
         assert loaded.inbox.pending() == []
 
 
@@ -106,6 +109,32 @@ def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:
         until(lambda: shop()["running"] == 0)
         assert box.ask("hold", name="e").text == "e"
         assert shop()["most"] == 2
+
+
+@pytest.mark.parametrize("file", ["shop.py", "tools.toml"])
+def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jinfercept.endpoints.python_endpoint.MAX_THREADS", 3)
+    (tmp_path / "shop.py").write_text(FUNCTIONS)
+    (tmp_path / "tools.toml").write_text(python("hold") + python("wait"))
+    with load_tools(tmp_path / file) as loaded:
+        box = Toolbox(loaded)
+        for number in range(20):
+            box.call(f"first {number}", "hold", name="a")
+        until(lambda: shop()["running"] == 3)
+        for number in range(20):
+            box.dispatcher.cancel(f"first {number}")
+        for number in range(20):
+            box.call(f"then {number}", "hold", name="b")
+        for number in range(5):
+            box.call(f"async {number}", "wait")
+        until(lambda: shop()["begun"] == 5)  # those run in no thread
+        assert (shop()["running"], shop()["most"]) == (3, 3)
+        shop()["go"].set()
+        assert {box.result(f"then {number}").text for number in range(20)} == {"b"}
+        assert shop()["most"] == 3
+        box.dispatcher.close()
 
 
 class Oracle(BaseHTTPRequestHandler):
