@@ -21,7 +21,7 @@ from jinfercept.server.refusals import check_extras
 from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
 from jinfercept.server.responses_items import check_length, messages_of, read_items, references
 from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
-from jinfercept.server.responses_run import BackgroundRun, write, written
+from jinfercept.server.responses_run import BackgroundRun, reply, write, written
 from jinfercept.server.responses_store import Stored, measured
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.route import GuardedRoute
@@ -78,11 +78,11 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         stored.background = run
         service.responses.add(stored, _now())
     if run is not None:
-        return EventStream(run.follow(0)) if body.stream else Reply(response)
+        return EventStream(run.follow(0)) if body.stream else reply(response)
     if body.stream:
         return EventStream(write(service, stream, writer), lambda: service.close(stream))
     await unless_gone(request, written(service, stream, writer))
-    return Reply(response)
+    return reply(response)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -95,7 +95,7 @@ async def get_response(
     """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
     stored = _stored(request, response_id)
     if not stream:
-        return Reply(stored.response)
+        return reply(stored.response)
     if stored.background is None:
         raise ApiError.bad("only a response in the background can be streamed again", "stream")
     return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
@@ -120,7 +120,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
         raise ApiError.bad("only a response in the background can be cancelled: close the connection of another one")
     if stored.is_open:
         await stored.background.cancel()
-    return Reply(stored.response)
+    return reply(stored.response)
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)

@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from typing import final
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, final
+
+from starlette.responses import Response
 
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
 from jinfercept.request import Finished
+from jinfercept.server.encoding import LargeReply, Lazy, Reply, encode_parts
 from jinfercept.server.errors import ApiError
+from jinfercept.server.report_size import SMALL_ENTRIES, num_reported
+from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
 from jinfercept.server.sse import event
@@ -31,20 +36,20 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
     """
     try:
         for said in writer.begin():
-            yield event(said, said["type"])
+            yield await _event(writer, said)
         try:
             async for told in stream:
                 if isinstance(told, Finished):
                     told = await writer.settled(told)
                 for said in writer.take(told):
-                    yield event(said, said["type"])
+                    yield await _event(writer, said)
         except EngineError as error:
             for said in writer.fail(ApiError.failed(error)):
-                yield event(said, said["type"])
+                yield await _event(writer, said)
         except Exception as error:
             log.exception("a response failed")
             for said in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
-                yield event(said, said["type"])
+                yield await _event(writer, said)
     finally:
         try:
             await service.close(stream)
@@ -69,6 +74,34 @@ async def written(service: Service, stream: AsyncStream, writer: ResponseWriter)
         await events.aclose()
     if writer.error is not None:
         raise writer.error
+
+
+def reply(response: Mapping[str, Any]) -> Response:
+    """A response as it stands; a large one is encoded while it is sent, whatever is written of it meanwhile."""
+    if _num_reported(response) <= SMALL_ENTRIES:
+        return Reply(response)
+    return LargeReply({**response, "output": [_copied(item) for item in response["output"]]})
+
+
+async def _event(writer: ResponseWriter, said: Mapping[str, Any]) -> bytes:
+    """One event; one that shows many log probabilities is encoded in a thread."""
+    name = said["type"]
+    if name.endswith(".delta") or _num_reported(writer.response) <= SMALL_ENTRIES:
+        return event(said, name)
+    return await asyncio.to_thread(lambda: f"event: {name}\ndata: ".encode() + b"".join(encode_parts(said)) + b"\n\n")
+
+
+def _num_reported(response: Mapping[str, Any]) -> int:
+    """Log probabilities in a response."""
+    parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    return num_reported(sum(len(part["logprobs"]) for part in parts), response["top_logprobs"])
+
+
+def _copied(item: Item) -> Item:
+    """An item of an output that does not change any more."""
+    if item["type"] != "message":
+        return {**item}
+    return {**item, "content": [{**part, "logprobs": Lazy([*part["logprobs"]])} for part in item["content"]]}
 
 
 @final
