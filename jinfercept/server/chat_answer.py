@@ -22,10 +22,10 @@ from jinfercept.request import (
 )
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
-from jinfercept.server.report_size import is_small
+from jinfercept.server.report_size import SMALL_ENTRIES, is_small, num_reported
 from jinfercept.server.server_turns import ServerTurns, call_reports, round_reports
 from jinfercept.server.service import Service, check_finish
-from jinfercept.server.sse import DONE, event
+from jinfercept.server.sse import DONE, event, long_event
 from jinfercept.server.usage import UsageCount
 from jinfercept.server.visible_turns import Joint, visible_message
 from jinfercept.streaming import StreamEvent
@@ -167,8 +167,9 @@ class ChatAnswer:
                         self.usage.add(shown.output)
                         check_finish(shown.output)
                         shown = replace(shown, output=await self._turns.settled(shown.output))
+                    is_long = num_reported(len(choice.logprobs), self._body.top_logprobs or 0) > SMALL_ENTRIES
                     for chunk in self._chunks(choice, shown):
-                        yield event(chunk)
+                        yield await long_event(chunk) if is_long else event(chunk)
             if options is not None and options.include_usage:
                 yield event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE

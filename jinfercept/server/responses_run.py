@@ -10,13 +10,13 @@ from starlette.responses import Response
 from jinfercept.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
 from jinfercept.request import Finished
-from jinfercept.server.encoding import LargeReply, Lazy, Reply, encode_parts
+from jinfercept.server.encoding import LargeReply, Lazy, Reply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import SMALL_ENTRIES, num_reported
 from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
-from jinfercept.server.sse import event
+from jinfercept.server.sse import event, long_event
 
 _ABORT_S = 1.0
 """Seconds in which the engine ends what it was told to."""
@@ -88,7 +88,7 @@ async def _event(writer: ResponseWriter, said: Mapping[str, Any]) -> bytes:
     name = said["type"]
     if name.endswith(".delta") or _num_reported(writer.response) <= SMALL_ENTRIES:
         return event(said, name)
-    return await asyncio.to_thread(lambda: f"event: {name}\ndata: ".encode() + b"".join(encode_parts(said)) + b"\n\n")
+    return await long_event(said, name)
 
 
 def _num_reported(response: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from jinfercept.errors import EngineError
 from jinfercept.server.access_log import DETAILS
-from jinfercept.server.encoding import encode
+from jinfercept.server.encoding import encode, encode_parts
 from jinfercept.server.errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,12 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One event, with a name or without."""
     said = b"data: " + encode(data) + b"\n\n"
     return f"event: {name}\n".encode() + said if name else said
+
+
+async def long_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """The same, encoded in a thread."""
+    said = await asyncio.to_thread(lambda: b"".join(encode_parts(data)))
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + said + b"\n\n"
 
 
 @final
