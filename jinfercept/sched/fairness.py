@@ -6,9 +6,10 @@ and retained contexts cost nothing, since anybody may evict them. The order is t
 that becomes active begins no lower than the least that an active tenant has used, so that idle time earns no credit.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
-a running sequence has a right to one. A tenant that would still run at most half as many as another one after its next, and
-has used no more, has a right to that next. The sequence that gives way to a right is the last in the service order among the
-tenants above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
+a running sequence has a right to one. A tenant that would still run at most half as many as another one after its next, or
+hold at most half as many tokens, and has used no more, has a right to that next: the first if it lacks a slot, the second if
+it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants above. No tenant's
+oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
 """
 
 from collections.abc import Container
@@ -105,30 +106,33 @@ class FairShare:
         heads = [
             (self._claim(tenant, line, head), head)
             for tenant, line, head in self._heads()
-            if tenant not in refused and (not line.running or self._above(tenant, line))
+            if tenant not in refused
+            and (not line.running or self._above(tenant, head, pages=False) or self._above(tenant, head, pages=True))
         ]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
-    def giver(self, tenant: str) -> Sequence | None:
+    def giver(self, head: Sequence, *, pages: bool) -> Sequence | None:
         """The running sequence that gives way to a right of a tenant's; None if all others have their share.
 
         It is not planned yet, and it is not its tenant's oldest.
+
+        Args:
+            head: the tenant's waiting sequence.
+            pages: it lacks pages; else it lacks a slot.
         """
-        line = self._queues.lines[tenant]
-        above = [name for name, other in self._queues.lines.items() if name != tenant and len(other.running) > 1]
-        if line.running:
-            above = self._above(tenant, line)
+        above = self._above(head.tenant, head, pages=pages)
         givers = [one for name in above for one in self._queues.lines[name].running[1:] if not one.planned]
         return max(givers, key=self._rank, default=None)
 
-    def _above(self, tenant: str, line: Line) -> list[str]:
-        """Tenants that run at least twice as many sequences as this one would with its next, and have used at least as much."""
-        least, used = 2 * len(line.running) + 2, self.used(tenant)
-        return [
-            name
-            for name, other in self._queues.lines.items()
-            if len(other.running) >= least and self.used(name) >= used
-        ]
+    def _above(self, tenant: str, head: Sequence, *, pages: bool) -> list[str]:
+        """Tenants that have to give way to the next sequence of this one: all that run several, if this one runs none."""
+        lines = self._queues.lines
+        own, used = lines[tenant].running, self.used(tenant)
+        others = [(name, line.running) for name, line in lines.items() if name != tenant and len(line.running) > 1]
+        if not own:
+            return [name for name, _ in others]
+        size, least = (_num_tokens, 2 * (_num_tokens(own) + head.length)) if pages else (len, 2 * (len(own) + 1))
+        return [name for name, running in others if size(running) >= least and self.used(name) >= used]
 
     def _heads(self) -> list[tuple[str, Line, Sequence]]:
         """Of each tenant the first waiting sequence that does not wait for another one to compute its prompt."""
@@ -148,3 +152,8 @@ class FairShare:
             if oldest
             else (True, sequence.priority, self.used(sequence.tenant), sequence.order)
         )
+
+
+def _num_tokens(running: list[Sequence]) -> int:
+    """Tokens of context."""
+    return sum([sequence.length for sequence in running])

@@ -285,14 +285,9 @@ class Scheduler:
                 self._run(draft, sequence, room, now)
 
     def _place(self, draft: Draft, sequence: Sequence, now: float) -> bool:
-        """Admit a sequence by its tenant's right. For a slot any tenant above its share gives way, for pages only if the
-        right is to the tenant's first running sequence: else a large context would empty the batch and still wait.
-        """
+        """Admit a sequence by its tenant's right to a slot and to pages: sequences of tenants above their share give way."""
         while not (self._queues.has_slot and self._admit(draft, sequence, now)):
-            lacks_pages = self._queues.has_slot
-            if lacks_pages and self._queues.lines[sequence.tenant].running:
-                return False
-            giver = self._fair.giver(sequence.tenant)
+            giver = self._fair.giver(sequence, pages=self._queues.has_slot)
             if giver is None:
                 return False
             self._preempt(draft, giver, now)

@@ -21,7 +21,7 @@ from jinfercept.sched.policy import preserve
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.sequence import Sequence, State
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------
 
@@ -162,6 +162,20 @@ def test_slots_are_shared_until_no_tenant_runs_twice_as_many_as_one_that_waits()
     preemptions = desk.scheduler.counters.preemptions
     desk.steps(20)
     assert desk.scheduler.counters.preemptions == preemptions, "nobody takes turns"
+
+
+def test_pages_are_shared_until_no_tenant_holds_twice_as_many_tokens_as_one_that_waits() -> None:
+    desk = Desk(preserve(), max_num_seqs=8, num_pages=40, buckets=(4, 64))
+    for name in "abc":
+        desk.prefilled(name, 40, max_tokens=60)
+    first = desk.add("d", 8, max_tokens=30, tenant="some")
+    second = desk.add("e", 9, max_tokens=30, tenant="some")
+    large = desk.add("f", 120, max_tokens=30, tenant="some")
+    desk.steps(2)
+    assert (first.state, second.state) == (State.RUNNING, State.RUNNING)
+    assert len(desk.scheduler.running) == 4, "one of the many gave way for its pages"
+    assert large.state is State.WAITING, "no batch is emptied for a context larger than its share"
+    desk.drain()
 
 
 def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None:
