@@ -191,7 +191,7 @@ async def _kill(watch: Watch, load_s: float, rng: Random, tally: Tally) -> None:
 
 
 async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -> None:
-    """A round's hostile clients, in a process of their own: what they cost their side delays nobody else's clock."""
+    """Run a round's hostile clients in a process of their own: their work does not distort the latencies measured here."""
     assert plan.keys is not None
     told = {
         "url": url,
