@@ -20,15 +20,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.clock import RealClock
-from jinfercept.engine import Engine
+from jinfercept.engine.clock import RealClock
+from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
-from jinfercept.packing import enter, pack
-from jinfercept.packing_samples import pack_samples
 from jinfercept.request import Request, SamplingParams
-from jinfercept.runner import ModelRunner, RunnerShape
+from jinfercept.runner.packing import enter, pack
+from jinfercept.runner.packing_samples import pack_samples
+from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.draft import Planned
 from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.policies import SETTINGS, Knowledge
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jinfercept
-from jinfercept.cli import build_parser
+from jinfercept.cli.main import build_parser
 
 os.environ["COLUMNS"] = "110"  # of help texts
 

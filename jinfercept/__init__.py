@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jinfercept.chat import ChatOptions as ChatOptions
+    from jinfercept.chat.conversation import ChatOptions as ChatOptions
     from jinfercept.endpoints.load import LoadedTools as LoadedTools
     from jinfercept.endpoints.load import load_tools as load_tools
     from jinfercept.errors import ConfigError as ConfigError
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from jinfercept.intercept.format_detector import FormatDetector as FormatDetector
     from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
     from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
-    from jinfercept.intercept.pieces import Arguments as Arguments
-    from jinfercept.intercept.pieces import CallEnded as CallEnded
-    from jinfercept.intercept.pieces import CallStarted as CallStarted
-    from jinfercept.intercept.pieces import Content as Content
-    from jinfercept.intercept.pieces import Reasoning as Reasoning
     from jinfercept.llm import LLM as LLM
+    from jinfercept.parsers.pieces import Arguments as Arguments
+    from jinfercept.parsers.pieces import CallEnded as CallEnded
+    from jinfercept.parsers.pieces import CallStarted as CallStarted
+    from jinfercept.parsers.pieces import Content as Content
+    from jinfercept.parsers.pieces import Reasoning as Reasoning
     from jinfercept.request import Call as Call
     from jinfercept.request import Finished as Finished
     from jinfercept.request import Intercepted as Intercepted
@@ -53,12 +53,12 @@ _HOMES = {
     "Intercepted": "jinfercept.request",
     "Resumed": "jinfercept.request",
     "Token": "jinfercept.request",
-    "Arguments": "jinfercept.intercept.pieces",
-    "CallEnded": "jinfercept.intercept.pieces",
-    "CallStarted": "jinfercept.intercept.pieces",
-    "Content": "jinfercept.intercept.pieces",
-    "Reasoning": "jinfercept.intercept.pieces",
-    "ChatOptions": "jinfercept.chat",
+    "Arguments": "jinfercept.parsers.pieces",
+    "CallEnded": "jinfercept.parsers.pieces",
+    "CallStarted": "jinfercept.parsers.pieces",
+    "Content": "jinfercept.parsers.pieces",
+    "Reasoning": "jinfercept.parsers.pieces",
+    "ChatOptions": "jinfercept.chat.conversation",
     "LLM": "jinfercept.llm",
     "LoadedTools": "jinfercept.endpoints.load",
     "load_tools": "jinfercept.endpoints.load",

@@ -2,7 +2,7 @@
 
 import sys
 
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

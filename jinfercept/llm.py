@@ -9,29 +9,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, final
 
-from jinfercept.assembly import Assembled, Machine, Recorder, assemble, chunks, end_token_ids
-from jinfercept.async_streaming import AsyncStream, aserve
-from jinfercept.chat import ChatOptions, Chats, is_conversation, make_chats
-from jinfercept.chat_template import Message
+from jinfercept.chat.conversation import ChatOptions, Chats, is_conversation, make_chats
+from jinfercept.chat.function_tools import ChatToolLike
+from jinfercept.chat.inputs import Prompt, make_requests
+from jinfercept.chat.template import Message
 from jinfercept.config import EngineConfig
-from jinfercept.engine_thread import EngineThread
+from jinfercept.engine.async_streaming import AsyncStream, aserve
+from jinfercept.engine.parallel_sampling import forks
+from jinfercept.engine.streaming import Stream, StreamEvent, serve
+from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
-from jinfercept.forks import forks
-from jinfercept.function_tools import ChatToolLike
-from jinfercept.grammar import Grammars
-from jinfercept.inputs import Prompt, make_requests
-from jinfercept.metrics import CompileCounter
+from jinfercept.grammar.grammar import Grammars
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.update import replacement
-from jinfercept.profiler import EFFORTS
 from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
-from jinfercept.runner import ModelRunner, RunnerShape
-from jinfercept.sched.draft import Counters
+from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.start import (
+from jinfercept.startup.assembly import Assembled, Machine, Recorder, assemble, chunks, end_token_ids
+from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.profiler import EFFORTS
+from jinfercept.startup.start import (
     StartTimes,
     check_attention,
     group_layers,
@@ -40,8 +41,7 @@ from jinfercept.start import (
     prepare_backend,
     profile_of,
 )
-from jinfercept.streaming import Stream, StreamEvent, serve
-from jinfercept.tokenizer import Tokenizer, load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _RESTART_FLAGS = {
     *(

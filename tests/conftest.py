@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from scripted_model import Make
-
     from jinfercept.llm import LLM
+    from tests.support.scripted_model import Make
 
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -52,7 +51,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def make_scripted() -> "Iterator[Make]":
     """An LLM that writes what a script says; see `scripted_model`."""
-    from scripted_model import scripted_llm
+    from tests.support.scripted_model import scripted_llm
 
     with scripted_llm() as make:
         yield make

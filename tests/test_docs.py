@@ -17,7 +17,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "html" / "api.html").read_text()
     assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "request.Tool"))
     commands = (tmp_path / "html" / "commands.html").read_text()
-    assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "bench serve", "bench sessions"))
+    assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "bench throughput", "bench sessions"))
 
 
 def test_the_notebook_runs_from_top_to_bottom() -> None:

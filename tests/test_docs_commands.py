@@ -11,15 +11,15 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from chat_templates import QWEN
-from docs_blocks import DOCS, blocks_of
-from docs_reader import Reader, commands_in
-from scripted_model import Make
-from served import until
 
-from jinfercept.cli import main
-from jinfercept.intercept.formats import ALIASES, FORMATS
+from jinfercept.cli.main import main
 from jinfercept.llm import LLM
+from jinfercept.parsers.formats import ALIASES, FORMATS
+from tests.support.chat_templates import QWEN
+from tests.support.docs_blocks import DOCS, blocks_of
+from tests.support.docs_reader import Reader, commands_in
+from tests.support.scripted_model import Make
+from tests.support.served import until
 
 PAGES = ("start.md", "serving.md", "tools.md", "metrics.md", "migration.md")
 FLAG = re.compile(r"`(--[a-z-]+)")
@@ -93,7 +93,7 @@ def test_the_command_serves_a_real_model(line: str, tmp_path: Path) -> None:
     small = (
         "--port 0 --host 127.0.0.1 --kv-tokens 1024 --max-model-len 512 --max-num-seqs 2 --max-num-batched-tokens 32"
     )
-    command = [sys.executable, "-m", "jinfercept.cli", *shlex.split(line, comments=True)[1:], *small.split()]
+    command = [sys.executable, "-m", "jinfercept", *shlex.split(line, comments=True)[1:], *small.split()]
     env = os.environ | {"PYTHONPATH": str(DOCS.parent)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=env) as process:
         try:

@@ -1,7 +1,8 @@
 """Every family through pages, chunks and calls: greedy tokens are those of its model without a cache."""
 
 import pytest
-from tiny import Workload, count_ties, tiny_llm
+
+from tests.support.tiny import Workload, count_ties, tiny_llm
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2", "gptj_published")]
 

@@ -22,7 +22,7 @@ def imported(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["jinfercept", "jinfercept.sched.scheduler", "jinfercept.kv.manager", "jinfercept.engine"]
+    "module", ["jinfercept", "jinfercept.sched.scheduler", "jinfercept.kv.manager", "jinfercept.engine.engine"]
 )
 def test_the_decisions_run_without_arrays(module: str) -> None:
     code = f"import sys, {module}; print({{'jax', 'numpy'}} & sys.modules.keys())"
@@ -31,14 +31,14 @@ def test_the_decisions_run_without_arrays(module: str) -> None:
 
 
 def test_simulations_import_no_jax_and_draw_only_when_asked() -> None:
-    modules = "jinfercept.bench.simulate_command, jinfercept.bench.paper"
+    modules = "jinfercept.cli.simulate, jinfercept.cli.paper"
     code = f"import sys, {modules}; print({{'jax', 'matplotlib'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_only_those_who_wait_for_others_use_asyncio() -> None:
-    waiting = {"endpoints", "intercept", "server", "bench", "async_streaming.py"}
+    waiting = {"endpoints", "intercept", "server", "bench", "engine"}
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]
     assert [str(file) for file in others if "asyncio" in imported(file)] == []
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-from tiny import GOLDEN, tiny_llm
 
 from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.models.load import load
-from jinfercept.packing import pack
 from jinfercept.request import Call, Event, Finished, Intercepted, Resumed, Token
+from jinfercept.runner.packing import pack
+from tests.support.tiny import GOLDEN, tiny_llm
 
 SHOTS = """\
 Q: How much do 6 pencils cost?
@@ -145,7 +145,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(
             return pack(*arguments)  # pyright: ignore[reportArgumentType]
 
         with monkeypatch.context() as patch:
-            patch.setattr("jinfercept.runner.pack", interrupted)
+            patch.setattr("jinfercept.runner.runner.pack", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 smollm2.generate(prompts, params)
         assert [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)] == expected

@@ -1,11 +1,11 @@
 """Nothing compiles after the start, whatever comes."""
 
 import numpy as np
-from fakes import POLICIES
-from tiny import Workload, tiny_llm
 
-from jinfercept.metrics import CompileCounter
 from jinfercept.request import SamplingParams
+from jinfercept.startup.compile_counter import CompileCounter
+from tests.support.fakes import POLICIES
+from tests.support.tiny import Workload, tiny_llm
 
 
 def test_nothing_compiles_over_five_hundred_mixed_requests() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from dense_model import dense_attend
 
 from jinfercept.errors import ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import ServedModel
+from tests.support.dense_model import dense_attend
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import TIE
 
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from tests.support.tiny import TIE
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2_greedy.json").read_text())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", README) if "--help" not in command})

@@ -4,16 +4,16 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from fakes import POLICIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import Workload, count_ties, streams, tiny_llm
 
 from jinfercept.kv.page import Residency
 from jinfercept.llm import LLM
 from jinfercept.request import RequestOutput
 from jinfercept.sched.policy import scripted
 from jinfercept.sched.sequence import Sequence
+from tests.support.fakes import POLICIES
+from tests.support.tiny import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"
 WORKLOAD = Workload(number=20, seed=7)

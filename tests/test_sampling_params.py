@@ -4,14 +4,14 @@ import math
 from typing import Any
 
 import pytest
-from fakes import POLICIES, make_engine, run_all
-from tiny import tiny_llm
 
+from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
-from jinfercept.forks import forks
 from jinfercept.request import Request, SamplingParams
 from jinfercept.sampling_params import check_vocabulary
-from jinfercept.sched.options import draw_options
+from jinfercept.sched.sampling_options import draw_options
+from tests.support.fakes import POLICIES, make_engine, run_all
+from tests.support.tiny import tiny_llm
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 from hypothesis import given, settings
-from worlds import Play, World, worlds
 
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan
 from jinfercept.sched.policies import SETTINGS
+from tests.support.worlds import Play, World, worlds
 
 
 def without_tokens(play: Play) -> list[StepPlan]:

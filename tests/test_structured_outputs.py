@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import POLICIES
 from jsonschema import Draft202012Validator
-from letters import VOCAB, letters
-from tiny import GOLDEN, TOOL, streams
 
 from jinfercept.errors import RequestError
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.format_detector import FormatDetector
-from jinfercept.intercept.formats import FORMATS
 from jinfercept.llm import LLM
-from jinfercept.metrics import CompileCounter
 from jinfercept.models.load import read_config
+from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.fakes import POLICIES
+from tests.support.letters import VOCAB, letters
+from tests.support.tiny import GOLDEN, TOOL, streams
 
 PERSON: dict[str, Any] = {
     "type": "object",

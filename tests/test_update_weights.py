@@ -5,17 +5,17 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from scripted_model import Make
-from tiny import GOLDEN, tiny_llm
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.llm import LLM
-from jinfercept.metrics import CompileCounter
 from jinfercept.models.dummy import random_params
 from jinfercept.models.load import load
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.request import SamplingParams
+from jinfercept.startup.compile_counter import CompileCounter
+from tests.support.scripted_model import Make
+from tests.support.tiny import GOLDEN, tiny_llm
 
 SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "quiet": True}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

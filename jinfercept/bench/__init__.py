@@ -1,1 +1,4 @@
-"""Things to run that show something: the demo."""
+"""What a user measures on a live engine or server: throughput, sessions, replays of workloads.
+
+Knows no pages and no policy.
+"""

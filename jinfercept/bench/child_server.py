@@ -56,7 +56,7 @@ def child_process(model: str, flags: Mapping[str, Any]) -> Iterator[Child]:
     Raises:
         ConfigError: it ends before it serves.
     """
-    command = [sys.executable, "-m", "jinfercept.cli", "serve", model, "--port", "0", *_arguments(flags)]
+    command = [sys.executable, "-m", "jinfercept", "serve", model, "--port", "0", *_arguments(flags)]
     environment = {name: value for name, value in os.environ.items() if name != _KEY_VARIABLE}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"

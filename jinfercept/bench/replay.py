@@ -11,21 +11,21 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, final
 
-from jinfercept.bench.accounts import Accounts, Report
-from jinfercept.bench.recording import NO_RECORDS, Recording, Records
-from jinfercept.bench.scripted import Progress, ScriptedEndpoints, Writer, play
-from jinfercept.bench.simulate import Simulation
-from jinfercept.bench.simulator import Prices
-from jinfercept.clock import RealClock
-from jinfercept.engine import Engine
+from jinfercept.engine.clock import RealClock
+from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.llm import LLM
 from jinfercept.request import Request
-from jinfercept.runner import ModelRunner, Ticket
+from jinfercept.runner.runner import ModelRunner, Ticket
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import Knowledge
+from jinfercept.sim.recording import NO_RECORDS, Recording, Records
+from jinfercept.sim.run_stats import Accounts, Report
+from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.simulator import Prices
 
 GIB = 1 << 30
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from jinfercept.bench.child_server import child_server
 from jinfercept.bench.openai_client import Client, Target, check_client, make_target
-from jinfercept.bench.simulate_command import check_least
 from jinfercept.errors import ConfigError
+from jinfercept.sim.tables import check_least
 
 
 class Server(NamedTuple):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from jinfercept.bench.client_report import row, share, total
 from jinfercept.bench.conversations import Style, Talk
 from jinfercept.bench.openai_client import Client, Reply
-from jinfercept.bench.serve_report import row, share, total
-from jinfercept.bench.workload import Script
+from jinfercept.sim.workload import Script
 
 
 class Visit(NamedTuple):

@@ -1,2 +1,4 @@
-"""Tools that are run here: Python functions, HTTP, MCP servers, other models, people. What outside packages they need, the
-extra `tools` brings, and it is imported when such a tool is loaded."""
+"""Who answers calls: Python functions, HTTP, MCP servers, other models, people.
+
+Knows calls and results, no pages and no scheduler. The packages that it needs come with the extra `tools`.
+"""

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from jinfercept.chat.function_tools import ChatTool
 from jinfercept.endpoints.background import Background
 from jinfercept.endpoints.tables import Limits
-from jinfercept.function_tools import ChatTool
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
+from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.endpoints.background import Background
 from jinfercept.endpoints.calls import Endpoint, Line, declare, endpoint_tool
 from jinfercept.endpoints.inbox import Inbox
@@ -23,7 +24,6 @@ from jinfercept.endpoints.tables import (
     read_tables,
 )
 from jinfercept.errors import ConfigError
-from jinfercept.function_tools import ChatTool, chat_tools
 
 _Source = Callable[[], list[ChatTool]]
 

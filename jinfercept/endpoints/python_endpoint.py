@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
 from jinfercept.endpoints.calls import Asked, Line
 from jinfercept.endpoints.tables import Place, PythonTable
 from jinfercept.errors import RequestError
-from jinfercept.function_tools import chat_tools, load_functions, load_module
 from jinfercept.request import Tool
 
 MAX_THREADS = 32

@@ -1,1 +1,4 @@
-"""What is a call, and who answers it: detectors read the token stream, the dispatcher runs endpoints off-thread."""
+"""Finds calls in generated tokens, has endpoints answer them off-thread, and renders the results.
+
+Knows no model family and no engine.
+"""

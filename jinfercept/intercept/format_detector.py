@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol, final
 
-from jinfercept.intercept.pieces import CallEnded, Parser, Piece
+from jinfercept.parsers.pieces import CallEnded, Parser, Piece
 from jinfercept.request import Call, Watch
 
 

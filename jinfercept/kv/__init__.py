@@ -1,2 +1,4 @@
-"""Where contexts live. The host half (page, pool, manager) is pure Python; the device half (`arrays`) is JAX and is
-imported by the runner alone."""
+"""Pages: where every page of KV is, who uses it, and what a context consists of.
+
+Pure Python: knows no JAX, no numpy and no policy.
+"""

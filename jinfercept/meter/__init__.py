@@ -1,1 +1,4 @@
-"""What a running engine is measured by: counts, times, the history of its pool. Decides nothing; no HTTP, no arrays."""
+"""What is counted of a running engine: totals, histograms, what every interception cost.
+
+Decides nothing; knows no HTTP and no arrays.
+"""

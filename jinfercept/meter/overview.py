@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any
 
 from jinfercept.kv.page import Residency
-from jinfercept.meter.meter import Decided, Meter, Sample
+from jinfercept.meter.decision import Case
+from jinfercept.meter.engine_stats import Decided, Meter, Sample
 from jinfercept.meter.pauses import Pause
-from jinfercept.sched.decision import Case
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.sequence import Sequence, State
 

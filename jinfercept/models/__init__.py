@@ -1,4 +1,4 @@
-"""Llama and GPT-J in Flax NNX, and their loading: arrays in, arrays out.
+"""Model families in Flax NNX, and the loading of their weights from every format.
 
-Knows nothing of pages, requests or schedules.
+Knows weights and arrays, no requests and no pages.
 """

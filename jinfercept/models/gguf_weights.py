@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError
-from jinfercept.gguf_header import Header, TensorInfo, read_header
 from jinfercept.models.checkpoint import Names, Stored
 from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
+from jinfercept.models.gguf_header import Header, TensorInfo, read_header
 
 _NAMES = Names(
     embed={"embedding": Stored("token_embd.weight")},

@@ -1,1 +1,4 @@
-"""Attention over pages: the array layout, the implementations and their reference oracles. Imports nothing of jinfercept."""
+"""Attention over pages: the array layout, the kernels, their reference.
+
+Knows arrays only: imports nothing else of jinfercept.
+"""

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
-from jinfercept.pallas.ragged_work import Work
 from jinfercept.pallas.tiles import HOPPER, Tiles, choose_tiles
 from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, deal_out
+from jinfercept.pallas.work_schedule import Work
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles

@@ -23,9 +23,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.pallas.layout import Batch, KVPages
-from jinfercept.pallas.ragged_work import Work, split_contexts, tile_chunks
 from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles, power_of_two
 from jinfercept.pallas.triton_softmax import LOWEST, load_rows, look_at, nothing_yet, store_rows
+from jinfercept.pallas.work_schedule import Work, split_contexts, tile_chunks
 
 AMPERE = 80  # its compute capability
 DTYPES = ("bfloat16", "float16", "float32")

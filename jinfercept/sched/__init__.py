@@ -1,3 +1,4 @@
-"""Which tokens run and which pages move, decided without JAX: sequences, plans, policies, the scheduler.
+"""Decides which tokens run and which pages move: plans, queues, policies, waste, estimators, profiles.
 
-Time arrives as `now`."""
+Knows no JAX, no text, no clock.
+"""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jinfercept.kv.store import PageCopy
-from jinfercept.sched.options import DrawOptions, History
+from jinfercept.sched.sampling_options import DrawOptions, History
 
 FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""

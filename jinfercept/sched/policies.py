@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jinfercept.conformance import check_shape
 from jinfercept.errors import ConfigError, nearest
+from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.gpu import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_MEMORY
+from jinfercept.sched.data_sheets import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_MEMORY
 from jinfercept.sched.plan import StepPlan
 
 VERSION = 1

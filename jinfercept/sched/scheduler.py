@@ -12,15 +12,15 @@ from typing import Literal
 from jinfercept.kv.context import Found
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.draft import Counters, Draft, Planned
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.sched.plan_builder import Counters, Draft, Planned
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.queues import Queues
-from jinfercept.sched.room import Room
 from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.sched.step_budget import Room
 from jinfercept.sched.transfers import Transfers
 
 Preemption = Literal["auto", "recompute", "swap"]

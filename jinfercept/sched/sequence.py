@@ -5,8 +5,8 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, Found
-from jinfercept.sched.options import DrawOptions, History
 from jinfercept.sched.plan import Sample, Score
+from jinfercept.sched.sampling_options import DrawOptions, History
 
 
 class State(Enum):

@@ -4,8 +4,8 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Page
-from jinfercept.sched.draft import Counters, Draft
 from jinfercept.sched.observer import Observer
+from jinfercept.sched.plan_builder import Counters, Draft
 from jinfercept.sched.policy import Action, Move, Policy
 from jinfercept.sched.sequence import Sequence
 

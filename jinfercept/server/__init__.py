@@ -1,1 +1,4 @@
-"""The HTTP server: OpenAI's protocol on an `LLM`. Needs the extra `serve`; nothing outside of it imports FastAPI."""
+"""The HTTP server: OpenAI's protocol on an `LLM`.
+
+Knows no arrays; nothing but `cli` imports it. FastAPI comes with the extra `serve`.
+"""

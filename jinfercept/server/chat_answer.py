@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from jinfercept.async_streaming import AsyncStream
-from jinfercept.chat import Chats
-from jinfercept.forks import joined
-from jinfercept.intercept.pieces import Arguments, CallStarted, Content, Reasoning
+from jinfercept.chat.conversation import Chats
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import joined
+from jinfercept.engine.streaming import StreamEvent
+from jinfercept.parsers.pieces import Arguments, CallStarted, Content, Reasoning
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -28,8 +29,7 @@ from jinfercept.server.service import Service, check_finish
 from jinfercept.server.sse import DONE, event, long_event
 from jinfercept.server.usage import UsageCount
 from jinfercept.server.visible_turns import Joint, visible_message
-from jinfercept.streaming import StreamEvent
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

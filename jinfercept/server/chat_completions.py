@@ -7,23 +7,23 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jinfercept.chat import MAX_ROUNDS, Chats
+from jinfercept.chat.conversation import MAX_ROUNDS, Chats
+from jinfercept.chat.function_tools import chat_tools
 from jinfercept.errors import JinferceptError, RequestError
-from jinfercept.function_tools import chat_tools
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.chat_answer import ChatAnswer
 from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
 from jinfercept.server.encoding import LargeReply, Reply
 from jinfercept.server.errors import ApiError
-from jinfercept.server.hints import Hints, read_hints, with_hints
 from jinfercept.server.protocol import SessionHints
-from jinfercept.server.refusals import check_extras
 from jinfercept.server.report_size import check_report
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.server_turns import Message, Remember, ServerTurns
 from jinfercept.server.service import Service, check_requests, finished, service_of, unless_gone
+from jinfercept.server.session_hints import Hints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
+from jinfercept.server.unsupported_fields import check_extras
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
 """Fields that errors are about which begin with their names."""

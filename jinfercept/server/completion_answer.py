@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, final
 
-from jinfercept.async_streaming import AsyncStream
-from jinfercept.forks import joined
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import joined
+from jinfercept.engine.streaming import StreamEvent
 from jinfercept.request import CompletionOutput, Finished, Request, RequestOutput, Token
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy
@@ -17,8 +18,7 @@ from jinfercept.server.report_size import is_small
 from jinfercept.server.service import Service, check_finish
 from jinfercept.server.sse import DONE, event
 from jinfercept.server.usage import UsageCount
-from jinfercept.streaming import StreamEvent
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 class _Choice:

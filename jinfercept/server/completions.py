@@ -14,13 +14,13 @@ from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import Completion, CompletionBody
 from jinfercept.server.encoding import LargeReply, Reply
 from jinfercept.server.errors import ApiError
-from jinfercept.server.hints import Hints, read_hints, with_hints
-from jinfercept.server.refusals import check_extras
 from jinfercept.server.report_size import check_report
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.service import Service, check_length, check_requests, finished, service_of
+from jinfercept.server.session_hints import Hints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
+from jinfercept.server.unsupported_fields import check_extras
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import Metric
 
 from jinfercept.meter.counts import Counts, ToolCounts
-from jinfercept.meter.meter import Pages
-from jinfercept.sched.draft import Counters
+from jinfercept.meter.engine_stats import Pages
+from jinfercept.sched.plan_builder import Counters
+from jinfercept.server.engine_snapshot import Look
 from jinfercept.server.named import Named, Values
-from jinfercept.server.window import Look
 
 
 class Reading(NamedTuple):

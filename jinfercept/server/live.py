@@ -14,9 +14,9 @@ from fastapi.responses import Response
 from jinfercept import __version__
 from jinfercept.meter.overview import overview
 from jinfercept.server.encoding import Reply
+from jinfercept.server.engine_snapshot import Window
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.service import Service
-from jinfercept.server.window import Window
 
 _FRESH_S = 0.1
 """Seconds for which one look serves all who see the same."""

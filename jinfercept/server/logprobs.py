@@ -7,7 +7,7 @@ from typing import Any
 
 from jinfercept.request import Logprob
 from jinfercept.server.encoding import Lazy
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON does not have."""

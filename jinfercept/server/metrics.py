@@ -13,10 +13,10 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from jinfercept.server.engine_snapshot import Window
 from jinfercept.server.exposition import Reading, families
 from jinfercept.server.named import Named
 from jinfercept.server.service import Service
-from jinfercept.server.window import Window
 
 _FRESH_S = 1.0
 """Seconds for which a page is shown again: encoding one takes milliseconds, and anyone may ask."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jinfercept.config import option
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.formats import ALIASES, FORMATS
-from jinfercept.intercept.reasoning import THINKINGS
+from jinfercept.parsers.formats import ALIASES, FORMATS
+from jinfercept.parsers.reasoning import THINKINGS
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"

@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jinfercept.chat import Chats
+from jinfercept.chat.conversation import Chats
 from jinfercept.request import Token
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.encoding import Reply, encode
 from jinfercept.server.errors import ApiError
-from jinfercept.server.hints import read_hints
 from jinfercept.server.logprobs import chat_logprobs
-from jinfercept.server.refusals import check_extras
 from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
 from jinfercept.server.responses_items import check_length, messages_of, read_items, references
 from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
@@ -27,7 +25,9 @@ from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service, service_of, unless_gone
+from jinfercept.server.session_hints import read_hints
 from jinfercept.server.sse import EventStream
+from jinfercept.server.unsupported_fields import check_extras
 from jinfercept.server.usage import UsageCount
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jinfercept.chat import Chats
+from jinfercept.chat.conversation import Chats
 from jinfercept.server.chat_completions import make_chat, server_turns
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
@@ -14,12 +14,12 @@ from jinfercept.server.chat_protocol import (
     ToolDeclaration,
 )
 from jinfercept.server.errors import ApiError
-from jinfercept.server.hints import Hints
 from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
 from jinfercept.server.report_size import check_report
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
 from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service
+from jinfercept.server.session_hints import Hints
 
 _FIELDS = {
     "messages": "input",

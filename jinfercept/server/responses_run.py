@@ -7,7 +7,7 @@ from typing import Any, final
 
 from starlette.responses import Response
 
-from jinfercept.async_streaming import AsyncStream
+from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
 from jinfercept.request import Finished
 from jinfercept.server.encoding import LargeReply, Lazy, Reply

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from jinfercept.intercept.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
+from jinfercept.engine.streaming import StreamEvent
+from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -21,7 +22,6 @@ from jinfercept.server.responses_items import Item, new_item, server_call
 from jinfercept.server.server_turns import ServerTurns, call_reports
 from jinfercept.server.service import check_finish
 from jinfercept.server.usage import UsageCount
-from jinfercept.streaming import StreamEvent
 
 Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
 """How likely tokens were."""

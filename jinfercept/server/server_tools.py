@@ -4,11 +4,11 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
+from jinfercept.chat.function_tools import ChatTool
 from jinfercept.endpoints.calls import owned
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.load import LoadedTools, load_tools
 from jinfercept.errors import ConfigError
-from jinfercept.function_tools import ChatTool
 from jinfercept.server.errors import ApiError
 
 _FIELD = "jinfercept.server_tools"

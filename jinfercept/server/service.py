@@ -14,26 +14,26 @@ from typing import Any, final
 
 from starlette.requests import Request as HttpRequest
 
-from jinfercept.admission import check_request
-from jinfercept.async_streaming import AsyncStream
-from jinfercept.chat import ChatOptions
+from jinfercept.chat.conversation import ChatOptions
+from jinfercept.chat.inputs import check_chars
 from jinfercept.endpoints.inbox import Inbox
+from jinfercept.engine.admission import check_request
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import Reader
 from jinfercept.errors import ConfigError, GrammarError, JinferceptError, PromptLengthError, RequestError
-from jinfercept.inputs import check_chars
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
+from jinfercept.server.event_bridge import Mailbox
 from jinfercept.server.heap import trim_heap
-from jinfercept.server.hidden_turns import HiddenTurns
 from jinfercept.server.keys import Keys
-from jinfercept.server.mailbox import Mailbox
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.preparation import RETRY_S, Preparation
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
-from jinfercept.streaming import Reader
+from jinfercept.server.tool_history import HiddenTurns
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _IDLE_S = 1.0
 """Seconds without a request after which freed memory is given back."""

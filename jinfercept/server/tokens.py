@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from jinfercept.chat_template import ChatTemplate
+from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import JinferceptError
 from jinfercept.server.chat_completions import check_conversation, field_of_chat
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration

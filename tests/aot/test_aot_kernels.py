@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from aot.cuda import compile_for
+from tests.aot.cuda import compile_for
 
 MiB = 1 << 20
 BUCKET = {"num_tokens": 512, "num_rows": 64, "pages_per_row": 128}

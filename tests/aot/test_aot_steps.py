@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 import pytest
-from aot.cuda import compile_for
+from tests.aot.cuda import compile_for
 
-from jinfercept.kv.arrays import TRANSFER_PAGES
+from jinfercept.runner.page_arrays import TRANSFER_PAGES
 
 MODELS = {
     "llama-3-8b": {

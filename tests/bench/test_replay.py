@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny import GOLDEN, tiny_llm
 
-from jinfercept.bench.arrivals import Arrival
 from jinfercept.bench.replay import at_speed_of, different, replay, resize_host, simulation
-from jinfercept.bench.scripted import make_request, random_tokens
-from jinfercept.bench.workload import Script, Segment
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.request import Request
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.workload import Script, Segment
+from tests.support.tiny import GOLDEN, tiny_llm
 
 WRITE = random_tokens(128, seed=3)
 ARRIVALS = [

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import GOLDEN, tiny_llm
 
 from jinfercept.bench.throughput import Work, decode_rate, measure
 from jinfercept.bench.throughput_peers import command_peer, measure_peer
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
+from tests.support.tiny import GOLDEN, tiny_llm
 
 MODEL = str(GOLDEN / "llama_gqa")
 WORK = Work([1, 3], [9], 4)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toolbox import toolbox, until
 
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.hosts import Hosts, is_public
 from jinfercept.errors import ConfigError
+from tests.support.toolbox import toolbox, until
 
 
 class Site(ThreadingHTTPServer):

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from toolbox import toolbox, until
 
 from jinfercept.errors import RequestError
+from tests.support.toolbox import toolbox, until
 
 PERSON = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import QWEN
-from scripted_model import Make
-from toolbox import Toolbox, toolbox, until
 
 from jinfercept import load_tools
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import SamplingParams
+from tests.support.chat_templates import QWEN
+from tests.support.scripted_model import Make
+from tests.support.toolbox import Toolbox, toolbox, until
 
 FUNCTIONS = '''
 import asyncio

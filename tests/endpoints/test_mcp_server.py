@@ -14,13 +14,13 @@ import pytest
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
-from toolbox import toolbox, until
 
 from jinfercept.endpoints.load import load_tools
 from jinfercept.endpoints.mcp_results import result_text
 from jinfercept.errors import ConfigError
+from tests.support.toolbox import toolbox, until
 
-SHOP = Path(__file__).with_name("mcp_shop.py")
+SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 STDIO = f'''
 [[tool]]
 kind = "mcp"

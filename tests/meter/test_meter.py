@@ -5,15 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
-from serving import request, tokens_in
 
-from jinfercept.engine import Engine
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.session import MAX_NAME
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, Names
+from jinfercept.meter.engine_stats import HISTORY_S, Meter
 from jinfercept.meter.histogram import Histogram
-from jinfercept.meter.meter import HISTORY_S, Meter
 from jinfercept.meter.overview import SHOWN, overview
 from jinfercept.meter.pauses import UNKNOWN
 from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
@@ -21,7 +20,8 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import Knowledge
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.session import MAX_NAME
+from tests.support.fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
+from tests.support.serving import request, tokens_in
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)

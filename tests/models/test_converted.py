@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
 from jinfercept.models.load import load, read_config
-from jinfercept.tokenizer import Tokenizer, load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -15,16 +15,16 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from scripted_model import byte_tokenizer
 
 from jinfercept.errors import ModelError
-from jinfercept.gguf_vocab import read_vocab
 from jinfercept.models import torch_weights
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import read_config
 from jinfercept.models.load import load
 from jinfercept.models.torch_weights import TorchFile
-from jinfercept.tokenizer import load_tokenizer
+from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.tokenizer.tokenizer import load_tokenizer
+from tests.support.scripted_model import byte_tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NUMBERS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 62, (1 << 63) - 1, (1 << 64) - 1]

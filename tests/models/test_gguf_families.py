@@ -7,11 +7,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from dense_model import logits
 from safetensors.numpy import load_file
 
 from jinfercept.errors import ModelError
 from jinfercept.models.load import load, read_config
+from tests.support.dense_model import logits
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RENAMED = (

@@ -6,13 +6,13 @@ import gguf
 import jax
 import numpy as np
 import pytest
-from dense_model import logits
 
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded, gguf_weights
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.gguf_weights import halves_apart
 from jinfercept.models.load import load
+from tests.support.dense_model import logits
 
 E, H, K, D, F, V = 256, 4, 2, 64, 512, 50  # rows of whole blocks, which have up to 256 values
 METADATA = {

@@ -99,6 +99,6 @@ def test_the_embedded_model_dequantised_takes_less_than_a_fifth_more_than_its_we
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_converted_model_takes_less_than_a_fifth_more_than_its_weights(tmp_path, dtype):
-    subprocess.run([sys.executable, "-m", "jinfercept.cli", "convert", "smollm2-135m", tmp_path], check=True)
+    subprocess.run([sys.executable, "-m", "jinfercept", "convert", "smollm2-135m", tmp_path], check=True)
     weights, grown = peak(tmp_path, dtype)
     assert grown < 1.2 * weights

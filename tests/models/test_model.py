@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_model import dense_attend, logits
 
 from jinfercept.models.load import load
 from jinfercept.models.model import Model
+from tests.support.dense_model import dense_attend, logits
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TINY = (

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 os.environ["NPROC"] = "16"
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
 import jax.numpy as jnp
-from pallas.test_attention import Shapes, make_step, reference
 
 from jinfercept.pallas.mosaic_attention import paged_attention_mosaic
+from tests.pallas.test_attention import Shapes, make_step, reference
 
 
 def main() -> None:

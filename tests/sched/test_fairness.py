@@ -7,11 +7,8 @@ from random import Random
 from statistics import mean
 
 import pytest
-from desk import Desk, names
 
-from jinfercept.bench.scripted import ScriptedEndpoints
-from jinfercept.bench.simulator import PricedRunner, Prices, VirtualClock
-from jinfercept.engine import Engine
+from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Finished, Request, SamplingParams, Token
 from jinfercept.sched.estimator import ElapsedEstimator
@@ -22,6 +19,9 @@ from jinfercept.sched.profile import load_profile
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sim.scripted import ScriptedEndpoints
+from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+from tests.support.scheduling import Desk, names
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 import pytest
 from hypothesis import given, settings
-from worlds import BUCKETS, ESTIMATORS, MAX_SEQS, NEVER, SIZE, Play, World, hangs, worlds
 
-from jinfercept.bench.arrivals import Arrival
-from jinfercept.bench.workload import Script, Segment
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sched.room import IDLE_STEP_S
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.step_budget import IDLE_STEP_S
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.workload import Script, Segment
+from tests.support.worlds import BUCKETS, ESTIMATORS, MAX_SEQS, NEVER, SIZE, Play, World, hangs, worlds
 
 
 class Patience:

@@ -1,10 +1,10 @@
 """However much a policy wants to move, a plan carries no more pages than there is device memory for on their way."""
 
 import pytest
-from fakes import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
 
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, Result, SamplingParams
+from tests.support.fakes import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
 
 MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)

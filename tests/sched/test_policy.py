@@ -1,7 +1,6 @@
 """Where each simple policy puts a paused context, and what it gives when somebody needs a page."""
 
 import pytest
-from fakes import AffineCost, FakeRunner
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
@@ -9,6 +8,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, scripted, swap
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
+from tests.support.fakes import AffineCost, FakeRunner
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING

@@ -11,7 +11,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.gpu import GPUS
+from jinfercept.sched.data_sheets import GPUS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, ModelNumbers, Profile, load_profile, roofline
 

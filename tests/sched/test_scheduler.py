@@ -1,7 +1,5 @@
 """Who runs, who waits and what moves, plan by plan, on a runner that checks where every token's KV is."""
 
-from desk import CopyEverything, Desk, names
-from fakes import VOCAB
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +7,8 @@ from jinfercept.kv.store import PageCopy
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 from jinfercept.sched.sequence import State
+from tests.support.fakes import VOCAB
+from tests.support.scheduling import CopyEverything, Desk, names
 
 # -- order -------------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 """Whose pages give way, and what crosses the link: plans under every shortage."""
 
 import pytest
-from desk import SIZE, CopyEverything, Desk, residencies
-from fakes import POLICIES
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import improved_discard, preserve, scripted, swap
 from jinfercept.sched.sequence import State
+from tests.support.fakes import POLICIES
+from tests.support.scheduling import SIZE, CopyEverything, Desk, residencies
 
 # -- slots -------------------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from chat_templates import QWEN
-from scripted_model import Make, Scripted
-from served import Running, running
-from shopkeeper import shop
+
+from tests.support.chat_templates import QWEN
+from tests.support.scripted_model import Make, Scripted
+from tests.support.served import Running, running
+from tests.support.shopkeeper import shop
 
 
 @pytest.fixture(scope="session")

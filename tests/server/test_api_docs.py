@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from served import Running, running
+
+from tests.support.served import Running, running
 
 PATHS = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/openapi.json")
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from responding import ASKED, CALL, QUESTION
-from scripted_model import Scripted
-from served import END, MODEL, Running, prompt_of
 
-SHOP = Path(__file__).parents[1] / "endpoints" / "mcp_shop.py"
+from tests.support.responses import ASKED, CALL, QUESTION
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running, prompt_of
+
+SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 ANSWER = "It costs 23."
 
 
@@ -160,7 +161,7 @@ def litellm(served: Running) -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_litellm_asks_streams_and_calls_tools(litellm: Any, scripted: Scripted) -> None:
-    from responding import CHAT_PRICE
+    from tests.support.responses import CHAT_PRICE
 
     scripted.follow(prompt_of(scripted, ASKED) + ANSWER + END)
     said = litellm()

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from scripted_model import Scripted
-from served import END, MODEL, Running
+
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running
 
 
 def test_a_text_goes_on(served: Running, scripted: Scripted) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from scripted_model import Scripted
-from served import MODEL, Running, running, until
 
-from jinfercept.bench.soak_hostile import ATTACKS, Attacker
 from jinfercept.server.framing import Framing
+from tests.soak.hostile import ATTACKS, Attacker
+from tests.support.scripted_model import Scripted
+from tests.support.served import MODEL, Running, running, until
 
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
 TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from scripted_model import Scripted
-from served import Running, running
-from waiting_calls import ask
 
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.inbox import Inbox
+from tests.support.scripted_model import Scripted
+from tests.support.served import Running, running
+from tests.support.waiting_calls import ask
 
 
 @pytest.fixture

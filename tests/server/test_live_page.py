@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from scripted_model import Scripted
-from served import END, Running, prompt_of, running, until
-from waiting_calls import ask
 
 from jinfercept.endpoints.inbox import Inbox
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, Running, prompt_of, running, until
+from tests.support.waiting_calls import ask
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_model import Scripted
-from served import END, MODEL, Running, prompt_of, running
-from shopkeeper import BUY, QUESTION, ask, asks, says
 
 from jinfercept.request import Keep
 from jinfercept.server import metrics as server_metrics
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running, prompt_of, running
+from tests.support.shopkeeper import BUY, QUESTION, ask, asks, says
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -3,15 +3,15 @@
 import re
 from collections import Counter
 
-from docs_blocks import DOCS
 from prometheus_client.metrics_core import Metric
-from served import Running
 
 from jinfercept.meter.counts import Counts, ToolCounts
-from jinfercept.meter.meter import Pages
-from jinfercept.sched.draft import Counters
+from jinfercept.meter.engine_stats import Pages
+from jinfercept.sched.plan_builder import Counters
+from jinfercept.server.engine_snapshot import Look
 from jinfercept.server.exposition import Reading, families
-from jinfercept.server.window import Look
+from tests.support.docs_blocks import DOCS
+from tests.support.served import Running
 
 PAGE = (DOCS / "metrics.md").read_text()
 ROW = re.compile(r"^\| `((?:vllm|jinfercept):\w+)` \| (\w+) \| (.*) \|$", re.MULTILINE)

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted_model import Scripted
-from served import Running
+
+from tests.support.scripted_model import Scripted
+from tests.support.served import Running
 
 _CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
 """What a document cannot say, a server may refuse: templates, contexts that are too long, grammars."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from scripted_model import Scripted
-from served import Running, running, until
 
 from jinfercept.server.errors import ApiError
 from jinfercept.server.preparation import HEAVY_BYTES, MAX_WAITING_BYTES, Preparation
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.scripted_model import Scripted
+from tests.support.served import Running, running, until
 
 LARGE = HEAVY_BYTES + 1
 HELD = "hold this"

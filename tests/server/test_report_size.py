@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from scripted_model import Scripted
-from served import END, Running
 
-from jinfercept.forks import forks
+from jinfercept.engine.parallel_sampling import forks
 from jinfercept.request import CompletionOutput, Logprob, Request, RequestMetrics, RequestOutput, SamplingParams
 from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy, encode, encode_parts
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import MAX_ENTRIES, check_report
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, Running
 
 ROOM = 2**15
 

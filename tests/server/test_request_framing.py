@@ -12,10 +12,10 @@ from random import Random
 
 import h11
 import pytest
-from scripted_model import Scripted
-from served import Running, running, until
 
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from tests.support.scripted_model import Scripted
+from tests.support.served import Running, running, until
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -6,11 +6,11 @@ from typing import Any
 import openai
 import pytest
 from pydantic import BaseModel
-from responding import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
-from scripted_model import Scripted
-from served import END, MODEL, Running, prompt_of
 
-from jinfercept.server.hints import Hints, with_hints
+from jinfercept.server.session_hints import Hints, with_hints
+from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running, prompt_of
 
 
 def test_a_question_is_answered(served: Running, scripted: Scripted) -> None:

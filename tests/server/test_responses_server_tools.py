@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from openai.types.responses.response_output_item import McpCall
-from scripted_model import Scripted
-from served import MODEL, Running, until
-from shopkeeper import ALL, QUESTION, asks, called, returned, says, shop
+
+from tests.support.scripted_model import Scripted
+from tests.support.served import MODEL, Running, until
+from tests.support.shopkeeper import ALL, QUESTION, asks, called, returned, says, shop
 
 HOW_MUCH = QUESTION[0]["content"]
 THANKS = "Thanks"

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
-from responding import ASKED, QUESTION, answer, says
-from scripted_model import Scripted
-from served import END, MODEL, Running, running, until
 
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item, new_item, read_items, references
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_store import ResponseStore, Stored, measured
+from tests.support.responses import ASKED, QUESTION, answer, says
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running, running, until
 
 
 def stored(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json
-from served import MODEL, Running, running, until
 
 from jinfercept.server import route
 from jinfercept.server.chat_protocol import ChatBody
@@ -20,7 +19,8 @@ from jinfercept.server.http_protocol import MAX_HEAD_BYTES
 from jinfercept.server.protocol import Body
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.tokens import DetokenizeBody, TokenizeBody
-from jinfercept.tokenizer import Tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.served import MODEL, Running, running, until
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

@@ -13,15 +13,15 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from scripted_model import Scripted
-from served import MODEL, Running, running, until
 
-from jinfercept.cli import main
+from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.server.log_lines import JsonFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import Server, listen
 from jinfercept.server.service import Service
+from tests.support.scripted_model import Scripted
+from tests.support.served import MODEL, Running, running, until
 
 QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
 LONG: Any = {
@@ -178,7 +178,7 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
 def test_the_command_serves_prints_where_and_drains_on_sigterm() -> None:
     golden = Path(__file__).parents[1] / "golden" / "llama_gqa"
     flags = ["--port", "0", "--kv-tokens", "512", "--max-num-batched-tokens", "32", "--profile", "paper-gptj-6b-a100"]
-    command = [sys.executable, "-m", "jinfercept.cli", "serve", str(golden), *flags, "--served-model-name", "tiny"]
+    command = [sys.executable, "-m", "jinfercept", "serve", str(golden), *flags, "--served-model-name", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
@@ -206,7 +206,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.Ca
 
 
 def test_without_its_packages_the_command_says_what_to_install() -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; from jinfercept.cli import main; sys.exit(main(['serve', 'x']))"
+    code = "import sys; sys.modules['uvicorn'] = None; from jinfercept.cli.main import main; sys.exit(main(['serve', 'x']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'jinfercept[serve]'" in done.stderr

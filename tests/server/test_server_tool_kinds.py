@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_model import Scripted
-from served import until
-from shopkeeper import QUESTION, ask, called, returned, says, shop
 
-MCP_SHOP = Path(__file__).parents[1] / "endpoints" / "mcp_shop.py"
+from tests.support.scripted_model import Scripted
+from tests.support.served import until
+from tests.support.shopkeeper import QUESTION, ask, called, returned, says, shop
+
+MCP_SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 BOSS = """
 [[tool]]
 kind = "person"

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import openai
 import pytest
 from openai import OpenAI
-from responding import QUESTION, answer, says
-from scripted_model import Scripted
-from served import END, MODEL, Running, running, until
 
 from jinfercept.server.responses_store import ResponseStore
+from tests.support.responses import QUESTION, answer, says
+from tests.support.scripted_model import Scripted
+from tests.support.served import END, MODEL, Running, running, until
 
 
 @pytest.fixture

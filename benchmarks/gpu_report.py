@@ -1,0 +1,279 @@
+"""`python -m benchmarks gpu-report`: files of the GPU suite as one table against the aims, with details and a picture.
+
+Every figure says on which device and when it was measured. Runs with tiny shapes, or without a GPU, prove the suite and
+nothing else: no figure is taken from them. Imports no JAX.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.gpu_aims import AIMS, Parts, Rows
+from jinfercept.errors import ConfigError
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_writable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+VERSION = 1
+DETAILS: Mapping[str, Sequence[str]] = {
+    "transfers": (
+        "step",
+        "parts",
+        "way",
+        "share",
+        "pages",
+        "step_s",
+        "dispatch_s",
+        "slowdown",
+        "bytes_per_s",
+        "link_share",
+    ),
+    "ceilings": ("what", "way", "bytes", "arrays", "bytes_per_s", "flops_per_s"),
+    "correctness": ("check", "heads", "model", "page_size", "dtype", "seed", "policy", "error", "limit", "ok"),
+    "kernels": (
+        "heads",
+        "rows",
+        "chunk",
+        "context",
+        "implementation",
+        "seconds",
+        "copy_share",
+        "matmul_share",
+        "error",
+    ),
+    "torch_peer": (
+        "heads",
+        "rows",
+        "chunk",
+        "context",
+        "implementation",
+        "seconds",
+        "bytes_per_s",
+        "flops_per_s",
+        "error",
+    ),
+    "steps": (
+        "model",
+        "layers_per_step",
+        "step",
+        "batch",
+        "context",
+        "chunk",
+        "seconds",
+        "dispatch_s",
+        "bound",
+        "times",
+    ),
+    "idle": ("model", "depth", "batch", "context", "method", "step_s", "idle_share", "largest_gap_s"),
+    "policies": (
+        "policy",
+        "latency",
+        "ttft_s",
+        "recomputed_tokens",
+        "copied_out_tokens",
+        "copied_in_tokens",
+        "unfinished",
+    ),
+}
+"""The columns of every part's table; what a row lacks is empty."""
+
+
+class Measured(NamedTuple):
+    """One file.
+
+    Attributes:
+        path: of the file.
+        device: its name, or what there was instead.
+        date: when the suite began.
+        commit: what ran.
+        counts: on a GPU, and not tiny: figures may be taken from it.
+        parts: rows of every part.
+        endings: of every part that did not end well, how it ended.
+    """
+
+    path: str
+    device: str
+    date: str
+    commit: str
+    counts: bool
+    parts: Parts
+    endings: Mapping[str, str]
+
+
+def gpu_report(files: Sequence[str], *, out: str | None, plot: str | None) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        files: of `tools/gpu_suite`.
+        out: Markdown file to write, with all details; else the table goes to standard output.
+        plot: picture to write.
+
+    Raises:
+        ConfigError: a file is not one of the suite's, or something cannot be written.
+    """
+    for path, flag in ((out, "--out"), (plot, "--plot")):
+        if path:
+            check_writable(path, flag)
+    if plot:
+        check_drawing(plot)
+    measured = [read(path) for path in files]
+    summary = aims_table(measured)
+    print(summary)
+    if out:
+        Path(out).write_text(f"# GPU figures\n\n{summary}\n{details(measured)}", encoding="utf-8")
+    if plot:
+        draw(measured, plot)
+    return 0
+
+
+def read(path: str) -> Measured:
+    """A file of the suite. Raises `ConfigError` if it is none."""
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+        version, machine, parts = report["version"], report["machine"], report["parts"]
+        devices = [part["device"] for part in parts.values() if "device" in part]
+        assert version == VERSION, f"version {version}"
+        return Measured(
+            path=path,
+            device=devices[0] if devices else "no GPU",
+            date=report["date"],
+            commit=(machine["commit"] or "unknown")[:12],
+            counts=bool(devices) and not report["tiny"],
+            parts={name: part["rows"] for name, part in parts.items()},
+            endings={name: _ending(part) for name, part in parts.items() if part["status"] != "done"},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        fix = "name files that tools/gpu_suite of this version has written"
+        raise ConfigError("not a file of the GPU suite", got=f"{path} ({error!r})", fix=fix) from None
+
+
+def aims_table(measured: Sequence[Measured]) -> str:
+    """The aims in Markdown, a line for every figure; `not measured` where there is none."""
+    lines = ["| aim | of | reached | met | measured on |", "|---|---|---|---|---|"]
+    for aim in AIMS:
+        found = [(run, figure) for run in measured if run.counts for figure in aim.figures(run.parts)]
+        for run, figure in found:
+            where = f"{run.device}, {run.date[:10]}"
+            lines.append(
+                f"| {aim.text} | {figure.what} | {figure.reached} | {'yes' if figure.met else 'no'} | {where} |"
+            )
+        if not found:
+            lines.append(f"| {aim.text} | | not measured | | |")
+    for run in measured:
+        if not run.counts:
+            lines.append(
+                f"\n{run.path}: tiny shapes or no GPU ({run.device}); it proves the suite, and gives no figure."
+            )
+        lines += [f"\n{run.path}: {name} {ending}." for name, ending in run.endings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def details(measured: Sequence[Measured]) -> str:
+    """All rows in Markdown, a section for every file and a table for every part."""
+    lines: list[str] = []
+    for run in measured:
+        lines.append(f"\n## {run.device}, {run.date}, commit {run.commit}\n")
+        for name, rows in run.parts.items():
+            columns = [column for column in DETAILS[name] if any(_value(row, column) is not None for row in rows)]
+            if columns:
+                lines += [f"\n### {name}\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+                lines += [f"| {' | '.join(_cell(column, _value(row, column)) for column in columns)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def draw(measured: Sequence[Measured], path: str) -> None:
+    """Link, transfers, decode attention and decode steps of all runs. Raises `ConfigError` as `check_drawing` does."""
+    check_drawing(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 9), layout="constrained")
+    link, transfers, decode, steps = figure.subplots(2, 2).flat
+    for run in measured:
+        name = f"{run.device}, {run.date[:10]}" if run.counts else f"{run.device}: proves nothing"
+        _draw_link(link, name, run.parts.get("ceilings", ()))
+        _draw_transfers(transfers, name, run.parts.get("transfers", ()))
+        _draw_decode(decode, name, run.parts.get("kernels", ()))
+        _draw_steps(steps, name, run.parts.get("steps", ()))
+    for axes in (link, transfers, decode, steps):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+
+
+def _draw_link(axes: "Axes", name: str, rows: Rows) -> None:
+    for way in ("out", "in", "both"):
+        points = [
+            (row["bytes"], row["bytes_per_s"] / 1e9)
+            for row in rows
+            if row["what"] == "link" and row["way"] == way and row["arrays"] == 1
+        ]
+        _curve(axes, points, f"{way}, {name}")
+    axes.set(title="pinned host link", xlabel="bytes of one array", ylabel="GB/s", xscale="log")
+
+
+def _draw_transfers(axes: "Axes", name: str, rows: Rows) -> None:
+    for way in ("out", "in", "both"):
+        for parts in sorted({row["parts"] for row in rows}):
+            points = [
+                (row["link_share"], row["slowdown"])
+                for row in rows
+                if row["way"] == way and row["parts"] == parts and row["step"] == "decode"
+            ]
+            _curve(axes, points, f"{way}, {parts} parts, {name}")
+    axes.set(title="decode steps under transfers", xlabel="share of the link's bandwidth", ylabel="growth of step time")
+
+
+def _draw_decode(axes: "Axes", name: str, rows: Rows) -> None:
+    kinds = sorted({(row["implementation"], row["heads"], row["rows"]) for row in rows if row["chunk"] == 1})
+    for kind in kinds:
+        points = [
+            (row["context"], row["copy_share"])
+            for row in rows
+            if row["chunk"] == 1 and "error" not in row and kind == (row["implementation"], row["heads"], row["rows"])
+        ]
+        _curve(axes, points, f"{kind[0]}, {kind[1]}, batch {kind[2]}, {name}")
+    axes.set(title="paged decode", xlabel="context", ylabel="share of the copy bandwidth", xscale="log")
+
+
+def _draw_steps(axes: "Axes", name: str, rows: Rows) -> None:
+    decoding = [row for row in rows if row["step"] == "decode"]
+    for kind in sorted({(row["model"], row["batch"], row["layers_per_step"]) for row in decoding}):
+        points = [
+            (row["context"], row["times"])
+            for row in decoding
+            if kind == (row["model"], row["batch"], row["layers_per_step"])
+        ]
+        _curve(axes, points, f"{kind[0]}, batch {kind[1]}, {kind[2]} layers a step, {name}")
+    axes.set(title="decode steps", xlabel="context", ylabel="times the roofline", xscale="log")
+
+
+def _curve(axes: "Axes", points: Sequence[tuple[float, float]], label: str) -> None:
+    if points:
+        axes.plot(*zip(*sorted(points), strict=True), marker=".", label=label)
+
+
+def _ending(part: Mapping[str, Any]) -> str:
+    last = part.get("error", "").strip().splitlines()[-1:]
+    return ": ".join([f"{part['status']} after {len(part['rows'])} rows", *last])
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    if column == "latency":
+        column, row = "mean", row["normalized_latency_paper_ms_per_token"]
+    value = row.get(column)
+    return value["mean"] if isinstance(value, Mapping) else value
+
+
+def _cell(column: str, value: Any) -> str:
+    """A value with its unit, as the column's name says."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value).replace("|", "/")
+    if column.endswith("_s") and not column.endswith("per_s") and column != "ttft_s":
+        return f"{1e3 * value:.3f} ms"
+    if column.endswith("per_s"):
+        return f"{value / 1e12:.2f} T/s" if value > 1e12 else f"{value / 1e9:.2f} G/s"
+    return f"{value:.1%}" if column.endswith("share") or column == "slowdown" else f"{value:.3g}"

@@ -1,0 +1,122 @@
+"""Whether the device computes the same as the CPU: kernels against the reference, and tiny models' tokens.
+
+Rows of kernels: `check`, `heads`, `page_size`, `dtype`, `seed`, `error` (‖out − reference‖ / ‖reference‖), `limit`, `ok`.
+Slots that no query sees hold NaN, so that reading one shows. Rows of tokens: `model`, `policy`, `requests`, `different`,
+`tokens`, `copied_in_tokens`, `ok`; the same requests are served here and on the CPU, with scripted calls and a contended pool.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
+from benchmarks.gpu_suite.sizes import Heads, Row, Sizes
+from jinfercept.models.config import ModelConfig
+from jinfercept.pallas.attention import available, paged_attention
+from jinfercept.pallas.layout import Batch, kv_shape
+from jinfercept.pallas.reference import paged_attention_reference
+
+SEEDS = (0, 1)
+DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)
+CHUNKS = ((0, 130), (513, 77), (40, 2))  # (tokens before it, query tokens)
+POLICIES = ("swap", "copy_ahead")
+
+
+def rows(sizes: Sizes) -> Iterator[Row]:
+    """Check kernels, then models."""
+    for heads in sizes.checked_heads:
+        for page_size in sizes.checked_pages:
+            for dtype, limit in sizes.checked_dtypes.items():
+                yield from _check_kernels(Heads("", *heads), page_size, dtype, limit)
+    for name, config in sizes.checked_models.items():
+        yield from _check_tokens(name, config)
+
+
+def _check_kernels(heads: Heads, page_size: int, dtype: str, limit: float) -> Iterator[Row]:
+    reference, cpu = jax.jit(paged_attention_reference), jax.local_devices(backend="cpu")[0]
+    for name in available(dtype, dtype, heads.dim, page_size):
+        run = jax.jit(partial(paged_attention, implementation=name))
+        for seed in SEEDS:
+            q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))
+            expected = np.asarray(reference(*jax.device_put((_wide(q), _wide(pages), batch), cpu)))
+            found = np.asarray(_wide(run(q, pages, batch)))
+            error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+            yield {
+                "check": f"{name} attention",
+                "heads": f"{heads.query}/{heads.kv} × {heads.dim}",
+                "page_size": page_size,
+                "dtype": dtype,
+                "seed": seed,
+                "error": error if np.isfinite(error) else repr(error),
+                "limit": limit,
+                "ok": error <= limit,
+            }
+
+
+def _wide(array: jax.Array) -> jax.Array:
+    return array.astype(jnp.float32)
+
+
+def _inputs(heads: Heads, page_size: int, dtype: str, rng: np.random.Generator) -> tuple[jax.Array, jax.Array, Batch]:
+    """Queries; pages, of which only what the rows see is a number; the rows' batch, with padding."""
+    spans = [(context - 1, 1) for context in rng.permutation(DECODE_CONTEXTS).tolist()]
+    spans += [(before, tokens) for before, tokens in rng.permutation(CHUNKS).tolist()]
+    contexts = [start + tokens for start, tokens in spans]
+    width = -(-max(contexts) // page_size) + 1
+    num_pages = 2 + sum(-(-context // page_size) for context in contexts)
+    free = iter(1 + rng.permutation(num_pages - 1))
+    tables = np.zeros((len(spans), width), np.int32)
+    pages = np.full(kv_shape(num_pages, page_size, heads.kv, heads.dim), np.nan, np.float32)
+    for row, context in enumerate(contexts):
+        for index in range(-(-context // page_size)):
+            tables[row, index] = page = next(free)
+            written = min(page_size, context - index * page_size)
+            pages[page, :written] = rng.standard_normal((written, *pages.shape[2:]))
+    batch = make_batch(spans, tables, page_size, spare_tokens=5, spare_rows=2)
+    return random_queries(heads, batch.tokens.shape[0], dtype), jnp.asarray(pages, dtype), batch
+
+
+def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
+    from jinfercept.bench.replay import different, replay
+    from jinfercept.llm import LLM
+    from jinfercept.models.dummy import random_params
+    from jinfercept.models.model import Model
+    from jinfercept.sim.arrivals import Arrival
+    from jinfercept.sim.scripted import make_request, random_tokens
+    from jinfercept.sim.workload import Script, Segment
+
+    write = random_tokens(config.vocab_size, 0)
+    script = Script("chat", 20, (Segment(6, 0.05, 7), Segment(5, 0.03, 9), Segment(6, None, 0)))
+    arrivals = [Arrival(0.005 * number, script._replace(prompt=16 + number % 7)) for number in range(12)]
+    requests = [(at_s, make_request(number, one, write)) for number, (at_s, one) in enumerate(arrivals)]
+    cpu = jax.local_devices(backend="cpu")[0]
+    with jax.default_device(cpu):
+        params = random_params(config, "float32", 0)
+    flags: dict[str, Any] = {
+        "page_size": 8,
+        "kv_tokens": 256,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 8,
+    }
+    flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True, "quiet": True}
+    with LLM(Model(config), params=jax.device_put(params, cpu), attention="cpu", **flags) as llm:
+        expected = replay(llm, "copy_ahead", requests, write, 30.0)
+    here = jax.device_put(params, jax.devices()[0])
+    with LLM(Model(config), params=here, **flags) as llm:
+        for policy in POLICIES:
+            found = replay(llm, policy, requests, write, 30.0)
+            wrong = different(found.streams, expected.streams)
+            yield {
+                "check": "tokens",
+                "model": name,
+                "policy": policy,
+                "requests": len(found.streams),
+                "different": wrong,
+                "tokens": sum(map(len, found.streams.values())),
+                "copied_in_tokens": found.report["copied_in_tokens"],
+                "ok": not wrong and len(found.streams) == len(requests),
+            }

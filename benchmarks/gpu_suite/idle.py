@@ -1,0 +1,129 @@
+"""How much of the time the device has nothing to do while the whole engine decodes, at depth 0 and 1.
+
+On a GPU a profiler's trace says so: what no kernel covers between the first and the last. Elsewhere, and where the trace has
+no device, the wall time of a step is compared with that of the same steps submitted without reading any. Rows: `model`,
+`depth`, `batch`, `context`, `method` (trace or wall), `idle_share`, `step_s`, `lines` (that the trace had); from a trace also
+`busy_s` and `largest_gap_s`.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+
+from benchmarks.gpu_suite.plans import settled, step
+from benchmarks.gpu_suite.sizes import Row, Sizes
+from jinfercept.llm import LLM
+from jinfercept.request import Request, SamplingParams, Token
+from jinfercept.sched.plan import StepPlan
+from jinfercept.sim.scripted import random_tokens
+
+WARM_STEPS = 8
+TURNS = 3
+KERNEL_LINES = ("Kernel", "Compute")
+"""What a trace's lines of streams that run kernels have in their names."""
+
+
+def rows(sizes: Sizes) -> Iterator[Row]:
+    """Measure the first model at both depths."""
+    name, config = next(iter(sizes.models.items()))
+    batch, context = sizes.transfer_rows
+    most = context + 2 + (1 + TURNS) * (WARM_STEPS + sizes.idle_steps)
+    flags: dict[str, Any] = {
+        "dtype": sizes.dtype,
+        "page_size": sizes.page_size,
+        "max_num_seqs": batch,
+        "max_model_len": most,
+    }
+    flags |= {
+        "kv_tokens": batch * (most + sizes.page_size),
+        "max_num_batched_tokens": max(sizes.policies.bucket, batch),
+        "quiet": True,
+    }
+    with LLM(config, load_format="dummy", profile="paper-gptj-6b-a100", **flags) as llm:
+        for depth in (0, 1):
+            llm.restart(pipeline_depth=depth)
+            row = _measure(sizes, llm, batch, context, most)
+            yield {"model": name, "depth": depth, "batch": batch, "context": context} | row
+
+
+def _measure(sizes: Sizes, llm: LLM, batch: int, context: int, most: int) -> Row:
+    _start_decoding(llm, batch, context, most)
+    seconds = median(_steps(llm, sizes.idle_steps) for _ in range(TURNS)) / sizes.idle_steps
+    lines = _traced(llm, sizes.idle_steps)
+    llm.engine.close()
+    kernels = [span for name, spans in lines.items() if any(word in name for word in KERNEL_LINES) for span in spans]
+    row: Row = {"step_s": seconds, "lines": sorted(lines)}
+    if kernels:
+        return row | {"method": "trace"} | gaps(kernels)
+    return row | {"method": "wall", "idle_share": max(0.0, 1 - _queued_s(sizes, llm, batch, context) / seconds)}
+
+
+def _start_decoding(llm: LLM, batch: int, context: int, most: int) -> None:
+    """Submit requests and step until all of them decode."""
+    write = random_tokens(llm.model.config.vocab_size, 0)
+    params = SamplingParams(temperature=0.0, max_tokens=most - context - 1, ignore_eos=True)
+    for number in range(batch):
+        llm.engine.submit(Request(str(number), write(number, 0, context), params))
+    begun: set[str] = set()
+    while len(begun) < batch:
+        begun |= {event.request_id for event in llm.engine.step() if isinstance(event, Token)}
+        assert llm.engine.has_work, "a step failed, and the requests with it"
+    _steps(llm, WARM_STEPS)
+
+
+def _steps(llm: LLM, count: int) -> float:
+    started_s = time.perf_counter()
+    for _ in range(count):
+        llm.engine.step()
+    return time.perf_counter() - started_s
+
+
+def _traced(llm: LLM, count: int) -> dict[str, list[tuple[float, float]]]:
+    """(start, end) in ns of everything on a device's streams, by line, while the engine takes some steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            _steps(llm, count)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for path in Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+                for line in plane.lines if plane.name.startswith("/device:GPU") else ():
+                    if line.name.startswith("Stream"):
+                        spans = lines.setdefault(line.name, [])
+                        spans += ((event.start_ns, event.start_ns + event.duration_ns) for event in line.events)
+    return lines
+
+
+def gaps(spans: Iterable[tuple[float, float]]) -> Row:
+    """What of the time between the first start and the last end no span covers; spans are (start, end) in ns."""
+    spans = sorted(spans)
+    first, end = spans[0]
+    idle = largest = 0.0
+    for start, stop in spans:
+        if start > end:
+            idle, largest = idle + start - end, max(largest, start - end)
+        end = max(end, stop)
+    return {
+        "idle_share": idle / (end - first),
+        "busy_s": (end - first - idle) / 1e9,
+        "largest_gap_s": largest / 1e9,
+    }
+
+
+def _queued_s(sizes: Sizes, llm: LLM, batch: int, context: int) -> float:
+    """Seconds of such a step when many are submitted and only the last one is read."""
+    plan = step(llm.shape, batch, context)
+    llm.runner.collect(llm.runner.submit(plan))
+    plan = settled(plan)
+
+    def turn(plan: StepPlan) -> float:
+        started_s = time.perf_counter()
+        tickets = [llm.runner.submit(plan) for _ in range(sizes.idle_steps)]
+        llm.runner.collect(tickets[-1])
+        return (time.perf_counter() - started_s) / sizes.idle_steps
+
+    return median(turn(plan) for _ in range(TURNS))

@@ -1,0 +1,66 @@
+"""What a client's requests came to, as plain values and as cells of a table."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from jinfercept.bench.openai_client import Reply
+from jinfercept.sim.tables import number_text
+
+Report = dict[str, Any]
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Mean and percentiles of the values that there are; None if there are none."""
+    found = sorted(value for value in values if value is not None)
+    if not found:
+        return None
+    of = {f"p{percent}": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 90, 99)}
+    return {"mean": fmean(found)} | of
+
+
+def share(part: int | None, whole: int | None) -> float | None:
+    """Of something; None if one of them is not known."""
+    return part / whole if part is not None and whole else None
+
+
+def row(reply: Reply, origin_s: float) -> dict[str, Any]:
+    """A request as plain values; times are seconds, `sent_s` since the origin."""
+    return {
+        "sent_s": reply.sent_s - origin_s,
+        "ttft_s": reply.first_s,
+        "seconds": reply.seconds,
+        "pieces": len(reply.piece_s),
+        "prompt_tokens": reply.prompt_tokens,
+        "cached_tokens": reply.cached_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "error": reply.error,
+        "detail": reply.detail,
+    }
+
+
+def total(values: Iterable[int | None]) -> int | None:
+    """Their sum; None if a server does not count."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if found and len(known) == len(found) else None
+
+
+def number(value: float | None) -> str:
+    """In a table."""
+    return "-" if value is None else number_text(value)
+
+
+def percent(value: float | None) -> str:
+    """A share in a table."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def failures(reports: Sequence[Report]) -> list[str]:
+    """For each server and way to fail, what the first one said; nothing of those that said nothing."""
+    firsts: dict[tuple[str, str], str] = {}
+    for one in reports:
+        for asked in one["rows"]:
+            if asked["detail"]:
+                firsts.setdefault((one["server"], asked["error"]), asked["detail"])
+    return [f"{server}: {error}: {detail}" for (server, error), detail in firsts.items()]

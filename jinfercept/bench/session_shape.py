@@ -1,0 +1,76 @@
+"""Sessions that are all alike, and what the commands that play them share: checks, displays, files."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jinfercept.bench.conversations import Style
+from jinfercept.bench.servers import Servers
+from jinfercept.bench.tool_times import DrawSeconds
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.tables import check_least
+from jinfercept.sim.workload import Script, Segment
+
+
+class Shape(NamedTuple):
+    """Sessions that are all alike but for what is said and how long tools take.
+
+    Attributes:
+        turns: answers of a session; between them its tools run.
+        prompt_tokens: of its first message, the system prompt not counted.
+        tool_tokens: of a tool's result.
+        new_tokens: of an answer.
+        tool_seconds: how long a tool takes.
+    """
+
+    turns: int
+    prompt_tokens: int
+    tool_tokens: int
+    new_tokens: int
+    tool_seconds: DrawSeconds
+
+    def check(self) -> None:
+        """Raise `ConfigError` if it is out of range."""
+        check_least("--turns", self.turns, 1)
+        check_least("--prompt-tokens", self.prompt_tokens, 1)
+        check_least("--tool-tokens", self.tool_tokens, 1)
+        check_least("--new-tokens", self.new_tokens, 1)
+
+    def script(self, rng: Random) -> Script:
+        """A session."""
+        calls = [Segment(self.new_tokens, self.tool_seconds(rng), self.tool_tokens) for _ in range(self.turns - 1)]
+        return Script("agent", self.prompt_tokens, (*calls, Segment(self.new_tokens, None, 0)))
+
+
+def check(servers: Servers, style: Style, shape: Shape, json_path: str | None, plot_path: str | None) -> None:
+    """Raise `ConfigError` for what cannot work, before anything is started."""
+    servers.check()
+    shape.check()
+    check_least("--system-tokens", style.system_tokens, 0)
+    if style.vocabulary is not None:
+        check_least("--token-ids", style.vocabulary, 1)
+    check_outputs((("--json", json_path), ("--plot", plot_path)))
+    if plot_path is not None:
+        check_drawing(plot_path)
+
+
+def write_files(writers: Mapping[str | None, Callable[[str], object]]) -> None:
+    """Write those files that have a path. Raises `ConfigError` for those that cannot be written."""
+    write_all({path: partial(write, path) for path, write in writers.items() if path is not None})
+
+
+def bar(console: Console) -> Progress:
+    """A display of work that is counted."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def teller(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+    """A line of that display; call it with how much is done."""
+    task = progress.add_task(what, total=total)
+    return lambda done: progress.update(task, completed=done)

@@ -1,0 +1,184 @@
+"""What a user passes to `LLM.generate`, checked and turned into requests before any of them starts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from jinfercept.errors import PromptLengthError, RequestError
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.detector import StopStringDetector
+from jinfercept.request import Detector, Request, SamplingParams, Tool
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Any]
+"""A text, or `{"prompt_token_ids": [...]}`; `"cache_salt"` and the text as `"prompt"` may stand beside the ids."""
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+def make_requests(
+    ids: Iterable[str],
+    prompts: Prompt | Iterable[Prompt],
+    params: SamplingParams | Iterable[SamplingParams] | None,
+    tools: Iterable[Tool],
+    detector: Detector | Iterable[Detector | None] | None,
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None = None,
+) -> list[Request]:
+    """One request per prompt. Raises `RequestError` for anything that is not what it should be.
+
+    Args:
+        ids: names for the requests, as many as are needed.
+        grammars: compiles structured outputs; None without a tokenizer.
+    """
+    listed = _prompts(prompts)
+    all_params = _one_each(
+        SamplingParams() if params is None else params, SamplingParams, len(listed), "sampling_params"
+    )
+    for one in all_params:
+        if not isinstance(one, SamplingParams):
+            raise RequestError(
+                "sampling_params are SamplingParams", got=repr(one)[:80], fix="SamplingParams(max_tokens=…)"
+            )
+    by_name = _by_name(tools)
+    if detector is None and by_name:
+        detector = _text_detector(by_name, tokenizer)
+    detectors = _one_each(detector, None, len(listed), "detector")
+    for one in detectors:
+        if one is not None and not callable(getattr(one, "watch", None)):
+            raise RequestError("a detector has a method watch()", got=repr(one)[:80], fix="see request.Detector")
+    return [
+        _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
+        for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
+    ]
+
+
+def check_chars(said: Any, most: int) -> None:
+    """Raise `PromptLengthError` for more than `most` characters of text, before it is tokenised. Its work is bounded by `most`.
+
+    Args:
+        said: a text, or lists and dicts of texts and other values; everything that is no text counts as one character.
+    """
+    count, left = 0, [said]
+    while left:
+        value = left.pop()
+        count += len(value) or 1 if isinstance(value, str) else 1
+        if count > most:
+            raise PromptLengthError(
+                "the prompt is too long for the context of the model",
+                got=f"more than {most} characters",
+                fix="send less text, or start the server with a larger --max-prompt-chars",
+            )
+        if isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError("prompts are texts or {'prompt_token_ids': […]}", got=repr(prompts)[:80], fix="give either")
+    return list(prompts)
+
+
+def _text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Detector:
+    if tokenizer is None:
+        raise RequestError("without a tokenizer no text can open a call", got=[*by_name], fix="pass a detector")
+    if not any(tool.start for tool in by_name.values()):
+        raise RequestError("no tool says how a call begins", got=[*by_name], fix="give start and stop, or a detector")
+    return StopStringDetector([*by_name.values()])
+
+
+def _request(
+    request_id: str,
+    prompt: Any,
+    params: SamplingParams,
+    tools: dict[str, Tool],
+    detector: Detector | None,
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
+) -> Request:
+    if params.stop and tokenizer is None:
+        raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
+    structured = params.structured_outputs
+    if structured is not None and grammars is None:
+        raise RequestError("structured outputs need a tokenizer", got="none", fix="leave them out, or pass a tokenizer")
+    if not isinstance(prompt, str | Mapping):
+        raise RequestError(
+            "a prompt is a text or {'prompt_token_ids': […]}",
+            got=repr(prompt)[:80],
+            fix="put token ids into such a dict",
+        )
+    parts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+    unknown = sorted(set(map(str, parts)) - _PROMPT_KEYS)
+    if unknown:
+        raise RequestError(
+            "a prompt has no such key", got=", ".join(unknown), fix=f"the keys are {sorted(_PROMPT_KEYS)}"
+        )
+    text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise RequestError("a prompt's text is a string", got=repr(text)[:80], fix="give text or prompt_token_ids")
+    if token_ids is None:
+        if text is None:
+            raise RequestError("a prompt is a text or has prompt_token_ids", got=repr(prompt)[:80], fix="give either")
+        if tokenizer is None:
+            raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
+        token_ids = tokenizer.encode(text, add_special_tokens=True)
+    salt = parts.get("cache_salt", "")
+    if not isinstance(salt, str):
+        raise RequestError("cache_salt is a text", got=repr(salt)[:80], fix="give a string")
+    grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
+    if params.bad_words:
+        params = _with_bad_words(params, tokenizer)
+    return Request(request_id, _whole_numbers(token_ids), params, tools, detector, salt, text, grammar)
+
+
+def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The parameters with their bad words as token ids, as they stand alone and after a space."""
+    if tokenizer is None:
+        raise RequestError("bad words need a tokenizer", got=params.bad_words, fix="use bad_words_token_ids")
+    words = [word.strip() for word in params.bad_words or ()]
+    encoded = [tuple(tokenizer.encode(text, plain=True)) for word in words for text in (word, f" {word}")]
+    return replace(
+        params, bad_words=(), bad_words_token_ids=tuple(dict.fromkeys([*(params.bad_words_token_ids or ()), *encoded]))
+    )
+
+
+def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
+    """Token ids of any integer type, numpy's included."""
+    try:
+        if isinstance(token_ids, str | bytes) or any(isinstance(token, bool) for token in token_ids):
+            raise TypeError
+        return tuple(token.__index__() for token in token_ids)
+    except (TypeError, AttributeError):
+        raise RequestError(
+            "prompt_token_ids are whole numbers", got=repr(token_ids)[:80], fix="give a list of them"
+        ) from None
+
+
+def _by_name(tools: Any) -> dict[str, Tool]:
+    if isinstance(tools, Tool) or not isinstance(tools, Iterable):
+        raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[Tool(…)]")
+    by_name: dict[str, Tool] = {}
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise RequestError("tools are given as Tool(…)", got=repr(tool)[:80], fix="Tool(function, start=…, stop=…)")
+        if tool.name in by_name:
+            raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
+        by_name[tool.name] = tool
+    return by_name
+
+
+def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
+    """One value for everybody, or one for each."""
+    if value is None or (kind is not None and isinstance(value, kind)) or not isinstance(value, Iterable):
+        return [value] * number
+    values = list(value)
+    if len(values) != number:
+        raise RequestError(
+            f"{name} has one entry for each prompt", got=f"{len(values)} for {number}", fix="give one for all"
+        )
+    return values

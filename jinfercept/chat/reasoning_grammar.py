@@ -1,0 +1,113 @@
+"""Structured outputs of a model that thinks first: what is asked for begins behind its reasoning, which is free.
+
+Within the reasoning only the ends of a text are forbidden, so that what was asked for comes unless the output is cut off.
+Knows no requests and no device.
+"""
+
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import UInt32
+
+from jinfercept.parsers.reasoning import Beginning, Thinking
+from jinfercept.request import Constraint, Grammar
+from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
+
+
+@final
+class AfterReasoning:
+    """A `Grammar` of turns that may begin with reasoning.
+
+    Args:
+        grammar: of what comes behind it.
+        thinking: its marks.
+        beginning: where a turn begins.
+    """
+
+    def __init__(self, grammar: Grammar, thinking: Thinking, beginning: Beginning, tokenizer: Tokenizer) -> None:
+        self._grammar, self._thinking, self._tokenizer = grammar, thinking, tokenizer
+        self._beginning: Beginning = beginning
+
+    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
+        """A turn; see `request.Grammar`."""
+        if self._beginning == "answering":
+            return self._grammar.constrain(end_token_ids)
+        return _ReasoningConstraint(self._grammar, self._thinking, self._beginning, self._tokenizer, end_token_ids)
+
+
+class _ReasoningConstraint:
+    """One turn. Where nobody knows whether it begins with reasoning, it may begin with either.
+
+    Attributes:
+        ended: nothing but the end can follow.
+    """
+
+    def __init__(
+        self, grammar: Grammar, thinking: Thinking, beginning: Beginning, tokenizer: Tokenizer, ends: frozenset[int]
+    ) -> None:
+        self._grammar, self._at, self._tokenizer, self._ends = grammar, beginning, tokenizer, ends
+        self._opening, self._closing = tokenizer.encode(thinking.opening), thinking.closing
+        self._answer = self._begin()
+        self._may_answer = True  # undecided: what came may begin an answer too
+        self._num_opened = 0  # tokens of the opening mark
+        self._detokenizer, self._text = IncrementalDetokenizer(tokenizer, skip_special_tokens=False), ""
+        self.ended = False
+
+    def _begin(self) -> Constraint:
+        answer = self._grammar.constrain(self._ends)
+        assert answer is not None, "nothing to begin behind the reasoning"
+        return answer
+
+    def allowed(self) -> UInt32[np.ndarray, "words"]:
+        """The tokens that may come next; see `request.Constraint`."""
+        words = self._answer.allowed()
+        if self._at == "answering":
+            self.ended = self._answer.ended
+            return words
+        if self._at == "thinking":
+            free = np.full_like(words, 0xFFFFFFFF)
+            for token_id in self._ends:
+                if 0 <= token_id < 32 * len(free):
+                    free[token_id // 32] &= ~_bit(token_id)
+            return free
+        words = words.copy() if self._may_answer else np.zeros_like(words)
+        token_id = self._opening[self._num_opened]
+        words[token_id // 32] |= _bit(token_id)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        """The next generated token. Raises `RequestError` if it is not allowed."""
+        if self._at == "thinking":
+            self._think(token_id)
+        elif self._at == "undecided" and token_id == self._opening[self._num_opened]:
+            self._open(token_id)
+        else:
+            self._at = "answering"
+            self._accept(token_id)
+
+    def _open(self, token_id: int) -> None:
+        """The next token of the opening mark, which an answer may begin with too."""
+        self._num_opened += 1
+        if self._num_opened == len(self._opening):
+            self._at, self._answer = "thinking", self._begin()
+        elif self._may_answer and self._answer.allowed()[token_id // 32] & _bit(token_id):
+            self._answer.accept(token_id)
+        else:
+            self._may_answer = False
+
+    def _think(self, token_id: int) -> None:
+        self._text += self._detokenizer.add(token_id)
+        _, mark, after = self._text.partition(self._closing)
+        self._text = self._text[1 - len(self._closing) :]
+        if mark:
+            self._at = "answering"
+            for one in self._tokenizer.encode(after.lstrip(), plain=True):
+                self._accept(one)
+
+    def _accept(self, token_id: int) -> None:
+        self._answer.accept(token_id)
+        self.ended = self._answer.ended
+
+
+def _bit(token_id: int) -> Any:
+    return np.uint32(1 << token_id % 32)

@@ -1,0 +1,130 @@
+"""Whether a chat's model may call, must call, and what: the options `tool_choice` and `parallel_tool_calls`.
+
+A call that has to be made is one of the first turn: what comes of it is the model's to say. Knows no engine and no device.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.errors import RequestError
+from jinfercept.grammar.grammar import Grammars, TokenGrammar
+from jinfercept.parsers.call_grammars import calls_grammar
+from jinfercept.parsers.formats import Format
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
+"""As OpenAI's: by a mapping `{"type": "function", "function": {"name": …}}` one tool has to be called."""
+
+_UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # what comes of schemas that are none
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a chat's model may do with its tools.
+
+    Attributes:
+        reads: what looks like a call is one.
+        must_call: names of the tools of which the first turn calls one, or several; none if it need not.
+        parallel: a turn may have several calls.
+        once: the turn that must call does so once.
+    """
+
+    reads: bool
+    must_call: frozenset[str]
+    parallel: bool
+    once: bool = False
+
+
+def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> Choice:
+    """The options, checked. Raises `RequestError` for what cannot be meant."""
+    if type(parallel) is not bool:
+        raise RequestError("parallel_tool_calls is a truth value", got=repr(parallel), fix="True or False")
+    names = frozenset(tool.name for tool in tools)
+    match given:
+        case None | "auto" | "none":
+            return Choice(bool(names) and given != "none", frozenset(), parallel)
+        case "required":
+            asked = names
+        case {"type": "function", "function": {"name": str(name)}}:
+            asked = frozenset({name})
+        case _:
+            raise RequestError(
+                "tool_choice is none of those that there are",
+                got=repr(given)[:80],
+                fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
+            )
+    if not asked or asked - names:
+        raise RequestError(
+            "tool_choice asks for a tool that is not there",
+            got=f"{given!r:.80}, tools {sorted(names)}",
+            fix="declare it in tools",
+        )
+    return Choice(True, asked, parallel, once=given != "required")
+
+
+def compile_calls(
+    choice: Choice, form: Format, template: str, tokenizer: Tokenizer, grammars: Grammars
+) -> TokenGrammar | None:
+    """The grammar of a turn that calls what it must; None if it need not.
+
+    Args:
+        form: with all tools.
+        template: the chat template's source.
+
+    Raises:
+        RequestError: it cannot be enforced.
+    """
+    tools = {name: schema for name, schema in (form.tools or {}).items() if name in choice.must_call}
+    if not tools:
+        return None
+
+    def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
+        source = calls_grammar(
+            replace(form, tools=some), _tokens(tokenizer), template, choice.parallel and not choice.once
+        )
+        return grammars.compile(_Calls(source))
+
+    try:
+        return compiled(tools)
+    except _UNSOUND as error:
+        for name, schema in tools.items():
+            try:
+                compiled({name: schema})
+            except _UNSOUND as problem:
+                raise _unenforceable(f"a call of tool {name!r}", problem) from problem
+        raise _unenforceable("calls of these tools", error) from error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """A `grammar.Asked`."""
+
+    text: str
+
+    @property
+    def source(self) -> tuple[str, str]:
+        return "lark", self.text
+
+
+def _tokens(tokenizer: Tokenizer) -> Callable[[str], int | None]:
+    def token_of(tag: str) -> int | None:
+        token_ids = tokenizer.encode(tag)
+        return token_ids[0] if len(token_ids) == 1 else None
+
+    return token_of
+
+
+def _unenforceable(what: str, error: Exception) -> RequestError:
+    fix = 'simplify the schema of its parameters, or leave the call to the model (tool_choice="auto")'
+    if not isinstance(error, RequestError):
+        problem = f"{type(error).__name__}: {error}"
+    elif isinstance(error.__cause__, ValueError):  # what llguidance says, without where
+        problem = re.split(r" \d+ \| ", re.sub(r"^at \d+\(\d+\): ", "", str(error.__cause__)))[0]
+    else:
+        problem, fix = f"{error.what}: {error.got}", error.fix
+    return RequestError(f"tool_choice cannot enforce {what}", got=problem[:300], fix=fix)

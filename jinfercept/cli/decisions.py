@@ -1,0 +1,81 @@
+"""`jinfercept bench decisions`: the tables of decision records. Imports no JAX."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.sim.calibration import calibration_plot
+from jinfercept.sim.decisions import load_records, summary
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.recording import files_of
+from jinfercept.sim.reports import check_outputs, write_all, write_json
+from jinfercept.sim.tables import number_text, show
+
+
+def decisions(files: Sequence[str], *, json_path: str | None, plot_path: str | None) -> int:
+    """Run the command; returns the exit status.
+
+    A file that is not there stands for those that several runs have written in its place.
+
+    Raises `ConfigError` for files that are not there or cannot be written."""
+    check_outputs((("--json", json_path), ("--plot", plot_path)))
+    if plot_path is not None:
+        check_drawing(plot_path)
+    files = [found for path in files for found in files_of(path)]
+    records = [load_records(path) for path in files]
+    found = [summary(one) for one in records]
+    for path, one in zip(files, found, strict=True):
+        run = {key: value for key, value in one["run"].items() if isinstance(value, str | int | float)}
+        says = ", ".join(f"{key} {value}" for key, value in run.items() if key not in ("type", "version"))
+        Console().print(f"\n[bold]{path}[/bold]: {says}; {one['unreturned']} interceptions did not return")
+        for table in tables(one):
+            show(table)
+    writers: dict[str, Callable[[], object]] = {}
+    if json_path is not None:
+        writers[json_path] = lambda: write_json(json_path, found)
+    if plot_path is not None:
+        writers[plot_path] = lambda: calibration_plot(records, plot_path)
+    write_all(writers)
+    return 0
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """What was done, waste and durations of one run, from its summary."""
+    done = _table("what was done", "action", "why")
+    for row in found["decisions"]:
+        _add(done, {"action": row["action"], "why": row["why"]}, {k: v for k, v in row.items() if type(v) is int})
+    waste = _table("waste of an interception, token·seconds", "tool")
+    for tool, row in found["waste"].items():
+        spread = {
+            f"{name} {part}": row[name][part]
+            for name, parts in (("predicted", ("p50", "mean")), ("actual", ("p50", "mean")), ("ratio", _PARTS))
+            for part in parts
+        }
+        sums = {"Σ/Σ": row["of_all"], "unpredicted": row["unpredicted"]} | row["parts"]
+        _add(waste, {"tool": tool}, {"calls": row["interceptions"]} | spread | sums)
+    durations = _table("seconds still to come of a call", "tool")
+    for tool, rows in found["durations"].items():
+        for row in rows:
+            numbers = {key: value for key, value in row.items() if key != "returned"}
+            _add(durations, {"tool": tool}, numbers | {f"by q{q}": share for q, share in row["returned"].items()})
+    return [done, waste, durations]
+
+
+_PARTS = ("p10", "p50", "p90")
+
+
+def _table(title: str, *names: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _add(table: Table, names: Mapping[str, str], numbers: Mapping[str, float | None]) -> None:
+    """A row; the first one names the columns."""
+    if not table.row_count:
+        for name in numbers:
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    table.add_row(*names.values(), *("-" if value is None else number_text(value) for value in numbers.values()))

@@ -1,0 +1,201 @@
+"""The main job, to watch: SmolLM2 solves word problems with a calculator and a slow price list, under every policy.
+
+The examples in the prompt teach the model to write `<<48/2=`, which calls the calculator, and `<<price pencil=`, which asks a
+shop that takes its time. All problems run together in a KV pool too small for them, so that paused contexts are in the way.
+"""
+
+import ast
+import operator
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from jinfercept.errors import ConfigError
+from jinfercept.llm import LLM
+from jinfercept.models.embedded import NAME, fetch
+from jinfercept.request import Event, Finished, RequestOutput, SamplingParams, Token, Tool
+from jinfercept.sched.plan_builder import Counters
+from jinfercept.startup.progress import StartDisplay
+
+POLICIES = ("discard", "improved_discard", "preserve", "swap", "copy_ahead")
+KV_TOKENS = 960
+PRICES = {
+    "pencil": 3,
+    "notebook": 5,
+    "book": 14,
+    "cake": 12,
+    "lamp": 23,
+    "bicycle": 180,
+    "eraser": 2,
+    "ticket": 16,
+    "chair": 45,
+    "candle": 4,
+    "shirt": 18,
+    "plant": 9,
+}
+
+EXAMPLES = """\
+Q: How much do 6 pencils cost?
+A: One pencil costs <<price pencil=3>>3 dollars. So 6 pencils cost 6*3 = <<6*3=18>>18 dollars. The answer is 18.
+
+Q: Ben had 53 marbles and lost 17. How many are left?
+A: He has 53-17 = <<53-17=36>>36 marbles left. The answer is 36.
+
+Q: Mia buys 4 notebooks. What does she pay?
+A: One notebook costs <<price notebook=5>>5 dollars. So 4 notebooks cost 4*5 = <<4*5=20>>20 dollars. The answer is 20.
+
+"""
+
+QUESTIONS = (
+    "How much do 7 books cost?",
+    "Sam had 64 cards and lost 19. How many are left?",
+    "Ann buys 9 cakes. What does she pay?",
+    "Sara reads 24 pages a day for 7 days. How many pages does she read?",
+    "How much do 12 lamps cost?",
+    "A train has 12 cars with 35 seats each. How many seats are there?",
+    "Leo buys 3 bicycles. What does he pay?",
+    "How much do 15 erasers cost?",
+    "Paul had 81 stamps and gave away 36. How many stamps are left?",
+    "Nina buys 8 tickets. What does she pay?",
+    "How much do 5 chairs cost?",
+    "Each of 6 shelves holds 25 jars. How many jars are there?",
+    "Eva buys 11 candles. What does she pay?",
+    "How much do 4 shirts cost?",
+    "A bus has 42 people and 18 get off. How many people are left?",
+    "Tim buys 6 plants. What does he pay?",
+)
+
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class Run(NamedTuple):
+    """All problems under one policy."""
+
+    outputs: list[RequestOutput]
+    counters: Counters
+    seconds: float
+
+
+def calculator(expression: str) -> str:
+    """The value of an arithmetic expression, as `48/2`."""
+
+    def value(node: ast.expr) -> float:
+        match node:
+            case ast.Constant(int() | float() as number):
+                return number
+            case ast.BinOp(left, op, right):
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise ValueError("only + - * / and numbers")
+
+    result = value(ast.parse(expression.strip(), mode="eval").body)
+    return str(int(result)) if float(result).is_integer() else f"{result:.2f}"
+
+
+def shop(seconds: float) -> Callable[[str], str]:
+    """A price list that takes its time."""
+
+    def price(item: str) -> str:
+        time.sleep(seconds)
+        return str(PRICES[item.strip().lower()])
+
+    return price
+
+
+def prompts(number: int) -> list[str]:
+    """Word problems behind the same examples; the first line differs, so that no context can share another's pages."""
+    return [f"Sheet {i + 1}\n\n{EXAMPLES}Q: {QUESTIONS[i % len(QUESTIONS)]}\nA:" for i in range(number)]
+
+
+def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int:
+    """Run the demo; returns 0 if every policy gave the same tokens."""
+    if num_requests < 1:
+        raise ConfigError("the demo needs a problem to solve", got=num_requests, fix="--requests 14")
+    console = Console()
+    fetch(console.print)  # says what it waits for, which loading would not
+    with (
+        StartDisplay() as display,
+        LLM(
+            NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, max_num_batched_tokens=128, progress=display
+        ) as llm,
+    ):
+        display.close()
+        runs = {name: _run(llm, name, num_requests, slow_s, console) for name in POLICIES}
+    reference = next(iter(runs.values())).outputs
+    for output in reference[:num_shown]:
+        question = (output.prompt or "").rsplit("Q: ", 1)[-1].removesuffix("\nA:")
+        console.print(f"[bold]{escape(question)}[/bold]{escape(output.outputs[0].text)}")
+    console.print(_table(runs))
+    different = [
+        f"{name}: request {i}"
+        for name, run in runs.items()
+        for i, (ours, theirs) in enumerate(zip(run.outputs, reference, strict=True))
+        if ours.outputs[0].token_ids != theirs.outputs[0].token_ids
+    ]
+    if different:
+        console.print(f"[red]different tokens[/red] than under {next(iter(runs))}: {', '.join(different)}")
+        return 1
+    console.print("identical tokens under all policies")
+    return 0
+
+
+def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Console) -> Run:
+    """All problems at once under one policy, with a live line of what they are doing."""
+    llm.restart(policy=policy)
+    tools = [
+        Tool(calculator, start="<<", stop="=", result="{}>>"),
+        Tool(shop(slow_s), name="price", start="<<price ", stop="=", result="{}>>"),
+    ]
+    columns = (
+        TextColumn("{task.description:>17}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(policy, total=num_requests, now="")
+
+        def show(event: Event) -> None:
+            scheduler = llm.engine.scheduler
+            if isinstance(event, Finished):
+                progress.advance(task)
+            if not isinstance(event, Token) or scheduler.counters.plans % 4 == 0:
+                states = f"{len(scheduler.running)} running {len(scheduler.waiting)} waiting"
+                progress.update(task, now=f"{states} {len(scheduler.intercepted)} paused")
+
+        started = time.monotonic()
+        params = SamplingParams(temperature=0.0, max_tokens=64, stop="\n\n")
+        outputs = llm.generate(prompts(num_requests), params, tools=tools, on_event=show)
+        progress.update(task, now="")
+    return Run(outputs, llm.counters, time.monotonic() - started)
+
+
+def _table(runs: dict[str, Run]) -> Table:
+    table = Table(
+        title=f"{NAME} in float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    table.add_column("policy", no_wrap=True)
+    for name in ("requests", "calls", "generated", "recomputed", "copied out", "copied in", "seconds"):
+        table.add_column(name.replace(" ", "\n"), justify="right")
+    for name, run in runs.items():
+        completions = [output.outputs[0] for output in run.outputs]
+        counts = (
+            len(run.outputs),
+            sum(len(pause.calls) for completion in completions for pause in completion.interceptions),
+            sum(completion.num_generated for completion in completions),
+            run.counters.recomputed,
+            run.counters.copied_out,
+            run.counters.copied_in,
+        )
+        table.add_row(name, *(f"{count:,}" for count in counts), f"{run.seconds:.1f}")
+    return table

@@ -1,0 +1,198 @@
+"""`jinfercept bench paper`: every policy over loads on the paper's machines, and what the paper reports beside it.
+
+Writes a folder: `paper.md` (tables), `paper.csv` (a row for each run) and `paper.png`. One sweep does it all: the mixed
+workload at all rates for Figure 2, the waste and the ablation; then each kind of request alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import NamedTuple
+
+from rich.console import Console
+
+from jinfercept.cli.simulate import drawer, exit_status, load, table
+from jinfercept.errors import ConfigError
+from jinfercept.sched.policies import SETTINGS
+from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sim.fits import FITS
+from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, panels
+from jinfercept.sim.plots import check_drawing, draw
+from jinfercept.sim.published import load_figure
+from jinfercept.sim.reports import check_outputs, write_all, write_csv
+from jinfercept.sim.simulation import BOUNDS, Simulation
+from jinfercept.sim.sweep import Load, Run, sweep
+from jinfercept.sim.tables import check_least, listed, numbers, show
+from jinfercept.sim.workload import Script, from_trace, load_trace
+
+DEFAULT_RATES = ("1,2,3,4,5,6,8",)
+POLICIES = (*SETTINGS, *BOUNDS)
+KIND_POLICIES = ("discard", "min_waste", "copy_ahead")
+INTERRUPTED_NAME = "paper-interrupted.csv"
+SAMPLES = 500
+"""Requests that are drawn to learn how long those of a kind are."""
+
+
+class Pool(NamedTuple):
+    """Tokens of KV that a machine has room for, and where the number is from."""
+
+    tokens: int
+    source: str
+
+
+POOLS: Mapping[str, Pool] = {
+    "paper-gptj-6b-a100": Pool(
+        53_000, "what 90 % of a 40 GB A100 leaves beside 12.1 GB of weights, at 448 KiB a token"
+    ),
+    "paper-vicuna-13b-2xa100": Pool(
+        56_000, "by the same rule (2 × 40 GB × 0.9 − 26 GB, at 800 KiB a token); with 80 GB cards it would be 144,000"
+    ),
+}
+"""Of the paper's machines. The paper does not give the pools: 53,000 is an estimate, and tells the size of the cards."""
+
+
+def paper(
+    *,
+    profiles: Sequence[str],
+    reference: str | None,
+    trace: str | None,
+    duration: float,
+    rates: Sequence[str],
+    seed: int,
+    kv_tokens: int | None,
+    jobs: int,
+    out: str,
+) -> int:
+    """Run the command.
+
+    Args:
+        profiles: names or files of machines; the first one also plays each kind of request alone.
+        reference: the paper's Figure 2 as a table (`published.load_figure`).
+        trace: requests to draw from; without it they are generated.
+        duration: seconds of arrivals of each run.
+        rates: requests per second, with commas.
+        seed: of the arrivals.
+        kv_tokens: device pool; None: the paper's, or what a profile was derived with.
+        jobs: processes at a time.
+        out: folder to write to; made if it does not exist.
+
+    Returns:
+        The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+
+    Raises:
+        ConfigError: the options make no sense.
+    """
+    check_least("--jobs", jobs, 1)
+    folder = Path(out)
+    check_drawing(folder / "paper.png")
+    figure = load_figure(reference) if reference is not None else {}
+    machines = {machine.name: machine for machine in map(load_profile, listed(profiles))}
+    pools = {name: _pool(machine, kv_tokens) for name, machine in machines.items()}
+    steps = numbers("--rate", rates, float)
+    runs = _runs(machines, pools, trace, duration, steps, seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out cannot be made", got=f"{out} ({error})", fix="name a folder") from None
+    names = ("paper.csv", "paper.md", "paper.png", INTERRUPTED_NAME)
+    check_outputs(("--out", folder / name) for name in names)
+    reports = sweep(runs, jobs, Console(stderr=True))
+    for name in machines:
+        print(name)
+        show(table([report for report in reports if (report["profile"], report["workload"]) == (name, "mixed")]))
+    status = exit_status(reports)
+    if status == 130:  # a report that was there stays
+        interrupted = folder / INTERRUPTED_NAME
+        write_all({str(interrupted): lambda: write_csv(interrupted, reports)})
+        num_done = sum("error" not in report for report in reports)
+        print(f"interrupted: {num_done} of {len(reports)} runs are done and in {interrupted}")
+        return status
+    studies = [
+        Study(name, [report for report in reports if report["profile"] == name], pools[name].tokens, pools[name].source)
+        for name in machines
+    ]
+    summary = Summary(
+        studies, figure, Path(trace).name if trace else "generated with the trace's statistics", duration, seed
+    )
+    writers: dict[str, Callable[[], object]] = {
+        "paper.csv": lambda: write_csv(folder / "paper.csv", reports),
+        "paper.md": lambda: (folder / "paper.md").write_text(markdown(summary), encoding="utf-8"),
+    }
+    drawn = panels(summary)
+    if drawn:
+        writers["paper.png"] = lambda: draw(folder / "paper.png", drawn)
+    write_all({str(folder / name): write for name, write in writers.items()})
+    print(f"written: {', '.join(str(folder / name) for name in writers)}")
+    return status
+
+
+def _pool(machine: Profile, kv_tokens: int | None) -> Pool:
+    if kv_tokens is not None:
+        return Pool(kv_tokens, "as asked for")
+    if machine.name in POOLS:
+        return POOLS[machine.name]
+    derived = machine.tables.get("derived")
+    tokens = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
+    if type(tokens) is not int:
+        raise ConfigError("how much KV does this machine hold?", got=machine.name, fix="say --kv-tokens N")
+    return Pool(tokens, "what the data sheet leaves beside the weights")
+
+
+def _runs(
+    machines: Mapping[str, Profile],
+    pools: Mapping[str, Pool],
+    trace: str | None,
+    duration: float,
+    rates: Sequence[float],
+    seed: int,
+) -> list[Run]:
+    """The mixed workload at all rates on all machines under all policies; each kind alone on the first."""
+    base = {
+        name: Simulation(machine, "copy_ahead", duration_s=duration, kv_tokens=pools[name].tokens)
+        for name, machine in machines.items()
+    }
+    first = next(iter(base.values()))
+    mixed = drawer(trace, "mixed", "trace", first.max_model_len)
+    loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
+    runs = [Run(_under(base[name], policy), one) for name in base for one in loads for policy in POLICIES]
+    wide = {name: _wide(simulation) for name, simulation in base.items()}
+    runs += [Run(wide[name], one._replace(workload=WIDE_STEPS)) for name in base for one in loads]
+    alone = _kinds(trace, mixed, rates[len(rates) // 2], duration, seed)
+    return runs + [Run(_under(first, policy), one) for one in alone for policy in KIND_POLICIES]
+
+
+def _under(base: Simulation, policy: str) -> Simulation:
+    """Ours with the estimator that it ships with, the others with the paper's."""
+    return replace(base, policy=policy, estimator="history" if policy == "copy_ahead" else "elapsed")
+
+
+def _wide(base: Simulation) -> Simulation:
+    """Chunks in steps as large as whole prompts have: what of the ablation is the chunks and what the size of the steps."""
+    return replace(_under(base, "chunked_discard"), buckets=tuple(range(1, base.max_model_len + 1)))
+
+
+Source = Callable[[Random], Callable[[], Script]]
+
+
+def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[Load]:
+    """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
+    sources: dict[str, Source] = {}
+    if trace is None:
+        sources = {kind: drawer(None, kind, "trace", 1 << 30) for kind in FITS["trace"]}
+    else:
+        scripts = load_trace(trace)
+        for kind in sorted({script.kind for script in scripts}):
+            own = [script for script in scripts if script.kind == kind]
+            sources[kind] = lambda rng, own=own: from_trace(own, rng)
+    tokens_per_s = rate * _mean_tokens(mixed, seed)
+    return [
+        load(kind, source, round(tokens_per_s / _mean_tokens(source, seed), 2), duration, seed)
+        for kind, source in sources.items()
+    ]
+
+
+def _mean_tokens(source: Source, seed: int) -> float:
+    drawn = source(Random(seed))
+    return fmean(drawn().context for _ in range(SAMPLES))

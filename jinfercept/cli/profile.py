@@ -1,0 +1,139 @@
+"""`jinfercept profile`: measure a model on this machine; tables, a JSON file and a picture of what came out."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.cli.profile_plot import WAYS, draw, rows_of
+from jinfercept.llm import LLM
+from jinfercept.sched.profile import Profile
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_writable
+from jinfercept.startup.layer_groups import SLACK, Turns, tolerated
+from jinfercept.startup.progress import StartDisplay
+
+
+def profile(model: str, *, out: str | None, plot: str | None, quick: bool, **flags: Any) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        model: as for `LLM`.
+        out: JSON file to write.
+        plot: picture to write.
+        quick: measure as little as an engine does that starts without a profile.
+        flags: options of `LLM`.
+    """
+    for path, flag in ((out, "--out"), (plot, "--plot")):
+        if path:
+            check_writable(path, flag)
+    if plot:
+        check_drawing(plot)
+    with (
+        StartDisplay() as progress,
+        LLM(model, profile="quick" if quick else "measure", progress=progress, **flags) as llm,
+    ):
+        progress.close()
+        measured, page_size = llm.profile, llm.config.cache.page_size
+    console = Console()
+    if measured.tables["groups"]:
+        console.print(_group_table(measured))
+    console.print(_step_table(measured), _link_table(measured, page_size), _summary(measured))
+    if out:
+        measured.save(out)
+        console.print(f"written to {out}: jinfercept run --profile {out}, jinfercept simulate --profile {out}")
+    if plot:
+        draw(measured, page_size, plot)
+        console.print(f"drawn in {plot}")
+    return 0
+
+
+def _group_table(profile: Profile) -> Table:
+    """Candidates for the layers per executable; times are those of the steps named."""
+    tried = profile.tables["groups"]
+    num_buckets = len(tried[0]["steps"])
+    turns = [Turns(step["seconds"], step["again_s"], step["dispatch_s"]) for row in tried for step in row["steps"]]
+    table = Table(
+        title=f"layers per executable, {profile.name}",
+        caption=f"executables of layers, for {num_buckets} buckets; ms per step, dispatched one ahead; cost: geometric mean, "
+        f"over the least; chosen: the fewest layers within {tolerated(turns):.1%} of it: {SLACK:.0%}, or what turns of one "
+        "candidate mostly differ by",
+    )
+    for column in (
+        "layers",
+        "executables",
+        "compiling, s",
+        "dispatch, ms",
+        *map(_step_name, tried[0]["steps"]),
+        "cost",
+        "",
+    ):
+        table.add_column(column, justify="right")
+    for row in tried:
+        table.add_row(
+            str(row["layers_per_step"]),
+            str(row["num_executables"]),
+            f"{row['compile_s']:.1f}",
+            f"{1e3 * min(step['dispatch_s'] for step in row['steps']):.2f}",
+            *(f"{1e3 * step['seconds']:.2f}" for step in row["steps"]),
+            f"{row['relative']:.3f}",
+            "chosen" if row["chosen"] else "",
+        )
+    return table
+
+
+def _step_name(step: dict[str, Any]) -> str:
+    bucket, decoding = step["bucket"], step["decoding"]
+    return f"{decoding} decode" if decoding == bucket else f"{decoding} + {bucket - decoding}"
+
+
+def _step_table(profile: Profile) -> Table:
+    table = Table(title=f"steps, {profile.name}", caption="a full bucket; profile and line: price over fastest, less 1")
+    for column in ("bucket", "rows", "context tokens", "fastest, ms", "median", "slowest", "profile", "line"):
+        table.add_column(column, justify="left" if column == "rows" else "right")
+    for step in profile.tables["steps"]:
+        seconds = step["seconds"]
+        table.add_row(
+            str(step["bucket"]),
+            rows_of(step),
+            f"{step['context_tokens']:,}",
+            f"{1e3 * seconds:.2f}",
+            f"{1e3 * step['median_s']:.2f}",
+            f"{1e3 * step['most_s']:.2f}",
+            f"{step['profile_s'] / seconds - 1:+.0%}",
+            f"{step['line_s'] / seconds - 1:+.0%}",
+        )
+    return table
+
+
+def _link_table(profile: Profile, page_size: int) -> Table:
+    table = Table(title="host link, KV tokens per second", caption=f"pages of {page_size} tokens, per transfer")
+    for column in ("pages", "MiB", *WAYS):
+        table.add_column(column, justify="right")
+    for link in profile.tables["links"]:
+        tokens = link["pages"] * page_size
+        rates = [f"{ways * tokens / link[f'{way}_s']:,.0f}" for way, ways in WAYS.items()]
+        table.add_row(str(link["pages"]), f"{tokens * profile.kv_bytes_per_token / 2**20:.1f}", *rates)
+    return table
+
+
+def _summary(profile: Profile) -> str:
+    """The numbers of the profile, a line each."""
+    decoding = [step for step in profile.tables["steps"] if step["depth"] is None]
+    worst = {
+        price: max(abs(step[price] / step["seconds"] - 1) for step in decoding) for price in ("profile_s", "line_s")
+    }
+    stairs = zip(profile.bucket_tokens, profile.bucket_s, strict=True)
+    return "\n".join(
+        (
+            f"S: {profile.saturation} query tokens; the model's KV: {profile.kv_bytes_per_token:,} bytes per token",
+            f"profile: {', '.join(f'{tokens}: {1e3 * seconds:.1f} ms' for tokens, seconds in stairs)}, and "
+            f"{1e6 * profile.per_context_s:.2f} µs per context token, {1e9 * profile.per_pair_s:.0f} ns per query token of a "
+            f"chunk and token before it; off by {worst['profile_s']:.0%} at most where rows decode",
+            f"line: max({1e3 * profile.flat_s:.1f}, {1e3 * profile.fixed_s:.1f} + {1e3 * profile.per_query_s:.3f} · query "
+            f"tokens) ms and the same for contexts; off by {worst['line_s']:.0%} at most",
+            f"link: {profile.link_out_tokens_per_s:,.0f} tokens/s out, {profile.link_in_tokens_per_s:,.0f} in, "
+            f"{profile.link_both_tokens_per_s:,.0f} both ways together",
+            f"dispatch: {1e3 * profile.dispatch_s:.2f} ms a step; measured in {profile.tables['took_s']:.1f} s",
+        )
+    )

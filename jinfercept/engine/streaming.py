@@ -1,0 +1,200 @@
+"""Waiting for requests that the engine's thread serves: to the end, or event by event (in an event loop: `async_streaming`).
+
+A stream's requests start when it is made. Whoever stops listening gives them up, by closing it or by dropping it. What events
+mean is not known here; a reader may put others in their place. Where a step of the engine failed, each request that was lost
+still has its `Finished` (with finish reason "error"), and `EngineError` is raised where the iteration would end.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, Self, final
+
+from jinfercept.engine.parallel_sampling import complete, joined
+from jinfercept.engine.thread import EngineThread, Sink
+from jinfercept.errors import EngineError, RequestError, describe_failure
+from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
+from jinfercept.request import Event, Finished, Request, RequestOutput
+
+StreamEvent = Event | Content | Reasoning | CallStarted | Arguments | CallEnded
+
+
+class Reader(Protocol):
+    """Reads one request's events."""
+
+    def read(self, event: Event) -> Iterable[StreamEvent]:
+        """What is shown of an event; of `Finished`, a `Finished` last."""
+        ...
+
+
+def serve(
+    thread: EngineThread,
+    requests: Sequence[Request],
+    readers: Mapping[str, Reader] | None = None,
+    on_event: Callable[[Any], None] | None = None,
+) -> list[RequestOutput]:
+    """Serve requests to the end; whatever interrupts that gives them up, and their pages are free when it is raised.
+
+    Args:
+        readers: by request id.
+        on_event: told, on this thread, of `StreamEvent`s.
+
+    Raises:
+        EngineError: a step of the engine failed; it carries the outputs that are complete.
+    """
+    with Stream(thread, requests, readers, ends_only=on_event is None) as stream:
+        for event in stream:
+            if on_event is not None:
+                on_event(event)
+        return joined(requests, stream.outputs)
+
+
+class Received:
+    """What has come of a stream's requests.
+
+    Attributes:
+        open: the requests that are not finished.
+        outputs: of those that are, by id.
+        ready: what was not yielded yet.
+    """
+
+    def __init__(self, requests: Sequence[Request], readers: Mapping[str, Reader] | None) -> None:
+        self._requests, self._readers = requests, readers or {}
+        self._lost: set[str] = set()
+        self._failure: BaseException | None = None
+        self.open = {request.id for request in requests}
+        self.outputs: dict[str, RequestOutput] = {}
+        self.ready: deque[StreamEvent] = deque()
+
+    def submit(self, thread: EngineThread, requests: Sequence[Request], sink: Sink) -> None:
+        try:
+            thread.submit(requests, sink)
+        except RequestError:
+            self.open.clear()
+            raise
+
+    def take(self, event: Event | BaseException) -> None:
+        """Note what came. An error is the end of all that is open; one that is no `Exception` is raised at once."""
+        if isinstance(event, BaseException):
+            self._lost |= self.open
+            self.open.clear()
+            if not isinstance(event, Exception):
+                raise event
+            self._failure = event
+            return
+        if isinstance(event, Finished) and event.failure is not None:
+            self._failure = event.failure
+            self._lost.add(event.request_id)
+        reader = self._readers.get(event.request_id)
+        for read in (event,) if reader is None else reader.read(event):
+            self.ready.append(read)
+            if isinstance(read, Finished):
+                self.outputs[read.request_id] = read.output
+                self.open.discard(read.request_id)
+
+    def check(self) -> None:
+        """Raise `EngineError` if the engine lost requests; asked for when nothing more comes."""
+        if self._failure is not None:
+            kept = {name: output for name, output in self.outputs.items() if name not in self._lost}
+            raise EngineError(
+                describe_failure(self._failure),
+                complete(self._requests, kept),
+                fix="send the lost requests again; `restart()` begins with a new engine",
+            ) from self._failure
+
+
+@final
+class Stream:
+    """Iterates over the events of requests, in order, until all are finished. Not for two threads at once.
+
+    Args:
+        thread: serves the requests.
+        requests: they are submitted now.
+        readers: by request id.
+        ends_only: leave out everything but `Finished`.
+
+    Raises:
+        RequestError: a request can never be served; none is started then.
+        EngineError: where the iteration would end, if a step of the engine failed.
+    """
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        requests: Sequence[Request],
+        readers: Mapping[str, Reader] | None = None,
+        *,
+        ends_only: bool = False,
+    ) -> None:
+        self._received = Received(requests, readers)
+        self._thread = thread
+        self._inbox: deque[Event | BaseException] = deque()
+        self._arrived: SimpleQueue[None] = SimpleQueue()
+        put, wake = self._inbox.append, self._arrived.put
+
+        def sink(event: Event | BaseException) -> None:
+            put(event)
+            wake(None)
+
+        self._received.submit(thread, requests, ends_only_sink(sink) if ends_only else sink)
+
+    @property
+    def outputs(self) -> Mapping[str, RequestOutput]:
+        """Of the requests that are finished, by id; known even where an interrupt came between a `Finished` and its reader."""
+        return self._received.outputs
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamEvent:
+        received = self._received
+        while not received.ready:
+            if not received.open:
+                received.check()
+                raise StopIteration
+            self._take_next()
+        return received.ready.popleft()
+
+    def _take_next(self) -> None:
+        """Wait for an event. An interrupt may come between any two steps of this: what has arrived stays until it was taken."""
+        while not self._inbox:
+            self._thread.check_process()
+            self._arrived.get()
+        self._received.take(self._inbox[0])
+        self._inbox.popleft()
+
+    def abort(self) -> None:
+        """End what is not finished; what it has come to is still to be read, `Finished` last."""
+        self._thread.abort(self._received.open)
+
+    def close(self) -> None:
+        """Give up what is not finished; its pages are free when this returns."""
+        received = self._received
+        received.ready.clear()
+        self._thread.abort(received.open)
+        while received.open:
+            self._take_next()
+        received.ready.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._received.open:
+            self._thread.discard(self._received.open)
+
+
+def ends_only_sink(sink: Sink) -> Sink:
+    """A sink that is told of ends and errors."""
+
+    def told(event: Event | BaseException) -> None:
+        if isinstance(event, Finished | BaseException):
+            sink(event)
+
+    return told

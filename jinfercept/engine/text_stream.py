@@ -1,0 +1,144 @@
+"""The text of one request while it grows: what may be shown, where a stop string cuts it, what a tool put in.
+
+It decides about text only. Whether the request is finished is the engine's to say; what is a call, the detectors'.
+"""
+
+from collections.abc import Iterable
+from typing import final
+
+from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
+
+
+@final
+class TextStream:
+    """A request's text, fed with tokens, cut at the first stop string that is complete.
+
+    Text is held back while it could be the beginning of a stop string. The cut depends on the text alone, not on how
+    tokens divide it: the stop string that is complete first wins, the longest where several end at the same character.
+
+    Attributes:
+        stopped: the stop string that was found, if any; no token may follow.
+        last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: what
+            detectors look for call markers in.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int = 0,
+    ) -> None:
+        """An empty text.
+
+        Args:
+            tokenizer: the vocabulary of the tokens to come.
+            stop: non-empty strings that end the text.
+            include_stop: whether the stop string itself is shown.
+            skip_special_tokens: whether special tokens are left out of the text.
+            min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens)
+        self._finders = [_Finder(pattern) for pattern in stop]
+        self._include_stop = include_stop
+        self._num_early = min_tokens
+        self._held = ""
+        self._shown: list[str] = []
+        self.stopped: str | None = None
+        self.last_raw = ""
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        self._shown = ["".join(self._shown)]
+        return self._shown[0]
+
+    def add(self, token_id: int) -> str:
+        """Take a generated token; returns the text that may be shown now."""
+        assert self.stopped is None, "a token after the stop string"
+        text = self._detokenizer.add(token_id)
+        self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
+        shown = self._take(text)
+        self.skip()
+        return shown
+
+    def skip(self) -> None:
+        """A generated token that has no text here."""
+        self._num_early -= 1
+
+    def inject(self, token_ids: Iterable[int]) -> str:
+        """Take what a tool returned; returns the text that may be shown now, all of it included.
+
+        Stop strings are not looked for in it, and none spans its borders: text held back before is released, and half a
+        character on either side becomes U+FFFD.
+        """
+        assert self.stopped is None, "an injection after the stop string"
+        self.last_raw = ""
+        pieces = [self._release(), *map(self._detokenizer.add, token_ids), self._detokenizer.flush()]
+        return self._show("".join(pieces))
+
+    def finish(self) -> str:
+        """The end: returns what was held back, half a character as U+FFFD; nothing after a stop string."""
+        return self._show(self._release())
+
+    def token_text(self, token_id: int) -> str:
+        """A token alone, special tokens written out."""
+        return self._tokenizer.token_text(token_id)
+
+    def _take(self, text: str) -> str:
+        if not self._finders:
+            return self._show(text)
+        held = self._held + text
+        for offset, char in enumerate(text, start=len(self._held) + 1):
+            complete = [finder.pattern for finder in self._finders if finder.push(char)]
+            if complete and self._num_early <= 0:
+                self.stopped = max(complete, key=len)
+                self._held = ""
+                return self._show(held[: offset if self._include_stop else offset - len(self.stopped)])
+        num_certain = len(held) - max(finder.matched for finder in self._finders)
+        self._held = held[num_certain:]
+        return self._show(held[:num_certain])
+
+    def _release(self) -> str:
+        """What is held back, and what is left of a character; the search begins anew after it."""
+        if self.stopped is not None:
+            return ""
+        released, self._held = self._held + self._detokenizer.flush(), ""
+        for finder in self._finders:
+            finder.matched = 0
+        return released
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+
+class _Finder:
+    """Looks for one string in a stream of characters (Knuth, Morris, Pratt: constant amortised work per character).
+
+    `matched` is how much of the pattern's beginning the stream ends with: what has to be held back.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        assert pattern, "an empty stop string"
+        self.pattern, self.matched = pattern, 0
+        self._border = [0] * len(pattern)  # [i]: the longest proper border of pattern[: i + 1]
+        length = 0
+        for i in range(1, len(pattern)):
+            length = self._border[i] = self._extend(length, pattern[i])
+
+    def push(self, char: str) -> bool:
+        """Take a character; returns whether the pattern ends with it."""
+        self.matched = self._extend(self.matched, char)
+        if self.matched < len(self.pattern):
+            return False
+        self.matched = self._border[-1]
+        return True
+
+    def _extend(self, matched: int, char: str) -> int:
+        while matched and self.pattern[matched] != char:
+            matched = self._border[matched - 1]
+        return matched + (self.pattern[matched] == char)

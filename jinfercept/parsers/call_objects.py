@@ -1,0 +1,150 @@
+"""Calls written as JSON objects, `{"name": …, "arguments": {…}}`, read while they are written. Knows no tags."""
+
+from collections.abc import Collection
+
+from jinfercept.parsers.json_values import Broken, Ended, plain_arguments, read_short_string, read_value, stream_value
+from jinfercept.parsers.python_calls import read_literal_call
+from jinfercept.parsers.source import Source, Steps
+
+_SPACE = " \t\r\n"
+_ARGUMENT_KEYS = {"arguments", "parameters"}
+_OTHER_KEYS = {"type", "id"}
+_KEYS = {"name"} | _ARGUMENT_KEYS | _OTHER_KEYS
+
+
+def read_calls(source: Source, tagged: bool, names: Collection[str] | None = None) -> Steps[bool]:
+    """Read call objects one after another, in a list or not, between them white space, commas and semicolons.
+
+    What is no call is left to be read again. A call begins when its name and the first character of its arguments are known;
+    from there on it stays a call. Arguments that break off, where a bracket does not fit or at a `<` outside a string, are
+    handed over as they were written, for whoever runs the call to complain of. A call that the text ends within never gets its
+    `CallEnded`. A missing `}` behind the arguments does not matter, nor one too many. Arguments within a string are taken out.
+    An id counts where it stands before the arguments. Line breaks within strings are escaped; else arguments stay as written.
+
+    Args:
+        tagged: a tag stands before, so that this is a call unless it cannot be one: unknown keys are skipped, arguments may
+            be missing or no object, and what is cut off is dropped. Otherwise it is content at the first doubt.
+        names: nothing else can be called.
+
+    Returns:
+        Whether there was a call.
+    """
+    start, found = source.at, False
+    if (yield from source.skip(_SPACE)) == "[" and tagged:
+        source.at += 1
+    while (char := (yield from source.skip(_SPACE + ",;" if found else _SPACE))) == "{":
+        if not (yield from _read_call(source, tagged, names)):
+            break
+        start, found = source.at, True
+    if tagged and not found and not char:
+        source.drop()
+        return False
+    source.at = start
+    if found:
+        yield from source.skip(_SPACE + "}])")
+    return found
+
+
+def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:
+    """Read the object that begins here; returns whether it is a call, and goes back to where it was if not."""
+    start = source.at
+    reading = _CallObject(source, tagged, names)
+    try:
+        yield from reading.read()
+    except Broken:
+        reading.whole = reading.begun
+    except Ended:
+        if tagged and not reading.begun:
+            source.drop()
+            return True
+    if reading.whole:
+        source.end()
+    elif not reading.begun:
+        source.at = start
+    return reading.begun
+
+
+class _CallObject:
+    """One object and what is known of it."""
+
+    def __init__(self, source: Source, tagged: bool, names: Collection[str] | None) -> None:
+        self._source, self._tagged, self._names, self._start = source, tagged, names, source.at
+        self._name: str | None = None
+        self._id = ""
+        self._held: str | None = None  # arguments that came before the name
+        self.begun = False
+        self.whole = False  # nothing that matters is missing
+
+    def read(self) -> Steps[None]:
+        source = self._source
+        source.at += 1
+        if self._tagged and (yield from source.skip(_SPACE)) == "'":
+            source.at = self._start
+            yield from self._literal()
+            return
+        while True:
+            char = yield from source.skip(" \t\r\n,")
+            if char == "}":
+                source.at += 1
+                break
+            key = yield from read_short_string(source, None if self._tagged or self.begun else _KEYS)
+            if (char := (yield from source.skip())) != ":":
+                raise Broken if char else Ended
+            source.at += 1
+            yield from source.skip()
+            yield from self._member(key)
+        if self._name is not None and not self.begun and self._tagged:
+            self._begin(self._held or "{}")
+            self.whole = True
+
+    def _literal(self) -> Steps[None]:
+        """An object as Python prints it, with single quotes; Mistral 7B likes to write that."""
+        said = yield from read_literal_call(self._source)
+        if said is None:
+            raise Ended if self._source.ended and self._source.at == len(self._source.text) else Broken
+        self._name, arguments = said
+        self._begin(arguments)
+        self.whole = True
+
+    def _member(self, key: str) -> Steps[None]:
+        source = self._source
+        if key == "name" and self._name is None:
+            self._name = yield from read_short_string(source, self._names)
+            if not self._name:
+                raise Broken
+            if self._held is not None:
+                self._begin(self._held)
+                self.whole = True
+        elif key in _ARGUMENT_KEYS and self._held is None and not self.whole:
+            yield from self._arguments()
+        elif key == "id" and not self.begun and (yield from source.peek()) == '"':
+            self._id = yield from read_short_string(source)
+        elif self.begun or self._tagged or key in _OTHER_KEYS:
+            yield from read_value(source, [])
+        else:
+            raise Broken
+
+    def _arguments(self) -> Steps[None]:
+        source = self._source
+        char = yield from source.peek()
+        if self._name is None or char not in ("{", "["):
+            parts: list[str] = []
+            yield from read_value(source, parts)
+            if char != "{" and not self._tagged:
+                raise Broken
+            self._held = plain_arguments("".join(parts))
+            if self._name is not None:
+                self._begin(self._held)
+                self.whole = True
+            return
+        if char != "{" and not self._tagged:
+            raise Broken
+        self._begin("")
+        yield from stream_value(source)
+        self.whole = True
+
+    def _begin(self, arguments: str) -> None:
+        assert self._name is not None
+        self._source.begin(self._name, self._start, self._id)
+        self._source.argue(arguments)
+        self.begun = True

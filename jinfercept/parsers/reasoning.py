@@ -1,0 +1,179 @@
+"""What a model thinks before it answers, told apart from the answer: by the names that vLLM's `--reasoning-parser` uses.
+
+A turn begins with its reasoning or has none: marks that stand later are text. What is within them is for nobody's parser, so
+that a call that a model only thinks of is none. Knows no engine and no format of calls.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, final
+
+from jinfercept.parsers.pieces import CallEnded, Content, Parser, Piece, Reasoning
+
+Beginning = Literal["thinking", "undecided", "answering"]
+"""Where a turn begins: within its reasoning, before a mark that may come or not, or behind it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a family marks what it thinks.
+
+    Attributes:
+        name: as vLLM calls it.
+        family: the models that are trained to it.
+        opening, closing: the marks; never shown at a turn's beginning and end of reasoning.
+        begins: where a turn begins whose prompt says nothing of it.
+    """
+
+    name: str
+    family: str
+    opening: str
+    closing: str
+    begins: Beginning = "undecided"
+
+    def beginning(self, prompt: str) -> Beginning:
+        """Where a turn begins behind this text: many templates open the reasoning, or close it where none is wanted."""
+        said = prompt.rstrip()
+        if said.endswith(self.opening):
+            return "thinking"
+        return "answering" if said.endswith(self.closing) else self.begins
+
+
+THINKINGS: Mapping[str, Thinking] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            Thinking(
+                "qwen3",
+                "Qwen 3 and others that write both marks, or have the first in their prompt",
+                "<think>",
+                "</think>",
+            ),
+            Thinking("deepseek_r1", "DeepSeek-R1, QwQ", "<think>", "</think>", "thinking"),
+            Thinking("mistral", "Magistral", "[THINK]", "[/THINK]"),
+        )
+    }
+)
+"""All of them by name."""
+
+
+def detect_thinking(chat_template: str) -> str | None:
+    """The name of the marks that a chat template knows; None if it knows none of ours.
+
+    Args:
+        chat_template: the Jinja source. One that only takes reasoning out of earlier turns is of a model that always thinks.
+    """
+    if "[THINK]" in chat_template:
+        return "mistral"
+    if "</think>" not in chat_template:
+        return None
+    return "qwen3" if "<think>" in chat_template else "deepseek_r1"
+
+
+@final
+class ReasoningParser:
+    """A parser whose turns may begin with reasoning. White space beside it is left out.
+
+    Args:
+        thinking: the marks.
+        beginning: where the turn begins.
+        answer: reads what comes behind the reasoning.
+    """
+
+    def __init__(self, thinking: Thinking, beginning: Beginning, answer: Parser) -> None:
+        self._thinking, self._at, self._answer = thinking, beginning, answer
+        self._held = ""  # undecided: all there is; thinking: what may be white space at its end, or half a mark
+        self._thought, self._trims = False, False
+        self._num_chars = 0  # that the answer's parser was not fed
+
+    def feed(self, text: str) -> list[Piece]:
+        self._held += text
+        if self._at == "undecided":
+            self._decide()
+        pieces = self._think() if self._at == "thinking" else []
+        return pieces + self._answers() if self._at == "answering" else pieces
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        pieces: list[Piece] = []
+        if self._at == "thinking":
+            end = _certain(self._held, self._thinking.closing) if cut else len(self._held)
+            pieces = self._show(self._held[:end])
+        elif self._held and not (cut and self._held.lstrip()):
+            pieces = self._shifted(self._answer.feed(self._held))
+        self._held = ""
+        return pieces + self._shifted(self._answer.finish(cut))
+
+    def _decide(self) -> None:
+        said, opening = self._held.lstrip(), self._thinking.opening
+        if said.startswith(opening):
+            self._at = "thinking"
+            self._skip(len(self._held) - len(said) + len(opening))
+        elif not opening.startswith(said):
+            self._at = "answering"
+
+    def _think(self) -> list[Piece]:
+        """Reasoning that is certain: all up to the closing mark, or to where one or white space may begin."""
+        if not self._thought:
+            self._drop_space()
+        while not self._thought and self._held.startswith(self._thinking.opening):  # written once more
+            self._skip(len(self._thinking.opening))
+            self._drop_space()
+        closing = self._thinking.closing
+        at = self._held.find(closing)
+        if at >= 0:
+            pieces = self._show(self._held[:at])
+            self._skip(at + len(closing))
+            self._at, self._trims = "answering", True
+            return pieces
+        marks = (closing,) if self._thought else (closing, self._thinking.opening)
+        certain = min(_certain(self._held, mark) for mark in marks)
+        shown = self._held[:certain].rstrip()
+        self._skip(len(shown))
+        return self._show(shown)
+
+    def _answers(self) -> list[Piece]:
+        if self._trims:
+            self._drop_space()
+            self._trims = not self._held
+        text, self._held = self._held, ""
+        return self._shifted(self._answer.feed(text))
+
+    def _show(self, text: str) -> list[Piece]:
+        text = text.rstrip()
+        self._thought = self._thought or bool(text)
+        return [Reasoning(text)] if text else []
+
+    def _drop_space(self) -> None:
+        self._skip(len(self._held) - len(self._held.lstrip()))
+
+    def _skip(self, length: int) -> None:
+        self._held = self._held[length:]
+        self._num_chars += length
+
+    def _shifted(self, pieces: list[Piece]) -> list[Piece]:
+        """Calls with spans that count all that was fed."""
+        return [_moved(piece, self._num_chars) if isinstance(piece, CallEnded) else piece for piece in pieces]
+
+
+@final
+class PlainParser:
+    """Text in which nothing is a call."""
+
+    def feed(self, text: str) -> list[Piece]:
+        return [Content(text)] if text else []
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        return []
+
+
+def _certain(text: str, mark: str) -> int:
+    """Where a mark may be on its way at the end of a text; the text's length if none is."""
+    first = max(0, len(text) - len(mark) + 1)
+    return next((at for at in range(first, len(text)) if mark.startswith(text[at:])), len(text))
+
+
+def _moved(piece: CallEnded, by: int) -> CallEnded:
+    first, end = piece.call.span
+    return replace(piece, call=replace(piece.call, span=(first + by, end + by)))

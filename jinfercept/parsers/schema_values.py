@@ -1,0 +1,124 @@
+"""Values that a model wrote as plain text, made what a JSON schema says they are. Knows no format."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinfercept.parsers.python_calls import literal
+
+_MOST_EXACT = 2**53
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+
+def property_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What an object's schema says of one property, references followed; {} if nothing.
+
+    Args:
+        schema: of the object; `$ref`s into itself are known.
+        name: of the property.
+    """
+    properties = schema.get("properties")
+    found = properties.get(name, {}) if isinstance(properties, Mapping) else {}
+    return {"types": _types(found, schema, set())}
+
+
+def value_of(text: str, property: Mapping[str, Any]) -> Any:
+    """A value, of the first type that is allowed and that the text can be; else the text itself.
+
+    As vLLM's `qwen3_coder` parser: a text stays one where strings are allowed first or nothing is said; `null` and `None` are
+    null where that is allowed; objects and lists may be written in Python's way. Unlike there, what is neither true nor false
+    stays a text, for whoever runs the call to complain of.
+
+    Args:
+        text: as the model wrote it.
+        property: as `property_of` says.
+    """
+    types = property["types"]
+    if text.strip().lower() in ("null", "none") and types and ("null" in types or "string" not in types):
+        return None
+    for kind in types:
+        if kind == "string":
+            return text
+        read = _READERS.get(kind)
+        if read is not None and (value := read(text.strip())) is not None:
+            return value
+    return text
+
+
+def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
+    """The types that a schema allows, in the order in which it names them; each of its references is followed once."""
+    if not isinstance(schema, Mapping):
+        return []
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return [kind]
+    if isinstance(kind, list):
+        return [one for one in kind if isinstance(one, str)]
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference in seen:
+            return []
+        seen.add(reference)
+        return _types(_resolved(reference, root), root, seen)
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if isinstance(options := schema.get(choice), list):
+            return [one for option in options for one in _types(option, root, seen)]
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
+
+
+def _resolved(reference: str, root: Any) -> Any:
+    """What `#/$defs/name` stands for; None if it is nothing here."""
+    for step in reference.removeprefix("#/").split("/"):
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return root
+
+
+def _integer(text: str) -> int | None:
+    value = _number(text)
+    return value if isinstance(value, int) else None
+
+
+def _number(text: str) -> int | float | None:
+    """Whole numbers as such, however they are written."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if value.is_integer() and abs(value) < _MOST_EXACT:
+        return int(value)
+    return value if math.isfinite(value) else None
+
+
+def _boolean(text: str) -> bool | None:
+    return {"true": True, "false": False}.get(text.lower())
+
+
+def _container(kind: type[Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        """JSON, or a literal of Python's; either may stand within a JSON string, where a template made one of it."""
+        value = _loaded(text)
+        value = _loaded(value) if isinstance(value, str) else value
+        return value if isinstance(value, kind) else None
+
+    return read
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return literal(text)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": _boolean,
+    "array": _container(list),
+    "object": _container(dict),
+}

@@ -1,0 +1,228 @@
+"""Text that is still coming, and the pieces made of it: what the grammars of all formats read from and write to.
+
+A grammar is a generator that yields when it needs more text. It reads on from `at` and may go back to any place since
+the last piece it wrote. Knows no format.
+"""
+
+import re
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, final
+
+from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Piece
+from jinfercept.request import Call
+
+type Steps[T] = Generator[None, None, T]
+"""Yields whenever more text is needed, and never once there is none to come."""
+
+ToolSchemas = Mapping[str, Mapping[str, Any]]
+"""JSON schemas of the tools' parameters, by the tools' names."""
+
+
+@final
+class Marks:
+    """Texts that are looked for.
+
+    Args:
+        texts: no content wherever they stand: a format's tags and what ends its turns.
+        openings: content, unless a call begins with them.
+
+    Attributes:
+        tags: the first of both.
+        openings: the others.
+    """
+
+    def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
+        self.tags, self.openings = texts, openings
+        texts += openings
+        self._beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
+        self._longest = max(map(len, texts), default=1)
+        self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    def find(self, text: str, at: int) -> tuple[int, int]:
+        """Start and end of the first mark from `at` on; (where one may be on its way, -1) if there is none."""
+        if found := self._pattern.search(text, at):
+            return found.span()
+        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[start:] in self._beginnings:
+                return start, -1
+        return len(text), -1
+
+
+@final
+class Source:
+    """One turn's text.
+
+    White space beside a call belongs to the call: it is held back before one and left out after one.
+
+    Args:
+        marks: of the format.
+        new_id: makes ids for calls.
+        ids: regular expression of the ids that may be taken from the model.
+        tools: the parameters' JSON schemas of the tools that are offered, by name; None if nobody says.
+
+    Attributes:
+        tools: see above.
+        tags: what is markup wherever it stands.
+        text: what may still be read; `at` is the next character's place in it.
+        ended: whether no more text comes.
+        pieces: what was written since the last look.
+    """
+
+    def __init__(
+        self, marks: Marks, new_id: Callable[[], str], ids: str = ".+", tools: ToolSchemas | None = None
+    ) -> None:
+        self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
+        self.tools, self.tags = tools, marks.tags
+        self._space, self._after_call, self._said = "", False, False
+        self._num_calls = 0
+        self._cut_chars = 0
+        self._open: tuple[str, str, int, list[str]] | None = None
+        self.text, self.at, self.ended = "", 0, False
+        self.pieces: list[Piece] = []
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def peek(self) -> Steps[str]:
+        """The next character; "" at the end."""
+        while self.at == len(self.text) and not self.ended:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def skip(self, chars: str = " \t\r\n") -> Steps[str]:
+        """Pass over some characters; returns the first that is none of them, "" at the end."""
+        while (char := (yield from self.peek())) and char in chars:
+            self.at += 1
+        return char
+
+    def match(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Pass over the longest text that consists of matches of a pattern of single characters; returns it."""
+        start = self.at
+        while (char := (yield from self.peek())) and pattern.match(char):
+            self.at += 1
+        return self.text[start : self.at]
+
+    def take(self, *options: str) -> Steps[str]:
+        """Pass over the one of these texts that comes next; returns it, "" if none does."""
+        while not (found := next((text for text in options if self.text.startswith(text, self.at)), "")):
+            rest = self.text[self.at :]
+            if self.ended or not any(text.startswith(rest) for text in options):
+                return ""
+            yield
+        self.at += len(found)
+        return found
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def begins_line(self) -> bool:
+        """Whether content written here would stand at the beginning of a line, or of the turn."""
+        return "\n" in self._space or self._after_call or not self._said
+
+    def content(self) -> Steps[str]:
+        """Everything up to the next mark is content; returns the mark, "" at the end. An opening is left to be read."""
+        while True:
+            start, end = self._marks.find(self.text, self.at)
+            if end < 0 and self.ended:
+                start = len(self.text)
+            self._say(self.text[self.at : start])
+            mark = self.text[start : max(start, end)]
+            self.at = start if mark in self._marks.openings else max(start, end)
+            self._cut()
+            if mark or self.ended:
+                return mark
+            yield
+
+    def say(self, length: int) -> None:
+        """The next characters are content."""
+        self._say(self.text[self.at : self.at + length])
+        self.at += length
+        self._cut()
+
+    def until(self, marks: Marks) -> Steps[str]:
+        """Pass over everything up to the next of some marks; returns the mark, "" at the end, and stays before it."""
+        while True:
+            self.at, end = marks.find(self.text, self.at)
+            if end >= 0:
+                return self.text[self.at : end]
+            if self.ended:
+                self.at = len(self.text)
+                return ""
+            yield
+
+    def begin(self, name: str, start: int, call_id: str = "") -> None:
+        """A call begins; its first character is at `start`."""
+        assert self._open is None, "a call within a call"
+        if not self._ids.fullmatch(call_id):
+            call_id = self._new_id()
+        self._open = (name, call_id, self._cut_chars + start, [])
+        self._space, self._after_call = "", True
+        self.pieces.append(CallStarted(self._num_calls, name, call_id))
+
+    def argue(self, text: str) -> None:
+        """The arguments go on; everything up to `at` is done with."""
+        assert self._open is not None
+        if text:
+            self._open[3].append(text)
+            self.pieces.append(Arguments(self._num_calls, text))
+        self._cut()
+
+    def end(self) -> None:
+        """The call is whole, and what is before `at` belongs to it."""
+        assert self._open is not None
+        name, call_id, start, arguments = self._open
+        call = Call(name, "".join(arguments), (start, self._cut_chars + self.at), id=call_id)
+        self.pieces.append(CallEnded(self._num_calls, call))
+        self._num_calls += 1
+        self._open = None
+        self._cut()
+
+    def drop(self) -> None:
+        """What is left is no content: a call that was cut off."""
+        self._space, self.at = "", len(self.text)
+
+    def close(self) -> list[Piece]:
+        """The turn is over: white space that was held back for a call is content."""
+        return [Content(self._space)] if self._space and not self._after_call else []
+
+    def _say(self, text: str) -> None:
+        text = self._space + text
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        if said:
+            self._said = True
+            self.pieces.append(Content(said))
+
+    def _cut(self) -> None:
+        self._cut_chars += self.at
+        self.text, self.at = self.text[self.at :], 0
+
+
+@final
+class GrammarParser:
+    """A parser made of a grammar."""
+
+    def __init__(self, grammar: Callable[[Source], Steps[None]], source: Source) -> None:
+        self._source = source
+        self._steps = grammar(source)
+        next(self._steps)
+
+    def feed(self, text: str) -> list[Piece]:
+        self._source.text += text
+        return self._go_on()
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        self._source.ended = True
+        pieces = self._go_on()
+        assert self._source.at == len(self._source.text), "a grammar that leaves text unread"
+        pieces += self._source.close()
+        return (
+            [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
+        )  # all that was certain is told
+
+    def _go_on(self) -> list[Piece]:
+        next(self._steps, None)
+        pieces, self._source.pieces = self._source.pieces, []
+        return pieces

@@ -1,0 +1,66 @@
+"""What a plan samples as one int32 matrix, so that sampling needs one upload; and back, inside the executable."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Int32
+
+from jinfercept.runner.logits_processors import SampleRows
+from jinfercept.sched.plan import Chunk
+from jinfercept.sched.sampling_options import DrawOptions
+
+NUM_FIELDS = len(SampleRows._fields)
+_FIRST_FLOAT = SampleRows._fields.index("temperature")
+_ONE = np.ones(1, np.float32).view(np.int32)[0]
+_REMEMBERED, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_p", "repetition"))
+
+
+def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
+    """The sampled rows of a plan, in its order."""
+    rows = _blank(num_rows, scratch_slot)
+    drawn = [row for row, chunk in enumerate(chunks) if chunk.sample is not None]
+    if drawn:
+        count, lengths = len(drawn), [len(chunk.tokens) for chunk in chunks]
+        temperatures, seeds, positions, options, held, _ = zip(*[chunks[row].sample for row in drawn], strict=True)
+        rows[0, :count] = np.cumsum(lengths)[drawn] - 1
+        rows[1, :count] = [chunks[row].slot for row in drawn]
+        rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)
+        rows[3, :count] = positions
+        rows[_FIRST_FLOAT, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
+        if any(options):
+            for row, asked in enumerate(options):
+                if asked is not None:
+                    _enter_options(rows[:, row], asked, held[row])
+    return rows
+
+
+def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
+    """Rows of which nothing is drawn: their logits are wanted."""
+    rows = _blank(num_rows, scratch_slot)
+    rows[0, : len(token_indices)] = token_indices
+    return rows
+
+
+def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:
+    """The sampled rows on the device."""
+    floats = jax.lax.bitcast_convert_type(packed[_FIRST_FLOAT:], jnp.float32)
+    return SampleRows(*packed[:_FIRST_FLOAT], *floats)
+
+
+def _blank(num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
+    rows = np.zeros((NUM_FIELDS, num_rows), np.int32)
+    rows[1] = scratch_slot
+    rows[_TOP_P] = rows[_REPETITION] = _ONE
+    return rows
+
+
+def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, held: bool) -> None:
+    params = options.params
+    row[_REMEMBERED:_FIRST_FLOAT] = options.remembered, held, min(max(0, params.top_k), 2**31 - 1)
+    numbers = (
+        *(params.top_p, params.min_p),
+        *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
+    )
+    row[_TOP_P:] = np.array(numbers, np.float32).view(np.int32)

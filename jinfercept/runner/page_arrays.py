@@ -1,0 +1,171 @@
+"""The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
+
+A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer carries l layers
+of it; they are freed when their last reference goes. With one part a page crosses the link whole, beside all of the step's
+compute; with more, each part crosses beside the compute of its own layers. Transfers come in a few static sizes, padded with
+the scratch page, so that nothing recompiles.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Int32
+
+from jinfercept.kv.store import PageCopy
+from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages, kv_shape
+from jinfercept.runner.executables import Executables
+
+HostPage = Float[Array, "l B 2 K D"]
+"""One part of a page."""
+
+TRANSFER_PAGES = (16, 4, 1)
+"""Pages per gather or scatter, largest first."""
+
+
+def _gather(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPage, ...]:
+    pages = jnp.stack([layer[slots] for layer in layers], axis=1)
+    return tuple(pages[i] for i in range(slots.shape[0]))
+
+
+def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[HostPage, ...]) -> tuple[KVPages, ...]:
+    stacked = jnp.stack(pages)
+    return tuple(layer.at[slots].set(stacked[:, index]) for index, layer in enumerate(layers))
+
+
+def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
+    """Note the transfers' executables for so many layers, for arrays or for their shapes.
+
+    Args:
+        run: to which they are added.
+        layers: pages of consecutive layers.
+        page: the part of one page that these layers have.
+    """
+    for size in TRANSFER_PAGES:
+        slots = _padded([], size)
+        run.add(("gather", size, len(layers)), _gather, layers, slots)
+        run.add(("scatter", size, len(layers)), _scatter, layers, slots, (page,) * size, donate=(0,))
+
+
+@final
+class KVArrays:
+    """All pages of a model on one device, and their copies on the host.
+
+    A step moves pages so: `begin`, then for each part `start`, the compute of its layers, `land`.
+
+    Args:
+        num_pages: pages of the device pool, without the scratch page.
+        page_size: tokens per page.
+        parts: first layer and end of every part.
+        num_kv_heads, head_dim, dtype: of the model.
+        home: where the pool lives; the host copies are in that device's pinned memory.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        parts: Sequence[tuple[int, int]],
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: DTypeLike,
+        home: jax.sharding.SingleDeviceSharding,
+    ) -> None:
+        shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.parts = tuple(parts)
+        self._on_device = home
+        self._on_host = home.with_memory_kind("pinned_host")
+        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self._on_device)
+        sizes = {end - first for first, end in parts}
+        self._blank = {n: jax.device_put(np.zeros((n, *shape[1:]), dtype), self._on_device) for n in sizes}
+        self.layers: tuple[KVPages, ...] = ()
+        self.host: dict[int, list[HostPage]] = {}
+        self._coming: list[tuple[int, list[HostPage]]] = []
+        self._leaving: Sequence[PageCopy] = ()
+        self._landing: list[HostPage] = []
+        self._under_way: deque[list[HostPage]] = deque(maxlen=2)  # the copies out of the last two steps
+        self.reset()
+
+    def add_executables(self, run: Executables) -> None:
+        """Note the transfers' executables, which `start` and `land` will call."""
+        self._run = run
+        for first, end in {end - first: (first, end) for first, end in self.parts}.values():
+            add_transfers(run, self.layers[first:end], self._blank[end - first])
+
+    def close(self) -> None:
+        """Free everything, on the device and on the host."""
+        self.layers = ()
+        self.host.clear()
+        self._coming, self._leaving, self._landing = [], (), []
+        self._under_way.clear()
+
+    def reset(self) -> None:
+        """Forget everything; the pool starts empty."""
+        self.close()
+        self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
+
+    def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], copy_out: Sequence[PageCopy]) -> None:
+        """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order.
+
+        Copies of the step before the last one have arrived long since if they hid behind its compute; if not, this waits for
+        them, so that what is on its way takes no more memory than two steps' pages.
+        """
+        if len(self._under_way) == 2 and self._under_way[0]:
+            jax.block_until_ready(self._under_way[0])
+        self._under_way.append([])
+        self._coming = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
+        for slot in drop:
+            del self.host[slot]
+        self._leaving = copy_out
+        for copy in copy_out:
+            self.host[copy.host_slot] = []
+
+    def start(self, part: int) -> None:
+        """Start the copies of one part, both ways: pages leave as they are before anything that is dispatched later."""
+        first, end = self.parts[part]
+        if self._coming:
+            self._landing = jax.device_put([pieces[part] for _, pieces in self._coming], self._on_device)
+        for start, size in _cover(len(self._leaving)):
+            group = self._leaving[start : start + size]
+            gather = self._run["gather", size, end - first]
+            pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
+            for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
+                self.host[copy.host_slot].append(piece)
+                self._under_way[-1].append(piece)
+
+    def land(self, part: int) -> None:
+        """Write what one part has fetched to its device slots, after everything that was dispatched before."""
+        first, end = self.parts[part]
+        slots = [slot for slot, _ in self._coming]
+        for start, size in _cover(len(slots)):
+            group = slots[start : start + size]
+            pages = self._landing[start : start + size] + [self._blank[end - first]] * (size - len(group))
+            scatter = self._run["scatter", size, end - first]
+            written = scatter(self.layers[first:end], _padded(group, size), tuple(pages))
+            self.layers = (*self.layers[:first], *written, *self.layers[end:])
+        self._landing = []
+
+    def wait(self) -> None:
+        """Wait for every copy that was started: for a plan that does nothing else."""
+        jax.block_until_ready((self.layers, list(self.host.values())))
+
+
+def _padded(slots: Sequence[int], size: int) -> Int32[np.ndarray, "k"]:
+    padded = np.full(size, SCRATCH_PAGE, np.int32)
+    padded[: len(slots)] = slots
+    return padded
+
+
+def _cover(count: int) -> list[tuple[int, int]]:
+    """(first, static size) of the transfers that carry `count` pages: full ones, then the smallest that holds the rest."""
+    largest = TRANSFER_PAGES[0]
+    transfers = [(first, largest) for first in range(0, count - largest + 1, largest)]
+    first = len(transfers) * largest
+    if first < count:
+        transfers.append((first, min(size for size in TRANSFER_PAGES if size >= count - first)))
+    return transfers

@@ -1,0 +1,278 @@
+"""Executes plans: weights, KV arrays, packing, layer-group steps, sampling, transfers. Knows no requests and decides nothing.
+
+Every executable has a static shape and is compiled by `warm_up`: per token bucket one embedding and one group of
+`layers_per_step` layers (and one remainder group), per number of sampled rows one head and one sampler, and the transfers.
+Nothing waits for the device but `collect`.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.pallas.attention import Heads, paged_attention, prepare
+from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
+from jinfercept.runner.executables import Executables, Progress, silent
+from jinfercept.runner.packing import Shape, enter, pack, unpack
+from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.sampler import Drawn, Sampler, add_sampler, slots_bytes
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
+
+
+class Ticket(NamedTuple):
+    """A submitted plan: what it draws, and when it was submitted."""
+
+    drawn: Drawn
+    submitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """The static sizes of a runner.
+
+    Attributes:
+        num_pages: pages of the device pool.
+        page_size: tokens per page.
+        max_num_seqs: sequence slots.
+        max_model_len: tokens per sequence.
+        buckets: query tokens of the executables, ascending.
+        layers_per_step: layers per executable.
+        transfer_parts: pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole
+            pages, beside all of a step's compute.
+    """
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_model_len: int
+    buckets: tuple[int, ...]
+    layers_per_step: int
+    transfer_parts: int = 1
+
+    def bucket(self, num_tokens: int) -> Shape:
+        """The batch of a bucket."""
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        return Shape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
+
+    def groups(self, num_layers: int) -> list[tuple[int, int]]:
+        """First layer and end of every executable's layers."""
+        step = self.layers_per_step
+        return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
+
+    def parts(self, num_layers: int) -> list[list[tuple[int, int]]]:
+        """The groups whose layers cross the link together, part by part."""
+        groups = self.groups(num_layers)
+        count = min(self.transfer_parts, len(groups))
+        borders = [len(groups) * index // count for index in range(count + 1)]
+        return [groups[first:end] for first, end in pairwise(borders)]
+
+    @property
+    def sample_rows(self) -> tuple[int, ...]:
+        """Numbers of sampled rows that have executables, ascending."""
+        return tuple(sorted({self.bucket(size).num_rows for size in self.buckets}))
+
+
+@final
+class ModelRunner:
+    """One model on one device.
+
+    Args:
+        model, params: what runs; every layer has the same shapes.
+        shape: the static sizes.
+        attention: implementation of attention, see `pallas.attention`.
+    """
+
+    def __init__(self, model: ServedModel, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
+        config = model.config
+        leaf = jax.tree.leaves(params.embed)[0]
+        self._home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
+        self._model, self._shape = model, shape
+        self.params = jax.device_put(params, self._home)  # committed, as the executables expect
+        self.kv = KVArrays(
+            shape.num_pages,
+            shape.page_size,
+            parts=[(groups[0][0], groups[-1][1]) for groups in shape.parts(config.num_layers)],
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=leaf.dtype,
+            home=self._home,
+        )
+        self._parts = shape.parts(config.num_layers)
+        self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
+        self._run = Executables()
+        self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, self._home)
+        add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
+        self.kv.add_executables(self._run)
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+        """Dispatch a plan; the order is the one that `StepPlan` promises.
+
+        Args:
+            masks: what constrained rows may draw; called after the forward was dispatched, before sampling is.
+        """
+        submitted_s = time.monotonic()
+        assert plan.land == plan.fetch
+        self.kv.begin(plan.fetch, plan.drop, plan.copy_out)
+        if plan.chunks:
+            return Ticket(self._compute(plan, masks), submitted_s)
+        for part in range(len(self._parts)):
+            self.kv.start(part)
+            self.kv.land(part)
+        self.kv.wait()  # there is nothing to hide the transfers behind
+        return Ticket(Drawn(), submitted_s)
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a plan's tokens."""
+        tokens, logprobs, scores = self._sampler.read(ticket.drawn)
+        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores)
+
+    def update(self, params: Params) -> None:
+        """Take other weights, of the structure, shapes and dtypes that were compiled for, and forget all KV."""
+        self.params = jax.device_put(params, self._home)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all KV."""
+        self.kv.reset()
+        self._sampler.reset()
+
+    def close(self) -> None:
+        """Free the weights and the pages."""
+        self.params = Params({}, (), {})
+        self.kv.close()
+        self._sampler.close()
+
+    def warm_up(self, progress: Progress = silent) -> None:
+        """Compile every executable."""
+        self._run.compile(progress)
+
+    @property
+    def layers_compile_s(self) -> list[float]:
+        """Seconds that compiling took, by executable of layers."""
+        return [
+            seconds for key, seconds in self._run.compile_s.items() if isinstance(key, tuple) and key[0] == "layers"
+        ]
+
+    def _compute(self, plan: StepPlan, masks: Masks | None) -> Drawn:
+        enter(plan.chunks, self._tables)
+        shape = self._shape
+        x = self._forward(plan.bucket, pack(plan.chunks, self._tables, shape.page_size, shape.bucket(plan.bucket)))
+        return self._sampler.draw(x, plan.chunks, self.params.head, masks)
+
+    def _forward(self, size: int, packed: np.ndarray) -> Array:
+        x, batch = self._run["embed", size](self.params.embed, self._sampler.last_tokens, packed)
+        kv = self.kv
+        for part, groups in enumerate(self._parts):
+            kv.start(part)
+            layers = list(kv.layers)
+            for first, end in groups:
+                step = self._run["layers", size, end - first]
+                x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
+            kv.layers = tuple(layers)
+            kv.land(part)
+        return x
+
+
+def add_steps(
+    run: Executables,
+    model: ServedModel,
+    shape: RunnerShape,
+    attention: str,
+    params: Params,
+    layers: tuple[KVPages, ...],
+) -> None:
+    """Note every executable that a plan's chunks can need, for arrays or for their shapes.
+
+    Args:
+        run: to which they are added.
+        attention: see `pallas.attention`; `auto` only for the backend that is here.
+        params, layers: the weights and the KV: arrays, or shapes with shardings.
+    """
+    leaf = jax.tree.leaves(params.embed)[0]
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=leaf.sharding)
+
+    last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
+    for size in shape.buckets:
+        bucket = shape.bucket(size)
+        packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
+        embed = partial(_embed, model, bucket, attention)
+        run.add(("embed", size), embed, params.embed, last_tokens, packed)
+        embedded = jax.eval_shape(embed, params.embed, last_tokens, packed)
+        x, batch = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
+        embedded_by_size[size] = x
+        for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
+            arguments = (params.layers[first:end], x, layers[first:end], batch)
+            run.add(("layers", size, end - first), partial(_layers, model, attention), *arguments, donate=(1, 2))
+    add_sampler(run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs)
+
+
+def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
+    """Device memory that a step of the largest bucket takes beside weights and pages, what is remembered by slot included.
+
+    Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
+    """
+    config, leaf = model.config, jax.tree.leaves(params.embed)[0]
+    home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
+
+    run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), params)
+    pages = struct(kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim), leaf.dtype)
+    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
+    run.compile()
+    return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
+
+
+def _embed(
+    model: ServedModel,
+    shape: Shape,
+    attention: str,
+    params: Weights,
+    last_tokens: Int[Array, "slots"],
+    packed: Int[Array, "packed"],
+) -> tuple[Float[Array, "T E"], Batch]:
+    batch, config = unpack(packed, last_tokens, shape), model.config
+    with jax.named_scope("embed"):
+        x = model.embed(params, batch.tokens)
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, x.dtype.itemsize)
+    with jax.named_scope("work"):
+        return x, prepare(batch, heads, x.dtype, implementation=attention)
+
+
+def _layers(
+    model: ServedModel,
+    attention: str,
+    params: tuple[Weights, ...],
+    x: Float[Array, "T E"],
+    layers: tuple[KVPages, ...],
+    batch: Batch,
+) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
+    """A group of consecutive layers: each writes all of the step's keys and values before anybody attends.
+
+    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
+    whose calls follow each other in the order of the layers.
+    """
+
+    def attend(
+        q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        pages = write_kv(pages, k, v, batch.write_index)
+        return paged_attention(q, pages, batch, implementation=attention), pages
+
+    written = []
+    for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
+        with jax.named_scope(f"layer{index}"):
+            x, pages = model.layer(weights, x, batch.positions, pages, attend)
+        written.append(pages)
+    return x, tuple(written)

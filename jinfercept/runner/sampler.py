@@ -1,0 +1,244 @@
+"""Draws a plan's tokens: the head, the sampler, and what the device remembers by sequence slot. Knows no requests and no KV.
+
+A slot is written when a sequence with options gets it, from the host's tokens; after that every draw enters its own token, so
+that what was drawn counts before the host has read it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Int32, UInt32
+
+from jinfercept.models.protocol import ServedModel, Weights
+from jinfercept.runner.executables import Executables
+from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, remember
+from jinfercept.runner.packing_samples import pack_positions, pack_samples, unpack_samples
+from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
+from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.sampling_params import MAX_LOGPROBS
+from jinfercept.sched.plan import Chunk, Masks, Sample, TokenLogprobs
+
+
+class Drawn(NamedTuple):
+    """What a plan samples, on the device.
+
+    Attributes:
+        tokens: `[R]`, None if it samples nothing.
+        num_best: of every sampled row, how many likeliest tokens to report; None: not even its own.
+        reports: `[R, columns]` of the rows, None if none is wanted.
+        scores: of every chunk with a score, how many likeliest tokens, how many targets, and their reports.
+    """
+
+    tokens: Array | None = None
+    num_best: tuple[int | None, ...] = ()
+    reports: Array | None = None
+    scores: tuple[tuple[int, int, tuple[Array, ...]], ...] = ()
+
+
+@final
+class Sampler:
+    """The sampled rows of plans.
+
+    Args:
+        run: the executables, among them those of `add_sampler`.
+        row_counts: numbers of rows that have executables, ascending.
+        num_slots: sequence slots.
+        vocab_size: columns of the logits.
+        home: where arrays live.
+    """
+
+    def __init__(
+        self,
+        run: Executables,
+        row_counts: tuple[int, ...],
+        num_slots: int,
+        vocab_size: int,
+        home: jax.sharding.Sharding,
+    ) -> None:
+        self._run, self._row_counts, self._num_slots, self._home = run, row_counts, num_slots, home
+        self._vocab_size = vocab_size
+        self._no_masks = {rows: jax.device_put(self._ones(rows), home) for rows in row_counts}
+        self.reset()
+
+    @property
+    def last_tokens(self) -> Int[Array, "slots"]:
+        """By slot, the last one drawn; the last slot is scratch."""
+        return self._slots.last_tokens
+
+    def reset(self) -> None:
+        """Forget all slots."""
+        shapes = slot_shapes(self._num_slots, self._vocab_size)
+        self._slots: Slots = jax.device_put(
+            jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home
+        )
+
+    def close(self) -> None:
+        """Free what is remembered."""
+        for array in self._slots:
+            array.delete()
+
+    def draw(self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights, masks: Masks | None) -> Drawn:
+        """Dispatch the sampling of a plan, and what it reports.
+
+        Args:
+            x: what the layers made of the plan's tokens.
+            chunks: of the plan.
+            params: `Params.head`.
+            masks: see `sched.plan`.
+        """
+        drawn = Drawn()
+        samples = [(chunk.slot, chunk.sample) for chunk in chunks if chunk.sample is not None]
+        if samples:
+            drawn = self._sample(x, chunks, samples, params, masks)
+        if any(chunk.score is not None for chunk in chunks):
+            drawn = drawn._replace(scores=tuple(self._scores(x, chunks, params)))
+        return drawn
+
+    def read(
+        self, drawn: Drawn
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs | None, ...], tuple[tuple[TokenLogprobs, ...], ...]]:
+        """Wait for tokens, log probabilities and scores, as `StepResult` has them."""
+        tokens = () if drawn.tokens is None else tuple(np.asarray(drawn.tokens)[: len(drawn.num_best)].tolist())
+        reported = ()
+        if drawn.reports is not None:
+            rows = zip(np.asarray(drawn.reports), drawn.num_best, strict=False)
+            reported = tuple(None if num_best is None else _logprobs(row, num_best) for row, num_best in rows)
+        scores = []
+        for num_best, count, reports in drawn.scores:
+            rows = np.concatenate([np.asarray(report) for report in reports])[:count]
+            scores.append(tuple(_logprobs(row, num_best) for row in rows))
+        return tokens, reported, tuple(scores)
+
+    def _sample(
+        self,
+        x: Float[Array, "T E"],
+        chunks: tuple[Chunk, ...],
+        samples: list[tuple[int, Sample]],
+        params: Weights,
+        masks: Masks | None,
+    ) -> Drawn:
+        num_best: list[int | None] = []
+        for slot, asked in samples:
+            if asked.options is not None and asked.history is not None:
+                vector = pack_slot(asked.options, asked.history, self._vocab_size)
+                self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
+            num_best.append(None if asked.options is None else asked.options.params.logprobs)
+        num_rows = next(rows for rows in self._row_counts if rows >= len(samples))
+        packed = pack_samples(chunks, num_rows, self._num_slots)
+        logits = self._run["head", x.shape[0], num_rows](params, x, packed)
+        mask = self._mask(packed, masks) if masks is not None else self._no_masks[num_rows]
+        tokens, self._slots = self._run["sample", num_rows](logits, mask, self._slots, packed)
+        tokens.copy_to_host_async()
+        reports = None
+        if num_best.count(None) < len(num_best):
+            reports = self._run["logprobs", num_rows](logits, tokens)
+            reports.copy_to_host_async()
+        return Drawn(tokens, tuple(num_best), reports)
+
+    def _mask(self, packed: np.ndarray, masks: Masks) -> UInt32[Array, "R words"] | np.ndarray:
+        """The rows' masks; notes in `packed` whose counts."""
+        num_rows, wanted = packed.shape[1], masks()
+        if not wanted:
+            return self._no_masks[num_rows]
+        mask = self._ones(num_rows)
+        for row, words in wanted.items():
+            mask[row] = words
+            SampleRows(*packed).masked[row] = 1  # pyright: ignore[reportIndexIssue]
+        return mask
+
+    def _scores(
+        self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights
+    ) -> list[tuple[int, int, tuple[Array, ...]]]:
+        size = x.shape[0]
+        num_rows = max(rows for rows in self._row_counts if rows <= size)
+        scores = []
+        for chunk, end in zip(chunks, accumulate(len(chunk.tokens) for chunk in chunks), strict=True):
+            if chunk.score is None:
+                continue
+            targets, reports = chunk.score.targets, []
+            begin = end - len(chunk.tokens) + chunk.score.first
+            for first in range(0, len(targets), num_rows):
+                part = np.array(targets[first : first + num_rows], np.int32)
+                packed = pack_positions(range(begin + first, begin + first + len(part)), num_rows, self._num_slots)
+                logits = self._run["head", size, num_rows](params, x, packed)
+                reports.append(self._run["logprobs", num_rows](logits, np.pad(part, (0, num_rows - len(part)))))
+                reports[-1].copy_to_host_async()
+            scores.append((chunk.score.num_best, len(targets), tuple(reports)))
+        return scores
+
+    def _ones(self, num_rows: int) -> np.ndarray:
+        return np.full((num_rows, mask_words(self._vocab_size)), 0xFFFFFFFF, np.uint32)
+
+
+def add_sampler(
+    run: Executables,
+    model: ServedModel,
+    params: Weights,
+    x_by_size: Mapping[int, jax.ShapeDtypeStruct],
+    row_counts: tuple[int, ...],
+    num_slots: int,
+) -> None:
+    """Note every executable that sampling can need.
+
+    Args:
+        params: `Params.head`, or shapes.
+        x_by_size: what the layers make of a bucket, by its tokens.
+        row_counts, num_slots: as `Sampler` takes them.
+    """
+    home, vocab_size = jax.tree.leaves(params)[0].sharding, model.config.vocab_size
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
+
+    slots = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), slot_shapes(num_slots, vocab_size))
+    run.add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
+    for rows in row_counts:
+        packed = pack_positions((), rows, num_slots)
+        for size, x in x_by_size.items():
+            if rows <= size:
+                run.add(("head", size, rows), partial(_head, model), params, x, packed)
+        logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
+        run.add(("sample", rows), _sample, logits, mask, slots, packed, donate=(2,))
+        run.add(("logprobs", rows), _report, logits, struct((rows,), jnp.int32))
+
+
+def slots_bytes(num_slots: int, vocab_size: int) -> int:
+    """Device memory of what is remembered by slot."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in slot_shapes(num_slots, vocab_size))
+
+
+def _head(
+    model: ServedModel, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "fields R"]
+) -> Float[Array, "R V"]:
+    with jax.named_scope("head"):
+        return model.head(params, x[unpack_samples(packed).token_index])
+
+
+def _sample(
+    logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, packed: Int[Array, "fields R"]
+) -> tuple[Int[Array, "R"], Slots]:
+    rows = unpack_samples(packed)
+    with jax.named_scope("sample"):
+        tokens = sample(logits, mask, slots, rows)
+        return tokens, remember(slots, rows.slot, tokens)
+
+
+def _report(logits: Float[Array, "R V"], tokens: Int[Array, "R"]) -> Int32[Array, "R columns"]:
+    """Rank, log probability, the likeliest tokens and their log probabilities: in one array, floats by their bits."""
+    with jax.named_scope("logprobs"):
+        logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
+    floats = jnp.concatenate([logprob[:, None], best], axis=1)
+    return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1)
+
+
+def _logprobs(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogprobs:
+    """A row of `_report`."""
+    width = len(row) // 2
+    ids, floats = row[1:width], row[width:].view(np.float32)
+    best = zip(ids[:num_best].tolist(), floats[1 : 1 + num_best].tolist(), strict=True)
+    return TokenLogprobs(float(floats[0]), int(row[0]), tuple(best))

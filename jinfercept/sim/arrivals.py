@@ -1,0 +1,55 @@
+"""When requests arrive: a renewal process with a rate and a burstiness. Knows nothing of what the requests are."""
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sim.workload import Script
+
+MOST_ARRIVALS = 1_000_000
+"""That one run can expect: all of them are in memory."""
+
+
+class Arrival(NamedTuple):
+    """A request and the second at which it arrives, counted from the start of the run."""
+
+    at_s: float
+    script: Script
+
+
+def arrivals(
+    draw: Callable[[], Script], rate: float, duration_s: float, rng: Random, burstiness: float = 1.0
+) -> list[Arrival]:
+    """The arrivals of `duration_s` seconds, in order. There may be none.
+
+    The times between arrivals are Gamma distributed with mean 1 / rate; the first one begins at 0, where it is as if a request
+    had just arrived: bursts bring about `(burstiness² − 1) / 2` requests more than `rate · duration_s`.
+
+    Args:
+        draw: gives the next request; called once for each arrival, in order.
+        rate: requests per second, over 0.
+        duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
+        rng: its state decides the times.
+        burstiness: coefficient of variation of the times between arrivals, from 0.01 to 100: 1 is Poisson, less is more
+            even, more comes in bursts.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    for name, value in (("rate", rate), ("duration_s", duration_s)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} of arrivals is out of range", got=value, fix="a finite number above 0")
+    if rate * duration_s > MOST_ARRIVALS:
+        got, fix = f"{rate:g} requests/s for {duration_s:g} s", f"at most {MOST_ARRIVALS:,}, rate times duration"
+        raise ConfigError("too many requests would arrive", got=got, fix=fix)
+    if not 0.01 <= burstiness <= 100:
+        raise ConfigError("burstiness of arrivals is out of range", got=burstiness, fix="0.01 to 100; 1 is Poisson")
+    shape = burstiness**-2
+    found: list[Arrival] = []
+    at_s = rng.gammavariate(shape, 1 / (shape * rate))
+    while at_s < duration_s:
+        found.append(Arrival(at_s, draw()))
+        at_s += rng.gammavariate(shape, 1 / (shape * rate))
+    return found

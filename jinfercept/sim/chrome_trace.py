@@ -1,0 +1,217 @@
+"""A run as a trace that Perfetto and chrome://tracing open: a track for each request, counters for memory, link and steps.
+
+    requests   a track each, from arrival to end, of spans `waiting`, `running` and `intercepted`; their arguments say where
+               the context was when the span began and ended (tokens on the device, only on the host, missing) and, for
+               pauses, which interception, which tools and what the policy did, and on the track an instant for each kind of
+               move in a plan. Residency is no counter: a track more per request would bury the rest
+    device     pages by kind (they add up to the pool); host pages
+    link       tokens out and in, beside what the step could hide
+    step       query tokens, of them recomputed, beside the saturation point
+
+Times are microseconds of the engine's clock since the trace was opened. Events are written as they end; memory holds the
+requests that are not finished.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.meter.outcome import residency
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.policy import Move
+from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.step_budget import IDLE_STEP_S
+from jinfercept.sim.decision_records import open_record
+
+_ENGINE, _REQUESTS = 1, 2  # the two processes that the trace shows
+
+
+@dataclass(slots=True)
+class _Track:
+    """One unfinished request.
+
+    Attributes:
+        number: of the track.
+        state: since `start_us`.
+        args: what is known of the span so far.
+        done: the moves of the span, by action and reason: tokens copied, pages freed.
+    """
+
+    sequence: Sequence
+    number: int
+    state: State
+    start_us: int
+    args: dict[str, Any]
+    interceptions: int = 0
+    done: dict[str, int] = field(default_factory=dict)
+
+
+@final
+class ChromeTrace:
+    """An `Observer` that writes a Chrome trace.
+
+    Args:
+        path: is written anew.
+        now: the engine's clock.
+        kv: the pages that are counted.
+        cost: prices a step, for the link's budget.
+        saturation: S.
+        synchronous: transfers have no budget.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        now: Callable[[], float],
+        kv: KVManager,
+        cost: CostModel,
+        saturation: int,
+        *,
+        synchronous: bool,
+    ) -> None:
+        self._file = open_record(path)
+        self._now, self._kv, self._cost, self._saturation = now, kv, cost, saturation
+        self._synchronous = synchronous
+        self._began_s = now()
+        self._tracks: dict[str, _Track] = {}
+        self._num_tracks = 0
+        self._moved: dict[tuple[int, str], dict[str, int]] = {}  # in this plan, by track and what was done
+        self._counted: dict[str, dict[str, int]] = {}
+        self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        self._file.write(json.dumps(_name("process_name", "engine", _ENGINE)))
+        self._write(_name("process_name", "requests", _REQUESTS))
+
+    # -- told by the scheduler -------------------------------------------------------------------------------------
+
+    def changed(self, sequence: Sequence) -> None:
+        """See `Observer`."""
+        now_us, track = self._now_us(), self._tracks.get(sequence.id)
+        before = None
+        if track is None:
+            self._num_tracks += 1
+            track = self._tracks[sequence.id] = _Track(sequence, self._num_tracks, sequence.state, now_us, {})
+            self._write(_name("thread_name", f"request {sequence.id}", _REQUESTS, track.number))
+        else:
+            before = track.state
+            self._end_span(track, now_us)
+        track.state, track.start_us, track.done = sequence.state, now_us, {}
+        if sequence.state is State.FINISHED:
+            del self._tracks[sequence.id]
+            return
+        track.interceptions += sequence.state is State.INTERCEPTED
+        track.args = _why(track, before) | {"at_start": residency(sequence)._asdict()}
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+        """See `Observer`."""
+        track = self._tracks.get(move.sequence.id)
+        if track is None:
+            return
+        what = f"{move.action.value}: {move.why}"
+        track.done[what] = track.done.get(what, 0) + 1
+        entry = self._moved.setdefault((track.number, what), {"pages": 0, "copied_tokens": 0, "freed_pages": 0})
+        entry["pages"] += 1
+        entry["copied_tokens"] += copied_tokens
+        entry["freed_pages"] += freed
+
+    # -- told by the engine ----------------------------------------------------------------------------------------
+
+    def planned(self, planned: Planned, result: StepResult) -> None:
+        """A plan has ended: the engine's `observe` hook."""
+        plan, end_us = planned.plan, self._now_us()
+        start_us = max(0, end_us - round(result.elapsed_s * 1e6))
+        occupancy = self._kv.store.occupancy()._asdict()
+        del occupancy["total"]
+        host_used = self._kv.store.num_host_used
+        size = self._kv.page_size
+        link = {"out": len(plan.copy_out) * size, "in": len(plan.fetch) * size}
+        if not self._synchronous:
+            link["budget"] = self._budget(plan)
+        step = {"query": plan.num_tokens, "recomputed": planned.recomputed_tokens, "saturation": self._saturation}
+        self._count("device pages", occupancy, start_us)
+        self._count("host pages", {"free": self._kv.store.num_host_pages - host_used, "used": host_used}, start_us)
+        self._count("link tokens", link, start_us)
+        self._count("query tokens", step, start_us)
+        for (number, what), args in self._moved.items():
+            self._write(
+                {"name": what, "ph": "i", "s": "t", "ts": start_us, "pid": _REQUESTS, "tid": number, "args": args}
+            )
+        self._moved.clear()
+
+    def close(self) -> None:
+        """End all spans now, and the file."""
+        if self._file.closed:
+            return
+        now_us = self._now_us()
+        for track in self._tracks.values():
+            self._end_span(track, now_us)
+        self._file.write("\n]}\n")
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the parts -------------------------------------------------------------------------------------------------
+
+    def _now_us(self) -> int:
+        return round((self._now() - self._began_s) * 1e6)
+
+    def _budget(self, plan: StepPlan) -> int:
+        """Tokens that the link moves behind the plan's compute."""
+        seconds = IDLE_STEP_S
+        if plan.chunks:
+            context = sum([chunk.start + len(chunk.tokens) for chunk in plan.chunks])
+            seconds = self._cost.step_s(plan.bucket, context)
+        return self._cost.link_tokens(seconds)
+
+    def _end_span(self, track: _Track, now_us: int) -> None:
+        args = track.args | {"at_end": residency(track.sequence)._asdict()}
+        if track.done:
+            args["moves"] = track.done
+        self._write(
+            {
+                "name": track.state.value,
+                "ph": "X",
+                "ts": track.start_us,
+                "dur": now_us - track.start_us,
+                "pid": _REQUESTS,
+                "tid": track.number,
+                "args": args,
+            }
+        )
+
+    def _count(self, name: str, values: dict[str, int], at_us: int) -> None:
+        """Write a counter if it has changed: Perfetto holds it until then."""
+        if self._counted.get(name) != values:
+            self._counted[name] = values
+            self._write({"name": name, "ph": "C", "ts": at_us, "pid": _ENGINE, "args": values})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(",\n" + json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+
+
+def _why(track: _Track, before: State | None) -> dict[str, Any]:
+    """What the span that begins is about."""
+    if track.state is State.INTERCEPTED:
+        return {"interception": track.interceptions, "tools": [call.name for call in track.sequence.calls]}
+    if track.state is State.WAITING:
+        reasons = {State.INTERCEPTED: "returned", State.RUNNING: "preempted"}
+        return {"because": "new" if before is None else reasons[before]}
+    return {}
+
+
+def _name(kind: str, name: str, process: int, track: int = 0) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}

@@ -1,0 +1,396 @@
+"""Decision records: what was done with every paused context, why, what that was predicted to waste, and what it did waste.
+
+A `DecisionLog` observes one scheduler and writes a JSON line for every decision and for every interception that is over. It
+moves nothing, and asks estimators only such questions as change no answer (see `forecast.Overheard`). The lines:
+
+    run       once, first: the version, what the caller says of the run, and the quantiles of the forecasts
+    decision  the moves of one context, of one kind and for one reason, in one plan ("running": it was copied before any pause);
+              or "keep", where a context was paused and nothing was done to it (written when it runs again, with the numbers
+              of the pause)
+    outcome   an interception that is over: how long its calls lasted (`call_s`) and how long it took the engine to see that
+              (`duration_s`), what was forecast of that at several ages, and predicted and actual waste
+
+Waste is in token·seconds. It is predicted once, at the first plan that took a page from the device, or at the pause if none
+did: what the pause had held until then, and what `Costs.predicted` says of the rest.
+"""
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO, final
+
+from jinfercept.errors import ConfigError
+from jinfercept.meter.decision import Case, Costs, Decision
+from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
+from jinfercept.meter.outcome import Pause, Prediction, own_tokens, residency
+from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policy import Action, Move
+from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.waste import preserve_waste
+
+VERSION = 1
+AGES_S = (0.0, 1.0, 3.0, 10.0, 30.0)
+"""Ages of a pause at which its remaining seconds are forecast: in the first plan after."""
+
+_BUFFER_BYTES = 1 << 20
+
+
+def open_record(path: str | Path) -> TextIO:
+    """A file to write records to, anew and buffered. Raises `ConfigError` if it cannot be written."""
+    try:
+        return Path(path).open("w", buffering=_BUFFER_BYTES, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "a record cannot be written", got=error, fix="name a file in a folder that is there"
+        ) from None
+
+
+@final
+class DecisionLog:
+    """An `Observer` that writes to a file, buffered; nothing of a request is kept once it is finished.
+
+    Args:
+        path: is written anew.
+        now: the engine's clock.
+        known: what the policy knows.
+        estimator: a fresh one of the policy's kind, to be asked in its stead.
+        synchronous: steps wait for transfers.
+        run: what the first line says of the run: names and numbers.
+
+    Attributes:
+        overheard: the estimator to give to the scheduler instead of the policy's.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        now: Callable[[], float],
+        known: Knowledge,
+        estimator: Estimator,
+        *,
+        synchronous: bool,
+        run: Mapping[str, Any],
+    ) -> None:
+        self._file = open_record(path)
+        self._now, self._estimator, self._page_size = now, estimator, known.page_size
+        self.overheard = Overheard(known.estimator, estimator, self._forecast_fresh)
+        self._costs = Costs(known, synchronous=synchronous)
+        self._running: dict[str, Sequence] = {}
+        self._pauses: dict[str, Pause] = {}
+        self._recovering: dict[str, Pause] = {}
+        self._fresh: list[Pause] = []  # the estimator has not been told of their calls yet
+        self._asides: dict[str, Pause] = {}  # for what is done in this plan to contexts that run
+        self._numbers: dict[str, int] = {}  # interceptions of requests that are not finished
+        self._decisions: dict[tuple[int, Action, str], Decision] = {}
+        # when to look at a pause again, a tie-break, and which of its ages that is
+        self._due: list[tuple[float, int, int, Pause]] = []
+        self._num_due = 0
+        self._context: int | None = None  # of the running, counted at most once a plan
+        self._last_queries = 0
+        self._last_s = -math.inf
+        self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
+
+    # -- told by the scheduler -------------------------------------------------------------------------------------
+
+    def changed(self, sequence: Sequence) -> None:
+        """See `Observer`."""
+        self._forecast_fresh()
+        now, pause = self._now(), self._pauses.get(sequence.id)
+        was_running = self._running.pop(sequence.id, None) is not None
+        if sequence.state is State.RUNNING:
+            self._running[sequence.id] = sequence
+            if pause is not None:
+                self._resume(pause, now)
+        elif sequence.state is State.WAITING and pause is not None:
+            pause.return_at(now)
+            pause.call_s = self._call_s(sequence)
+        else:
+            self._leave(sequence, now)
+            if sequence.state is State.FINISHED:
+                self._numbers.pop(sequence.id, None)
+                self._call_s(sequence)
+            elif was_running or sequence.state is State.INTERCEPTED:
+                self._begin(sequence, now)
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+        """See `Observer`."""
+        self._forecast_fresh()
+        pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence)
+        page, tokens = move.page, pause.tokens(move.page)
+        own = tokens if freed and page.refs + page.claims == 1 else 0
+        key = (id(pause), move.action, move.why)
+        decision = self._decisions.get(key)
+        if decision is None:
+            case = self._case(pause, own_tokens(move.sequence.context) + own)
+            pause.touch(case.at_s, case.context)
+            decision = self._decisions[key] = Decision(pause, case, move.action, move.why)
+        decision.pages += 1
+        decision.tokens += tokens
+        decision.copied += copied_tokens
+        if freed:
+            pause.lose(own)
+            if page.host is None:
+                decision.freed_dirty += tokens
+            else:
+                decision.freed_clean += tokens
+
+    # -- told by the engine ----------------------------------------------------------------------------------------
+
+    def planned(self, planned: Planned, result: StepResult) -> None:
+        """A plan has ended: the engine's `observe` hook. With pipeline depth 1, the moves of the plan that was drafted
+        meanwhile are counted here too."""
+        self._forecast_fresh()
+        plan, now = planned.plan, self._now()
+        step_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
+        self._last_s = now
+        stall_s = self._pay_stalls(plan) if plan.copy_out or plan.fetch else 0.0
+        self._flush(plan.number)
+        if self._recovering:
+            self._pay_recoveries(planned, max(0.0, step_s - stall_s))
+        self._look_again(now)
+        self._last_queries = plan.num_tokens
+        self._context = None
+
+    def close(self) -> None:
+        """Write what is open as it stands, and close the file."""
+        if self._file.closed:
+            return
+        self._flush(None)
+        for pause in [*self._pauses.values(), *self._recovering.values()]:
+            pause.settle(self._now())
+            self._end(pause)
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- pauses ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        """The sequence was intercepted, or preempted."""
+        intercepted = sequence.state is State.INTERCEPTED
+        number = self._numbers[sequence.id] = self._numbers.get(sequence.id, 0) + intercepted
+        pause = self._pauses[sequence.id] = Pause(
+            sequence, number, intercepted=intercepted, now=now, page_size=self._page_size
+        )
+        if intercepted:
+            self._fresh.append(pause)
+
+    def _aside(self, sequence: Sequence) -> Pause:
+        """Stands for a context that is copied while it runs."""
+        if sequence.id not in self._asides:
+            self._asides[sequence.id] = Pause(
+                sequence,
+                self._numbers.get(sequence.id, 0),
+                intercepted=False,
+                now=self._now(),
+                page_size=self._page_size,
+            )
+        return self._asides[sequence.id]
+
+    def _resume(self, pause: Pause, now: float) -> None:
+        """The sequence runs; its pause is over when it has back what it lost."""
+        del self._pauses[pause.sequence.id]
+        if pause.run_at(now):
+            self._recovering[pause.sequence.id] = pause
+        else:
+            self._end(pause)
+
+    def _leave(self, sequence: Sequence, now: float) -> None:
+        """Whatever was open of the sequence is over as it stands."""
+        for pauses in (self._pauses, self._recovering):
+            pause = pauses.pop(sequence.id, None)
+            if pause is not None:
+                pause.settle(now)
+                self._end(pause)
+
+    def _call_s(self, sequence: Sequence) -> float | None:
+        """How long the last of the sequence's calls lasted; None if any was given up."""
+        ended = [end for call in sequence.calls if (end := self.overheard.take_ended(call.key)) is not None]
+        return max((end.duration_s for end in ended), default=None) if all(end.clean for end in ended) else None
+
+    def _end(self, pause: Pause) -> None:
+        """A pause is over: if it was an interception, say what it was predicted to waste and what it did."""
+        if not pause.intercepted or not pause.forecasts:  # it began when the log was closed
+            return
+        first = pause.forecasts[0]
+        if pause.untouched:
+            chunk = self._costs.chunk(self._last_queries)
+            case = Case(
+                pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, self._running_context(), chunk
+            )
+            self._write(self._about(pause, case) | {"plan": None, "action": "keep", "why": "nothing was done"})
+        if pause.prediction is None:
+            pause.prediction = Prediction(0.0, preserve_waste(first.remaining_s, pause.context))
+        self._write(_outcome(pause, self._now()))
+
+    def _forecast_fresh(self) -> None:
+        """Forecast the pauses that have just begun: by now the estimator knows of their calls, and of none's end."""
+        for pause in self._fresh:
+            self._forecast(pause, 0, pause.began_s)
+        self._fresh.clear()
+
+    def _forecast(self, pause: Pause, index: int, now: float) -> None:
+        """Ask for the pause's duration, and come back at its next age."""
+        age_s = now - pause.began_s
+        pause.forecasts.append(forecast(self._estimator, pause.sequence, age_s))
+        coming = next((later for later in range(index + 1, len(AGES_S)) if AGES_S[later] > age_s), None)
+        if coming is not None:
+            self._num_due += 1
+            heapq.heappush(self._due, (pause.began_s + AGES_S[coming], self._num_due, coming, pause))
+
+    def _look_again(self, now: float) -> None:
+        """Forecast the pauses that have reached another age."""
+        due = self._due
+        while due and due[0][0] <= now:
+            _, _, index, pause = heapq.heappop(due)
+            if pause.returned_s is None and self._pauses.get(pause.sequence.id) is pause:
+                self._forecast(pause, index, now)
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _case(self, pause: Pause, context: int) -> Case:
+        now, sequence, rest_s = self._now(), pause.sequence, None
+        if sequence.state is State.INTERCEPTED:
+            rest_s = remaining_s(self._estimator, sequence, now - pause.began_s)
+        chunk = self._costs.chunk(self._last_queries)
+        return Case(now, sequence.state, rest_s, context, self._running_context(), chunk)
+
+    def _flush(self, plan: int | None) -> None:
+        """Write the decisions of a plan."""
+        decisions = list(self._decisions.values())
+        self._decisions.clear()
+        self._asides.clear()
+        for pause in {id(decision.pause): decision.pause for decision in decisions}.values():
+            if pause.intercepted and pause.prediction is None:
+                self._predict(pause, [decision for decision in decisions if decision.pause is pause])
+        for decision in decisions:
+            self._write(
+                self._about(decision.pause, decision.case)
+                | {
+                    "plan": plan,
+                    "action": decision.action.value,
+                    "why": decision.why,
+                    "pages": decision.pages,
+                    "tokens": decision.tokens,
+                    "copied_tokens": decision.copied,
+                    "freed_tokens": decision.freed_clean + decision.freed_dirty,
+                    "lost_tokens": decision.freed_dirty,
+                }
+            )
+
+    def _predict(self, pause: Pause, decisions: list[Decision]) -> None:
+        """What the pause will have wasted in the end, if it has just lost its first page."""
+        case = decisions[0].case
+        clean = sum(decision.freed_clean for decision in decisions)
+        dirty = sum(decision.freed_dirty for decision in decisions)
+        if clean + dirty and case.remaining_s is not None:
+            token_s = pause.held + self._costs.predicted(case, clean, dirty)
+            pause.prediction = Prediction(case.at_s - pause.began_s, token_s)
+
+    def _about(self, pause: Pause, case: Case) -> dict[str, Any]:
+        return {
+            "type": "decision",
+            "at_s": _short(case.at_s),
+            "request": pause.sequence.id,
+            "interception": pause.number,
+            "tools": _tools(pause),
+            "state": case.state.value,
+            "age_s": _short(case.at_s - pause.began_s),
+            "remaining_s": None if case.remaining_s is None else _short(case.remaining_s),
+            "context": case.context,
+            "others": case.others,
+            "chunk": case.chunk,
+            "waste": _all_short(self._costs.waste(case)._asdict()),
+        }
+
+    # -- what it cost ----------------------------------------------------------------------------------------------
+
+    def _running_context(self) -> int:
+        if self._context is None:
+            self._context = sum([sequence.length for sequence in self._running.values()])
+        return self._context
+
+    def _pay_recoveries(self, planned: Planned, step_s: float) -> None:
+        """Charge a step, without its stall, to those who could not go on before it."""
+        sampled = {sequence.id for sequence, _ in planned.sampled}
+        recomputed = planned.recomputed_tokens
+        growth_s = self._costs.growth_s(planned.plan.num_tokens, recomputed)
+        for name, pause in list(self._recovering.items()):
+            sequence, tokens = pause.sequence, pause.take_recomputed()
+            own = residency(sequence).device
+            if tokens:
+                share_s = growth_s * min(1.0, tokens / recomputed) if recomputed else 0.0
+                pause.pay(recompute=step_s * own + share_s * (self._running_context() - sequence.length))
+            elif name not in sampled:
+                pause.pay(fetch=step_s * own)
+            if name in sampled:
+                del self._recovering[name]
+                self._end(pause)
+
+    def _pay_stalls(self, plan: StepPlan) -> float:
+        """Share out the seconds for which a step waited for the link, by the tokens that were moved; returns the seconds."""
+        stall_s = self._costs.stall_s(plan)
+        absent = sum([p.sequence.length - residency(p.sequence).device for p in self._recovering.values()])
+        each = stall_s * (self._running_context() - absent) / self._costs.moved(plan)
+        for decision in self._decisions.values():
+            decision.pause.pay(stall=each * decision.copied)
+        for pause in self._recovering.values():
+            pause.pay(stall=each * pause.take_copied_in())
+        return stall_s
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def _outcome(pause: Pause, now: float) -> dict[str, Any]:
+    assert pause.prediction is not None
+    outcome, returned = pause.outcome, pause.returned_s is not None
+    return {
+        "type": "outcome",
+        "request": pause.sequence.id,
+        "interception": pause.number,
+        "tools": _tools(pause),
+        "began_s": _short(pause.began_s),
+        "returned": returned,
+        "duration_s": _short((now if pause.returned_s is None else pause.returned_s) - pause.began_s),
+        "call_s": None if pause.call_s is None else _short(pause.call_s),
+        "context": pause.context,
+        "found": None if pause.found is None else pause.found._asdict(),
+        "recomputed_tokens": pause.recomputed,
+        "predicted_at_age_s": _short(pause.prediction.age_s),
+        "predicted_token_s": _short(pause.prediction.token_s),
+        "actual_token_s": _short(outcome.token_s),
+        "actual": _all_short(outcome._asdict()),
+        "forecasts": [
+            {"age_s": _short(age_s), "remaining_s": _short(rest_s), "quantiles_s": [*map(_short, quantiles_s)]}
+            for age_s, rest_s, quantiles_s in pause.forecasts
+        ],
+    }
+
+
+def _tools(pause: Pause) -> list[str]:
+    return [call.name for call in pause.sequence.calls]
+
+
+def _short(value: float) -> float | None:
+    """A number that JSON can hold, to the microsecond; None where there is none."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _all_short(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _short(value) for name, value in values.items()}

@@ -1,0 +1,136 @@
+"""What a run is recorded by: a decision log, a Chrome trace, both, or nothing; opened together and closed together."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from glob import escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policy import Move
+from jinfercept.sched.sequence import Sequence
+from jinfercept.sim.chrome_trace import ChromeTrace
+from jinfercept.sim.decision_records import DecisionLog
+
+
+class Records(NamedTuple):
+    """Files to write: decisions as JSON lines, and a Chrome trace. None: not that one."""
+
+    decisions: str | None = None
+    chrome_trace: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.decisions is not None or self.chrome_trace is not None
+
+    def of(self, name: str) -> Self:
+        """The same for one of several runs: the run's name goes before the ending of each file's."""
+        return self._replace(
+            decisions=self.decisions and _insert(self.decisions, name),
+            chrome_trace=self.chrome_trace and _insert(self.chrome_trace, name),
+        )
+
+
+NO_RECORDS = Records()
+
+
+def name_files(records: Iterable[Records]) -> None:
+    """Print the files that several runs have written: their names were not asked for."""
+    for path in (path for each in records for path in each if path is not None and Path(path).exists()):
+        print(f"written: {path}", file=sys.stderr)
+
+
+def files_of(path: str) -> list[str]:
+    """The file, or where there is none of this name those that several runs have written in its place (`Records.of`)."""
+    place = Path(path)
+    several = () if place.exists() else place.parent.glob(f"{escape(place.stem)}-*{escape(place.suffix)}")
+    return sorted(map(str, several)) or [path]
+
+
+def _insert(path: str, name: str) -> str:
+    place = Path(path)
+    return str(place.with_name(f"{place.stem}-{name}{place.suffix}"))
+
+
+@final
+class Recording:
+    """An `Observer` that is several.
+
+    Args:
+        records: what to write.
+        now: the engine's clock.
+        kv: its pages.
+        known: what the policy knows.
+        estimator: a fresh one of the policy's kind.
+        synchronous: steps wait for transfers.
+        run: what is said of the run.
+
+    Attributes:
+        estimator: the one to give to the scheduler.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        now: Callable[[], float],
+        kv: KVManager,
+        known: Knowledge,
+        estimator: Estimator,
+        *,
+        synchronous: bool,
+        run: Mapping[str, Any],
+    ) -> None:
+        self.estimator = known.estimator
+        self._parts: list[DecisionLog | ChromeTrace] = []
+        if records.decisions is not None:
+            log = DecisionLog(records.decisions, now, known, estimator, synchronous=synchronous, run=run)
+            self.estimator = log.overheard
+            self._parts.append(log)
+        if records.chrome_trace is not None:
+            self._parts.append(
+                ChromeTrace(records.chrome_trace, now, kv, known.cost, known.saturation, synchronous=synchronous)
+            )
+
+    def changed(self, sequence: Sequence) -> None:
+        """See `Observer`."""
+        for part in self._parts:
+            part.changed(sequence)
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
+        """See `Observer`."""
+        for part in self._parts:
+            part.moved(move, copied_tokens, freed)
+
+    def planned(self, planned: Planned, result: StepResult) -> None:
+        """A plan has ended: the engine's `observe` hook."""
+        for part in self._parts:
+            part.planned(planned, result)
+
+    def after(self, observe: Callable[[Planned, StepResult], None]) -> Callable[[Planned, StepResult], None]:
+        """An `observe` hook that tells somebody else first."""
+
+        def both(planned: Planned, result: StepResult) -> None:
+            observe(planned, result)
+            self.planned(planned, result)
+
+        return both
+
+    def close(self) -> None:
+        """Write what is open and close the files."""
+        for part in self._parts:
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,156 @@
+"""What a run cost: the same numbers from the same code, whether plans were executed or priced. Imports no JAX.
+
+Time is the engine's clock's. What part of a step was recomputation, and how long a step waited for its transfers, no clock can
+see: these two come from the profile's price of the plan, in a real run too. `step_s` in the report lays measured and priced
+seconds of all steps side by side, and `slowness` their ratio for each bucket, and so say how far to trust that.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, final
+
+from jinfercept.engine.clock import Clock
+from jinfercept.request import Request
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.plan_builder import Counters, Planned
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import Sequence as Running
+from jinfercept.sim.scripted import Played, returned_tokens
+from jinfercept.sim.simulator import Prices
+
+Report = dict[str, Any]
+"""What `Accounts.report` returns, ready for JSON."""
+
+
+@final
+class Accounts:
+    """Told of every plan with its result (an engine's `observe`), adds up time, and memory that was held without being used:
+    by paused contexts (`preserve`), by everybody while steps are longer for recomputation and by those who are recomputed
+    until they are (`recompute`), by everybody while a step waits for its transfers (`stall`), and by those who were admitted
+    and have no token in a step, since their pages are still to come (`fetch`).
+
+    Args:
+        scheduler: the engine's.
+        clock: the engine's.
+        prices: of plans.
+        buckets: query tokens of the executables, ascending.
+    """
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, buckets: Sequence[int]) -> None:
+        self._scheduler, self._clock, self._prices, self._buckets = scheduler, clock, prices, buckets
+        self._last_s: float | None = None
+        self.iterations = 0
+        self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
+        self.priced_s: defaultdict[int, float] = defaultdict(float)
+        self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
+        self.preserve_waste = self.recompute_waste = self.stall_waste = self.fetch_waste = 0.0
+
+    def __call__(self, planned: Planned, result: StepResult) -> None:
+        now = self._clock.now()
+        since_s = result.elapsed_s if self._last_s is None else now - self._last_s
+        step_s = min(result.elapsed_s, since_s)  # steps overlap when the next is planned before one is read
+        self._last_s = now
+        self.iterations += 1
+        kv = self._scheduler.kv
+        price, size = self._prices(planned.plan), kv.page_size
+        occupancy = kv.store.occupancy()
+        self.measured_s[planned.plan.bucket] += step_s
+        self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
+        self.compute_s += price.compute_s
+        self.preserve_waste += occupancy.claimed * size * since_s  # idle seconds too
+        self.stall_waste += occupancy.used * size * price.stall_s
+        idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if _waits_for_pages(sequence)])
+        self.fetch_waste += idle * size * step_s
+        if planned.recomputed_tokens:
+            extra_s = self._recompute_s(planned, price.compute_s)
+            self.recompute_s += extra_s
+            own = sum(len(sequence.context.pages) for sequence in planned.recomputing)
+            self.recompute_waste += (occupancy.used * extra_s + own * (step_s - min(step_s, extra_s))) * size
+            self.recompute_latency_s += len(planned.recomputing) * step_s
+
+    def _recompute_s(self, planned: Planned, compute_s: float) -> float:
+        """Seconds by which recomputation makes a step longer; all of it if nobody else was served."""
+        others = planned.plan.num_tokens - planned.recomputed_tokens
+        if not others:
+            return compute_s
+        profile = self._prices.profile
+        bucket = self._buckets[bisect_left(self._buckets, others)]
+        return profile.step_s(planned.plan.bucket, 0) - profile.step_s(bucket, 0)
+
+    def report(
+        self, played: Played, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
+    ) -> Report:
+        """The run in numbers. Every request is in the means: what was given up counts with the time that it has had so far,
+        spread over the tokens that it was to get, which is less than its latency would have become.
+
+        Args:
+            played: the run.
+            requests: what was played, with the second at which each arrived.
+            counters: the scheduler's.
+            kv_tokens: of the device pool.
+        """
+        asked = {request.id: (at_s, request) for at_s, request in requests}
+        paper, strict, first, alive_s = [], [], [], 0.0
+        for output in (*played.outputs, *played.given_up):
+            at_s, request = asked[output.request_id]
+            arrival_s = played.started_s + at_s
+            completion, metrics = output.outputs[0], output.metrics
+            generated, tokens = completion.num_generated, len(completion.token_ids)
+            if completion.finish_reason not in ("stop", "length"):
+                generated = request.params.max_tokens or generated
+                tokens = generated + returned_tokens(request)
+            served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
+            alive_s += served_s
+            paper.append(1e3 * served_s / tokens)
+            strict.append(1e3 * served_s / generated)
+            first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
+        waste = {
+            "preserve": self.preserve_waste,
+            "recompute": self.recompute_waste,
+            "stall": self.stall_waste,
+            "fetch": self.fetch_waste,
+        }
+        return {
+            "step_tokens": self._buckets[-1],
+            "requests": len(requests),
+            "normalized_latency_paper_ms_per_token": _summary(paper),
+            "normalized_latency_ms_per_token": _summary(strict),
+            "ttft_s": _summary(first),
+            "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
+            "unfinished": len(requests) - len(played.outputs),
+            "iterations": self.iterations,
+            "recomputed_tokens": counters.recomputed,
+            "copied_out_tokens": counters.copied_out,
+            "copied_in_tokens": counters.copied_in,
+            "preemptions": counters.preemptions,
+            "waste_token_s": waste,
+            "waste_fraction": sum(waste.values()) / (kv_tokens * played.seconds or 1.0),
+            "recompute_share": {
+                "forward_time": self.recompute_s / (self.compute_s or 1.0),
+                "request_latency": self.recompute_latency_s / (alive_s or 1.0),
+            },
+            "step_s": {"measured": sum(self.measured_s.values()), "priced": sum(self.priced_s.values())},
+            "slowness": {
+                str(size): self.measured_s[size] / seconds for size, seconds in self.priced_s.items() if seconds
+            },
+            "simulated_s": played.seconds,
+            "sim_wall_s": played.wall_s,
+        }
+
+
+def _waits_for_pages(sequence: Running) -> bool:
+    return not sequence.planned and sequence.context.ready < sequence.length - 1
+
+
+def _summary(values: list[float]) -> dict[str, float | None]:
+    """Mean and percentiles; None where nothing was finished."""
+    if not values:
+        return {"mean": None, "p50": None, "p99": None}
+    values = sorted(values)
+    return {
+        "mean": fmean(values),
+        "p50": values[len(values) // 2],
+        "p99": values[min(len(values) - 1, len(values) * 99 // 100)],
+    }

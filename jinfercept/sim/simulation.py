@@ -1,0 +1,189 @@
+"""One simulated run: a workload, a profile and a policy in; latencies, waste and counts out. Imports no JAX."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jinfercept.engine.engine import Engine
+from jinfercept.errors import ConfigError
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
+from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
+from jinfercept.sched.prefill import chunks_prefill
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import Preemption, Scheduler
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.distorted import DISTORTED
+from jinfercept.sim.recording import NO_RECORDS, Recording, Records
+from jinfercept.sim.run_stats import Accounts, Report
+from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
+from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
+BOUNDS = {"bound": "lru", "free_pause": "swap"}
+"""Not policies but marks to compare with: infinite memory; intercepted contexts that leave and come back at no cost but the
+step in which their pages land, so that whoever keeps pages can be a little faster. And the policies that they run under."""
+
+_ENDLESS_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated.
+
+    Attributes:
+        profile: the machine.
+        policy: a name of `sched.policies.SETTINGS`, or of `BOUNDS`.
+        estimator: a name of `SIMULATED_ESTIMATORS`.
+        duration_s: arrivals come for so long, and have as long again to finish.
+        kv_tokens, host_tokens: the two pools.
+        page_size: tokens per page.
+        max_num_seqs: sequences that run at once.
+        max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
+            time had on a step is the default.
+        chunked_prefill: None: as the policy was published, if the largest bucket allows it.
+        buckets: query tokens of the executables, ascending; None: every number up to S, or up to the longest sequence
+            where prefill is not chunked.
+        chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
+        prefix_caching: keep full pages of finished requests until their slots are wanted.
+        preemption: what becomes of the context of a running sequence that gives way; see `Scheduler`.
+        depth: 0, or 1 to plan a step before the last one's tokens are read.
+        overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
+            waited for, as it was published.
+        host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
+            shorter has returned by the next plan.
+    """
+
+    profile: Profile
+    policy: str
+    estimator: str = "elapsed"
+    duration_s: float = 1200.0
+    kv_tokens: int = 53_000
+    host_tokens: int = 300_000
+    page_size: int = 16
+    max_num_seqs: int = 1024
+    max_model_len: int = 2560
+    chunked_prefill: bool | None = None
+    buckets: tuple[int, ...] | None = None
+    chunk_tokens: int | None = None
+    prefix_caching: bool = False
+    preemption: Preemption = "auto"
+    depth: int = 0
+    overlaps: bool = False
+    host_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in BOUNDS:
+            check_name(self.policy)
+        if self.estimator not in SIMULATED_ESTIMATORS:
+            raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(SIMULATED_ESTIMATORS)}")
+        held = self.kv_tokens // self.page_size * self.page_size
+        if held < self.max_model_len and self.policy != "bound":
+            raise ConfigError(
+                "a sequence must fit",
+                got=f"kv_tokens={self.kv_tokens}, which is {held} in whole pages of {self.page_size}",
+                fix=f"at least {self.max_model_len}",
+            )
+        self.chunks()
+
+    def chunks(self) -> bool:
+        """Whether prefill is chunked. Raises `ConfigError` if it cannot be as asked."""
+        if self.policy in BOUNDS:
+            return True
+        return chunks_prefill(
+            self.chunked_prefill,
+            published=SETTINGS[self.policy].chunked_prefill,
+            largest_step=self.buckets[-1] if self.buckets else self.max_model_len,
+            longest=self.max_model_len,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+    def run(
+        self,
+        arrivals: Sequence[Arrival],
+        progress: Progress = lambda now, end: None,
+        records: Records = NO_RECORDS,
+    ) -> Report:
+        """Play the arrivals, and record what is asked for; returns the report (`Accounts.report` names its keys)."""
+        clock, bound = VirtualClock(), self.policy == "bound"
+        free_pause = self.policy == "free_pause"
+        kv = KVManager(
+            (_ENDLESS_TOKENS if bound else self.kv_tokens) // self.page_size,
+            (_ENDLESS_TOKENS if free_pause else self.host_tokens) // self.page_size,
+            self.page_size,
+            prefix_caching=self.prefix_caching,
+        )
+        world = self._scheduler(kv, clock, records)
+        synchronous, recording = world.synchronous, world.recording
+        prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
+        endpoints = ScriptedEndpoints(clock, plain_tokens)
+        accounts = Accounts(world.scheduler, clock, prices, world.buckets)
+        engine = Engine(
+            world.scheduler,
+            PricedRunner(prices, clock),
+            endpoints,
+            clock,
+            threading.Event(),
+            depth=self.depth,
+            vocab_size=1 << 60,
+            observe=accounts if recording is None else recording.after(accounts),
+        )
+        told = self.estimator not in ESTIMATORS
+        requests = [
+            (arrival.at_s, make_request(number, arrival.script, plain_tokens, told))
+            for number, arrival in enumerate(arrivals)
+        ]
+        with recording or nullcontext():
+            played = play(engine, endpoints, clock, requests, 2 * self.duration_s, progress, self.host_s)
+        report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
+        return {
+            "policy": self.policy,
+            "profile": self.profile.name,
+            "host_s": self.host_s,
+            "step_tokens": world.buckets[-1],
+        } | report
+
+    def _scheduler(self, kv: KVManager, clock: VirtualClock, records: Records) -> "_Scheduled":
+        """The scheduler as an `LLM` would make it, observed if anything is recorded."""
+        estimator = SIMULATED_ESTIMATORS[self.estimator]()
+        buckets = self.buckets
+        if buckets is None and self.profile.bucket_tokens:
+            buckets = tuple(self.profile.bucket_tokens)  # of the executables that were measured
+        if buckets is None:
+            saturation = self.profile.saturation
+            buckets = tuple(range(1, (saturation if self.chunks() else max(saturation, self.max_model_len)) + 1))
+        saturation = max((size for size in buckets if size <= self.profile.saturation), default=buckets[0])
+        known = Knowledge(self.profile, saturation, self.page_size, estimator)
+        policy = known.make(BOUNDS.get(self.policy, self.policy))
+        synchronous = policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
+        recording = None
+        if records:
+            asked = SIMULATED_ESTIMATORS[self.estimator]()
+            run = {"policy": self.policy, "estimator": self.estimator, "profile": self.profile.name}
+            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
+            recording = Recording(records, clock.now, kv, known, asked, synchronous=synchronous, run=run)
+        scheduler = Scheduler(
+            kv,
+            policy,
+            self.profile,
+            estimator if recording is None else recording.estimator,
+            buckets=buckets,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            chunk_tokens=self.chunk_tokens or buckets[-1],
+            whole_prompts=not self.chunks(),
+            observer=recording,
+            preemption=self.preemption,
+        )
+        return _Scheduled(scheduler, synchronous, buckets, recording)
+
+
+class _Scheduled(NamedTuple):
+    """A scheduler, and what else has to know its parts."""
+
+    scheduler: Scheduler
+    synchronous: bool
+    buckets: tuple[int, ...]
+    recording: Recording | None

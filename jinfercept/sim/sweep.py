@@ -1,0 +1,233 @@
+"""Many simulations at once, in a few processes, with a display of what is running. Imports no JAX.
+
+A run that fails, or whose process dies, becomes a report with an `error`; the others go on. Ctrl-C ends the running ones and
+keeps what is done. Knows nothing of what is compared with what.
+"""
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Self, final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.recording import NO_RECORDS, Records
+from jinfercept.sim.simulation import Simulation
+
+Report = dict[str, Any]
+"""What a simulation returns, and what it was; or, with the key `error`, what it was and why there is nothing more."""
+
+INTERRUPTED = "interrupted"
+"""The `error` of runs that Ctrl-C has cost."""
+
+
+class Load(NamedTuple):
+    """What arrives.
+
+    Attributes:
+        workload: where the requests are from, for the report.
+        rate: requests per second.
+        seed: of the arrivals.
+        arrivals: the requests, in order.
+    """
+
+    workload: str
+    rate: float
+    seed: int
+    arrivals: list[Arrival]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation under one load."""
+
+    simulation: Simulation
+    load: Load
+    records: Records = NO_RECORDS
+
+    @property
+    def labels(self) -> Report:
+        """What tells the run from others in a table."""
+        simulation, load = self.simulation, self.load
+        return {
+            "profile": simulation.profile.name,
+            "workload": load.workload,
+            "policy": simulation.policy,
+            "estimator": simulation.estimator,
+            "rate": load.rate,
+            "seed": load.seed,
+            "duration_s": simulation.duration_s,
+            "kv_tokens": simulation.kv_tokens,
+        }
+
+    def __str__(self) -> str:
+        simulation, load = self.simulation, self.load
+        rate = rate_text(load.rate)
+        return f"{simulation.policy} {simulation.estimator} {load.workload} {rate}/s seed {load.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """What tells its files from those of the others of a sweep."""
+        return f"{self.simulation.policy}-{rate_text(self.load.rate)}-{self.load.seed}"
+
+    def play(self, progress: Callable[[float], None]) -> Report:
+        """Simulate; whatever goes wrong is in the report.
+
+        Args:
+            progress: told simulated seconds now and then.
+        """
+        try:
+            return self.labels | self.simulation.run(
+                self.load.arrivals, lambda now, end: progress(float(now)), self.records
+            )
+        except Exception as error:
+            return self.failed(f"{type(error).__name__}: {error}")
+
+    def failed(self, error: str) -> Report:
+        """The report of a run that has none."""
+        return self.labels | {"error": error}
+
+
+def rate_text(rate: float) -> str:
+    """All digits of a rate: no two rates have the same text."""
+    return repr(rate).removesuffix(".0")
+
+
+def sweep(runs: Sequence[Run], jobs: int, console: Console) -> list[Report]:
+    """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
+
+    Args:
+        runs: what to play.
+        jobs: processes at a time, at least 1.
+        console: where the progress is shown: bars on a terminal, elsewhere a line for each run that ends.
+    """
+    reports: dict[int, Report] = {}
+    waiting = sorted(range(len(runs)), key=lambda number: len(runs[number].load.arrivals))
+    idle: list[_Worker] = []
+    busy: dict[Connection, _Worker] = {}
+    with _Display(runs, console) as display:
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < jobs:
+                    worker = idle.pop() if idle else _Worker()
+                    busy[worker.pipe] = worker
+                    display.started(waiting[-1])
+                    worker.give(waiting[-1], runs[waiting.pop()])
+                for pipe in wait(list(busy)):
+                    assert isinstance(pipe, Connection)
+                    worker = busy[pipe]
+                    message = worker.receive(runs[worker.number])
+                    if not isinstance(message, dict):
+                        display.moved(worker.number, message)
+                        continue
+                    reports[worker.number] = message
+                    display.ended(worker.number, message)
+                    del busy[pipe]
+                    if worker.process.exitcode is None:
+                        idle.append(worker)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            with _no_interrupt():
+                for worker in (*idle, *busy.values()):
+                    worker.end()
+    return [reports.get(number) or run.failed(INTERRUPTED) for number, run in enumerate(runs)]
+
+
+@final
+class _Worker:
+    """A process that plays one run after another: it sends simulated seconds, then the report.
+
+    Attributes:
+        process, pipe: it, and the way to it.
+        number: of the run that it plays.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # whose start would let Ctrl-C through to the process
+        self.pipe, theirs = context.Pipe()
+        self.number = -1
+        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        with _no_interrupt():
+            self.process.start()
+        theirs.close()
+
+    def give(self, number: int, run: Run) -> None:
+        self.number = number
+        with contextlib.suppress(OSError):  # it is dead: `receive` will say so
+            self.pipe.send(run)
+
+    def receive(self, run: Run) -> float | Report:
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return run.failed(f"its process ended with status {self.process.exitcode}")
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(pipe: Connection) -> None:
+    """What a worker does, until it is ended or nobody is at the other end any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            run: Run = pipe.recv()
+            pipe.send(run.play(pipe.send))
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C waits until this is over; processes that are started here never see it: who started them ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@final
+class _Display:
+    """Runs done, and how far the running ones are."""
+
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+        columns += (TextColumn("{task.fields[unit]}"), TimeElapsedColumn())
+        self._console = console
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._all = self._progress.add_task("all runs", total=len(runs), unit="done")
+        self._runs, self._num_done = runs, 0
+        self._tasks: dict[int, TaskID] = {}
+
+    def started(self, index: int) -> None:
+        run = self._runs[index]
+        total = round(2 * run.simulation.duration_s)
+        self._tasks[index] = self._progress.add_task(str(run), total=total, unit="simulated s")
+
+    def moved(self, index: int, now: float) -> None:
+        self._progress.update(self._tasks[index], completed=round(now))
+
+    def ended(self, index: int, report: Report) -> None:
+        self._num_done += 1
+        self._progress.remove_task(self._tasks.pop(index))
+        self._progress.advance(self._all)
+        how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
+        if not self._console.is_terminal:
+            self._console.print(f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}", soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()

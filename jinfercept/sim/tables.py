@@ -1,0 +1,43 @@
+"""Tables at a terminal, and the numbers that commands read from texts. Knows no command and no report."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.errors import ConfigError
+
+
+def check_least(flag: str, value: float, least: float) -> None:
+    """Raise `ConfigError` if an option is too small."""
+    if not value >= least:
+        raise ConfigError(f"{flag} is too small", got=value, fix=f"at least {least}")
+
+
+def listed(texts: Sequence[str]) -> list[str]:
+    """The names in texts that may hold several, with commas; each once."""
+    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",")))
+
+
+def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> list[N]:
+    """The numbers in texts that may hold several, with commas; each once, ascending. Raises `ConfigError` for what is none."""
+    try:
+        return sorted({kind(text) for text in listed(texts)})
+    except ValueError:
+        fix = "whole numbers, as 0,1,2" if kind is int else "numbers, as 3.5,5"
+        raise ConfigError(f"{flag} is not a number", got=", ".join(texts), fix=fix) from None
+
+
+def number_text(value: float) -> str:
+    """Four digits or so, thousands as k and M."""
+    for size, unit in ((1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e6 if unit == 'M' else 1e3):.3g}{unit}"
+    return f"{value:.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
+
+
+def show(shown: Table) -> None:
+    """Print a table; a terminal too narrow for it wraps lines and cuts nothing."""
+    console = Console()
+    needed = console.measure(shown, options=console.options.update(width=1000)).maximum
+    Console(width=max(console.width, needed)).print(shown)

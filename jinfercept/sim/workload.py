@@ -1,0 +1,224 @@
+"""What requests look like: scripts that say what is generated, when it calls, how long that takes and what comes back.
+
+Scripts are loaded from a trace or generated for the six kinds of the InferCept paper (arXiv 2402.01869). Only counts and
+seconds: no text, no token ids, no clock; when requests arrive is the business of `arrivals`.
+"""
+
+import json
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sim.fits import FITS, Like, Spread
+
+MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
+"""Requests of each kind in the authors' mixed trace."""
+
+MOST_TOKENS = 1_000_000_000
+"""Of one number in a trace."""
+
+
+class Segment(NamedTuple):
+    """A piece of a request up to its next call.
+
+    Attributes:
+        decode: tokens that the model generates, at least 1.
+        call_s: seconds that the call after them takes; None: no call, the request ends.
+        returned: tokens that come back.
+    """
+
+    decode: int
+    call_s: float | None
+    returned: int
+
+
+class Script(NamedTuple):
+    """One request: the tokens of its prompt, then its segments. All but the last segment have a call."""
+
+    kind: str
+    prompt: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the model generates."""
+        return sum(segment.decode for segment in self.segments)
+
+    @property
+    def output_paper(self) -> int:
+        """Output tokens as the paper counts them: generated and returned."""
+        return self.generated + sum(segment.returned for segment in self.segments)
+
+    @property
+    def context(self) -> int:
+        """Tokens at the end, the prompt included."""
+        return self.prompt + self.output_paper
+
+    @property
+    def calls(self) -> int:
+        """How often the request calls."""
+        return len(self.segments) - 1
+
+    @property
+    def called_s(self) -> float:
+        """Seconds in calls."""
+        return sum(segment.call_s or 0.0 for segment in self.segments)
+
+
+def load_trace(path: str | Path) -> list[Script]:
+    """The requests of a trace, in its order.
+
+    A line of the file is a request: `{"kind": text, "prompt": tokens, "segments": [{"decode": tokens, "call_s": seconds,
+    "returned": tokens}, …]}`, where the last segment may lack a call. Where it has one, the request ends one token after the
+    call has returned: a segment of one token is appended.
+
+    Raises:
+        ConfigError: no such file, no requests in it, or a line that does not say all of this.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
+    scripts = [_script(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not scripts:
+        raise ConfigError("the trace has no requests", got=path, fix="write one request a line")
+    return scripts
+
+
+def _script(line: str, where: str) -> Script:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
+    kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
+    if not isinstance(kind, str):
+        raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{where}: no segments", got=reprlib.repr(entries), fix="give a list with at least one")
+    segments = [_segment(entry, f"{where}, segment {number}") for number, entry in enumerate(entries, 1)]
+    silent = [number for number, segment in enumerate(segments[:-1], 1) if segment.call_s is None]
+    if silent:
+        fix = "give its call_s and returned; only the last segment may lack a call"
+        raise ConfigError(f"{where}: a segment in the middle has no call", got=f"segment {silent[0]}", fix=fix)
+    if segments[-1].call_s is not None:
+        segments.append(Segment(1, None, 0))
+    return Script(kind, _count(prompt, "prompt", 1, where), tuple(segments))
+
+
+def _segment(entry: Any, where: str) -> Segment:
+    decode = _count(_field(entry, "decode", where), "decode", 1, where)
+    if entry.get("call_s") is None and not entry.get("returned"):
+        return Segment(decode, None, 0)
+    call_s = _field(entry, "call_s", where)
+    if not isinstance(call_s, int | float) or isinstance(call_s, bool) or not 0 <= call_s <= sys.float_info.max:
+        raise ConfigError(f"{where}: call_s is not a time", got=reprlib.repr(call_s), fix="seconds, at least 0")
+    return Segment(decode, float(call_s), _count(_field(entry, "returned", where), "returned", 0, where))
+
+
+def _field(entry: object, name: str, where: str) -> Any:
+    if not isinstance(entry, dict) or name not in entry:
+        got = list(entry) if isinstance(entry, dict) else reprlib.repr(entry)
+        raise ConfigError(f"{where}: {name} is missing", got=got, fix=f'write an object with "{name}"')
+    return entry[name]
+
+
+def _count(value: object, name: str, least: int, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+        fix = f"from {least} to {MOST_TOKENS:,}"
+        raise ConfigError(f"{where}: {name} is no number of tokens", got=reprlib.repr(value), fix=fix)
+    return value
+
+
+def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
+    """Draws from the scripts with replacement. Raises `ConfigError` if there are none."""
+    if not scripts:
+        raise ConfigError("there is nothing to draw from", got="no scripts", fix="load a trace with requests")
+    return lambda: rng.choice(scripts)
+
+
+def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 2048) -> Script:
+    """A request of one kind, drawn from `fits`.
+
+    Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
+    of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
+    room for one token, and a prompt too. Not kept from the trace: contexts of conversations spread a little more (there,
+    long prompts come with short conversations), and returned tokens of `ve` less.
+
+    Args:
+        kind: math, qa, ve, chat, image or tts.
+        rng: its state decides; the same state gives the same script.
+        like: "trace" for the authors' mixed trace; "table" for the paper's Table 1, taken at its word: as many *calls*
+            as its column says (for math and chat the authors counted segments, one more), and contexts as long as it
+            says, for which the decoded tokens are stretched. These pass 2,048 (ve: 2,185), so give the window room if
+            the table's means are wanted; prompts and returned tokens are the trace's, but returned tokens of `ve` are fewer.
+        max_context: tokens of the window, at least 2.
+
+    Raises:
+        ConfigError: no such kind or statistics, or no window.
+    """
+    if max_context < 2:
+        raise ConfigError("max_context has no room for a prompt and a token", got=max_context, fix="at least 2")
+    fit = _choose(_choose(FITS, like, "statistics"), kind, "kind of request")
+    prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), max_context - 1)
+    rounds = _tokens(fit.rounds, rng.gauss(), 0.0)
+    share = 1 / (rounds * len(fit.turns) + 1) if fit.split else 1.0
+    wordy, paces = rng.gauss(), [(rng.gauss(), rng.gauss()) for _ in fit.turns]
+    room, segments = max_context - prompt, []
+    for turn, (pace, size) in list(zip(fit.turns, paces, strict=True)) * rounds:
+        decode = _tokens(turn.decode, wordy, rng.gauss(), share)
+        if decode >= room:
+            break
+        delay, amount = rng.gauss(), rng.gauss()
+        returned = turn.returned.at(*((pace, delay) if turn.typed else (size, amount)))
+        segments.append(Segment(decode, turn.call_s.at(pace, delay), min(round(returned), room - decode - 1)))
+        room -= decode + segments[-1].returned
+    else:
+        decode = _tokens(fit.answer, wordy, rng.gauss(), share) if fit.answer else 1
+    return Script(kind, prompt, (*segments, Segment(min(decode, room), None, 0)))
+
+
+def _tokens(spread: Spread, request: float, value: float, share: float = 1.0) -> int:
+    return max(1, round(spread.at(request, value) * share))
+
+
+def _choose[T](table: Mapping[Any, T], name: str, what: str) -> T:
+    if name not in table:
+        raise ConfigError(f"no such {what}", got=repr(name), fix=f"one of {', '.join(table)}")
+    return table[name]
+
+
+def draw(
+    workload: str,
+    rng: Random,
+    like: Like = "trace",
+    weights: Mapping[str, float] | None = None,
+    max_context: int = 2048,
+) -> Script:
+    """A request of a workload: one kind, or "mixed".
+
+    Args:
+        workload: "mixed" or a kind.
+        rng: its state decides.
+        like: see `generate`.
+        weights: of the kinds in the mix, at least 0; default: `MIXED_WEIGHTS`.
+        max_context: see `generate`.
+
+    Raises:
+        ConfigError: an unknown workload or kind, or weights that cannot be drawn from.
+    """
+    if workload != "mixed":
+        if weights is not None:
+            raise ConfigError("weights are for the mixed workload", got=workload, fix='use workload "mixed"')
+        return generate(workload, rng, like, max_context)
+    mix = MIXED_WEIGHTS if weights is None else weights
+    for kind, weight in mix.items():
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"the weight of {kind} cannot be drawn with", got=weight, fix="at least 0")
+    if not sum(mix.values()) > 0:
+        raise ConfigError("the mix is empty", got=dict(mix), fix="give some kind a weight above 0")
+    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, like, max_context)

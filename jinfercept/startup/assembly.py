@@ -1,0 +1,153 @@
+"""An engine from its parts. Weights and executables stay; engines, with empty pages, come and go on them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from jinfercept.config import EngineConfig
+from jinfercept.engine.clock import RealClock
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.text_stream import TextStream
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.kv.manager import KVManager
+from jinfercept.meter.engine_stats import Meter
+from jinfercept.models.protocol import ModelNumbers
+from jinfercept.request import Request
+from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sched.conformance import check_shape
+from jinfercept.sched.estimator import ESTIMATORS, Estimator
+from jinfercept.sched.observer import Observer, Observers
+from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.prefill import chunks_prefill
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.startup.memory import MemoryPlan
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+Recorder = Callable[[KVManager, Knowledge], tuple[Observer, Estimator]]
+"""Makes what observes a scheduler, and the estimator that is told of calls instead of the policy's (which may be the same)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a start leaves: engines run on it, one at a time."""
+
+    model_config: ModelNumbers
+    tokenizer: Tokenizer | None
+    runner: ModelRunner
+    shape: RunnerShape
+    profile: Profile
+
+
+class Assembled(NamedTuple):
+    """An engine, who answers its calls, and what counts what it does."""
+
+    engine: Engine
+    dispatcher: Dispatcher
+    meter: Meter
+
+
+def assemble(
+    machine: Machine,
+    config: EngineConfig,
+    memory_plan: MemoryPlan,
+    policy: Policy | str | None,
+    record: Recorder | None,
+) -> Assembled:
+    """An engine under the policy given, or under the one that the options name. Raises `ConfigError` as `_recorded` does."""
+    shape, profile, tokenizer, options = machine.shape, machine.profile, machine.tokenizer, config.scheduler
+    page_size = shape.page_size
+    estimator, whole_prompts = ESTIMATORS[options.estimator](), not chunks(config, shape, policy)
+    saturation = max((size for size in shape.buckets if size <= profile.saturation), default=shape.buckets[0])
+    known = Knowledge(profile, saturation, page_size, estimator)
+    if policy is None or isinstance(policy, str):
+        policy = known.make(options.policy)
+    kv = KVManager(
+        shape.num_pages,
+        memory_plan.host_tokens // page_size,
+        page_size,
+        identity=f"{machine.model_config} {config.model.dtype}",
+        prefix_caching=config.cache.enable_prefix_caching,
+        most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
+    )
+    clock = RealClock()
+    meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
+    observer, told = (meter, estimator)
+    if record is not None:
+        recorder, told = _recorded(record, kv, known)
+        observer = Observers(meter, recorder)
+    scheduler = Scheduler(
+        kv,
+        policy,
+        profile,
+        told,
+        buckets=shape.buckets,
+        max_num_seqs=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
+        chunk_tokens=options.max_chunk_tokens or shape.buckets[-1],
+        whole_prompts=whole_prompts,
+        observer=observer,
+        preemption=options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
+    )
+    wake = threading.Event()
+    dispatcher = Dispatcher(wake.set)
+    engine = Engine(
+        scheduler,
+        machine.runner,
+        dispatcher,
+        clock,
+        wake,
+        depth=config.runner.pipeline_depth,
+        vocab_size=machine.model_config.vocab_size,
+        eos_token_ids=end_token_ids(machine.model_config, tokenizer),
+        open_text=_text_opener(tokenizer) if tokenizer else None,
+        encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
+        seed=config.model.seed,
+        check=config.runner.check_pages,
+        observe=meter.planned,
+    )
+    return Assembled(engine, dispatcher, meter)
+
+
+def _recorded(record: Recorder, kv: KVManager, known: Knowledge) -> tuple[Observer, Estimator]:
+    """What a recorder makes; raises `ConfigError` if that is something else than an observer and an estimator."""
+    if not callable(record):
+        raise ConfigError("record is a function", got=repr(record)[:80], fix="see assembly.Recorder")
+    made: object = record(kv, known)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise ConfigError("record returns two things", got=repr(made)[:80], fix="an Observer and an Estimator")
+    check_shape("what record returns first", made[0], Observer)
+    check_shape("what record returns second", made[1], Estimator)
+    return made
+
+
+def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
+    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
+    options = config.scheduler
+    return chunks_prefill(
+        options.chunked_prefill,
+        published=SETTINGS[options.policy].chunked_prefill if policy is None or isinstance(policy, str) else True,
+        largest_step=shape.buckets[-1],
+        longest=shape.max_model_len,
+        chunk_tokens=options.max_chunk_tokens,
+    )
+
+
+def end_token_ids(model_config: ModelNumbers, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text or a turn: the model's and its tokenizer's."""
+    return tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())})
+
+
+def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:
+    def open_text(request: Request) -> TextStream:
+        params = request.params
+        stop = tuple(params.stop or ())
+        return TextStream(
+            tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens
+        )
+
+    return open_text

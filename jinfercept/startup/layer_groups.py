@@ -1,0 +1,235 @@
+"""How many layers one executable has: what may be chosen, what it costs on the machine at hand, and which choice is remembered.
+
+More layers are fewer dispatches per step; fewer are less to compile, and transfers in parts interleave more finely. Steps are
+timed as an engine runs them, each submitted before the last one's tokens are read. One at a time they would tell nothing more:
+the device begins with the first group while the host dispatches the others, so that all that is added is one dispatch and the
+reading of the tokens, whatever the groups.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple, Protocol
+
+from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.runner.executables import Progress, silent
+from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sched.plan import StepPlan
+from jinfercept.startup.probes import full_rows, probe, settled, widest
+from jinfercept.startup.profiler import Run
+
+MOST_CANDIDATES = 5
+"""1, 2, 4, 8 and 16 layers: a model that has more is then dispatched a few times a step, which nobody notices."""
+SLACK = 0.02
+"""A candidate that is dearer than the best by no more than this is as good: it has less to compile."""
+MOST_SLACK = 0.1
+"""On a machine that is noisier than that the measurement says nothing; the choice is the fewest layers that are not far off."""
+CONTEXT = 128
+"""Tokens that a decoding row reads."""
+ROUNDS = 8
+TURN_S = 0.1
+LONG_S = 0.25
+"""A step that is longer is a turn of its own: neither that it is the first nor that none is dispatched behind it matters."""
+ENOUGH_S = 4.0
+"""A step that has been timed for so long, in the mean over the candidates, has no further round."""
+
+
+class Runner(Protocol):
+    """What is measured; it has pages from `update` to `close`."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, ticket: Any) -> Any: ...
+
+    def update(self, params: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Turns(NamedTuple):
+    """A candidate at one plan: seconds of a step in its fastest turn and in the next, and the least that `submit` took."""
+
+    seconds: float
+    again_s: float
+    dispatch_s: float
+
+
+class Tried(NamedTuple):
+    """A candidate, as a profile's tables have it.
+
+    Attributes:
+        layers_per_step: layers per executable.
+        num_executables: of layers, for the buckets that were timed.
+        compile_s: that these took, one after the other; little if they were found on disk.
+        steps: for each its `bucket`, its rows that decode (`decoding`), and its `Turns`.
+        relative: geometric mean of its seconds over the best candidate's.
+        chosen: it is the one.
+    """
+
+    layers_per_step: int
+    num_executables: int
+    compile_s: float
+    steps: list[dict[str, float]]
+    relative: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is remembered: layers per executable, and all that the choice depends on."""
+
+    layers_per_step: int
+    settings: Mapping[str, str | int]
+
+    def save(self, path: Path) -> None:
+        """Write it where `remembered_layers` can read it."""
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def candidates(num_layers: int, transfer_parts: int = 1) -> tuple[int, ...]:
+    """Layers per executable that are worth a try, ascending.
+
+    Powers of two, or fewer layers for as many groups, which are then more even; every part of a transfer has a group.
+    """
+    most = num_layers // min(transfer_parts, num_layers)
+    num_groups = {-(-num_layers // min(2**power, most)) for power in range(MOST_CANDIDATES)}
+    return tuple(sorted(-(-num_layers // count) for count in num_groups))
+
+
+def relative_costs(seconds: Mapping[int, Iterable[float]]) -> dict[int, float]:
+    """By candidate, the geometric mean of its seconds over the least such mean."""
+    means = {layers: geometric_mean(costs) for layers, costs in seconds.items()}
+    return {layers: mean / min(means.values()) for layers, mean in means.items()}
+
+
+def choose(seconds: Mapping[int, Iterable[float]], slack: float) -> int:
+    """The fewest layers per executable whose relative cost is no more than 1 + `slack`."""
+    return min(layers for layers, cost in relative_costs(seconds).items() if cost <= 1 + slack)
+
+
+def tolerated(turns: Iterable[Turns]) -> float:
+    """The slack for a choice: `SLACK`, or what a candidate's two fastest turns mostly differ by, at most `MOST_SLACK`."""
+    return min(MOST_SLACK, max(SLACK, median(turn.again_s / turn.seconds for turn in turns) - 1))
+
+
+def try_groups(
+    model: ServedModel, params: Params, shape: RunnerShape, attention: str, progress: Progress = silent
+) -> list[Tried]:
+    """Compile and time all candidates. One of them at a time has pages: a page for every sequence, and the largest step's.
+
+    Args:
+        shape: what will serve.
+        attention: see `pallas.attention`.
+        progress: told what is done.
+    """
+    shape, plans = timed_steps(shape)
+    runners = dict[int, ModelRunner]()
+    for layers in candidates(model.config.num_layers, shape.transfer_parts):
+        runner = ModelRunner(model, params, replace(shape, layers_per_step=layers), attention=attention)
+        runner.warm_up(progress)
+        runner.close()
+        runners[layers] = runner
+    turns = compare(runners, params, plans, progress)
+    seconds = {layers: [turn.seconds for turn in row] for layers, row in turns.items()}
+    relative = relative_costs(seconds)
+    chosen = choose(seconds, tolerated(chain.from_iterable(turns.values())))
+    return [
+        Tried(
+            layers_per_step=layers,
+            num_executables=len(runner.layers_compile_s),
+            compile_s=sum(runner.layers_compile_s),
+            steps=[_step(plan) | turn._asdict() for plan, turn in zip(plans, turns[layers], strict=True)],
+            relative=relative[layers],
+            chosen=layers == chosen,
+        )
+        for layers, runner in runners.items()
+    ]
+
+
+def timed_steps(shape: RunnerShape) -> tuple[RunnerShape, list[StepPlan]]:
+    """What is timed, and the shape that it takes.
+
+    The rows decode that the smallest bucket holds, and as many as can be, and beside those a chunk that fills the largest
+    bucket. The pool has a page for every sequence and those of the chunk: rows with longer contexts share them.
+    """
+    buckets = tuple(sorted({shape.buckets[0], widest(shape), shape.buckets[-1]}))
+    num_pages = min(shape.num_pages, shape.max_num_seqs + -(-buckets[-1] // shape.page_size))
+    shape = replace(shape, buckets=buckets, num_pages=num_pages)
+    rows = {size: full_rows(shape, size, CONTEXT * min(size, shape.max_num_seqs)) for size in buckets}
+    return shape, [probe(shape, size, rows[size]) for size in buckets]
+
+
+def compare(
+    runners: Mapping[int, Runner],
+    params: Any,
+    plans: Sequence[StepPlan],
+    progress: Progress = silent,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, list[Turns]]:
+    """Time every candidate at every plan. They take turns, for the machine drifts; the fastest counts: what disturbs only adds.
+
+    Args:
+        runners: by candidate; warm and closed, as they are afterwards.
+        params: their weights.
+        plans: that any of them can run.
+        progress: told what is done.
+        clock: seconds.
+    """
+    runs = {layers: [list[Run]() for _ in plans] for layers in runners}
+    spent_s = [0.0] * len(plans)
+    for number in range(ROUNDS * len(plans)):
+        progress("grouping", number, ROUNDS * len(plans))
+        index = number % len(plans)
+        if spent_s[index] < ENOUGH_S * len(runners):
+            for layers, runner in runners.items():
+                began_s = clock()
+                runner.update(params)
+                runs[layers][index].append(_turn(runner, plans[index], clock))
+                runner.close()
+                spent_s[index] += clock() - began_s
+    progress("grouping", 1, 1)
+    return {layers: [_turns(past) for past in row] for layers, row in runs.items()}
+
+
+def remembered_layers(path: Path, num_layers: int) -> int | None:
+    """The choice that was kept there for a model of so many layers; None if there is none."""
+    try:
+        layers = json.loads(path.read_text(encoding="utf-8"))["layers_per_step"]
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return layers if type(layers) is int and 1 <= layers <= num_layers else None
+
+
+def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
+    """Seconds of a step, and those of its `submit`: of the first, which sets up the page tables, only if it is long."""
+    first = _pipelined(runner, plan, 1, clock)
+    if first.seconds >= LONG_S:
+        return first
+    return _pipelined(runner, settled(plan), max(2, math.ceil(TURN_S / first.seconds)), clock)
+
+
+def _pipelined(runner: Runner, plan: StepPlan, count: int, clock: Callable[[], float]) -> Run:
+    started_s, dispatch_s, last = clock(), 0.0, None
+    for _ in range(count):
+        before_s = clock()
+        ticket = runner.submit(plan)
+        dispatch_s += clock() - before_s
+        if last is not None:
+            runner.collect(last)
+        last = ticket
+    runner.collect(last)
+    return Run((clock() - started_s) / count, dispatch_s / count)
+
+
+def _turns(runs: list[Run]) -> Turns:
+    fastest, *others = sorted(run.seconds for run in runs)
+    return Turns(fastest, next(iter(others), fastest), min(run.dispatch_s for run in runs))
+
+
+def _step(plan: StepPlan) -> dict[str, float]:
+    return {"bucket": plan.bucket, "decoding": sum(len(chunk.tokens) == 1 for chunk in plan.chunks)}

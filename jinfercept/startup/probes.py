@@ -1,0 +1,53 @@
+"""Plans made by hand, which fill a bucket, for whoever measures a runner. Their pages hold nothing that anybody wants."""
+
+import math
+from dataclasses import replace
+
+from jinfercept.runner.runner import RunnerShape
+from jinfercept.sched.plan import Chunk, Sample, StepPlan
+
+Row = tuple[int, int]
+"""First position and number of a row's query tokens."""
+
+
+def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
+    """A plan of such rows, whose pages lie one after the other, and begin anew if the pool is at its end."""
+    chunks, used = [], 0
+    for slot, (start, num_tokens) in enumerate(rows):
+        end = start + num_tokens
+        num_pages = -(-end // shape.page_size)
+        new_pages = tuple((index, 1 + (used + index) % shape.num_pages) for index in range(num_pages))
+        used += num_pages
+        chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
+    return StepPlan(0, bucket, tuple(chunks))
+
+
+def settled(plan: StepPlan) -> StepPlan:
+    """The same where the page tables are known already."""
+    return replace(plan, chunks=tuple(chunk._replace(new_pages=()) for chunk in plan.chunks))
+
+
+def full_rows(shape: RunnerShape, bucket: int, context_tokens: int) -> list[Row]:
+    """Rows that fill a bucket: as many decode, with equal contexts, as leave room for the chunks, which begin at the first
+    token and of which there are none if every token can have a row.
+
+    Args:
+        context_tokens: that all rows together read, or the nearest to it that they can.
+    """
+    most, num_rows = longest(shape), min(bucket, shape.max_num_seqs)
+    num_chunks = min(num_rows, math.ceil((bucket - num_rows) / (most - 1)))
+    num_decoding = num_rows - num_chunks
+    rest = min(bucket - num_decoding, num_chunks * most)
+    chunks = [(0, (rest + index) // num_chunks) for index in range(num_chunks)]
+    length = max(1, min(most, (context_tokens - rest) // max(1, num_decoding)))
+    return [(length - 1, 1)] * num_decoding + chunks
+
+
+def longest(shape: RunnerShape) -> int:
+    """Tokens of the longest sequence that fits."""
+    return max(2, min(shape.max_model_len, shape.num_pages * shape.page_size))
+
+
+def widest(shape: RunnerShape) -> int:
+    """The bucket in which the most rows decode and nothing else is computed."""
+    return max((size for size in shape.buckets if size <= shape.max_num_seqs), default=shape.buckets[0])

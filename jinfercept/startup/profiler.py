@@ -1,0 +1,272 @@
+"""Measures a runner: what its steps and transfers cost on the machine at hand, as a `Profile`. Schedules nothing.
+
+The plans are made by hand (`probes`) and run on the executables that will serve. Steps run one at a time, from `submit` to
+`collect`; their pages are forgotten afterwards.
+"""
+
+import hashlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median_low
+from typing import Any, NamedTuple, Protocol
+
+from jinfercept.errors import ConfigError
+from jinfercept.kv.store import PageCopy
+from jinfercept.runner.executables import Progress, silent
+from jinfercept.runner.runner import RunnerShape
+from jinfercept.sched.fit import MeasuredStep, fit_steps
+from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.startup.probes import full_rows, longest, probe, settled, widest
+
+MOST_DEPTH = 2048
+"""Last token of the deepest chunk that is measured."""
+SHORT_S = 0.1
+"""A step that is shorter runs again at once, and the first run does not count: it had to set up its page tables."""
+
+
+class Runner(Protocol):
+    """What is measured."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, ticket: Any) -> Any: ...
+
+    def reset(self) -> None: ...
+
+
+class Effort(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        rounds: times that every plan has its turn, so that a disturbance of some seconds meets all plans alike.
+        enough_s: a plan that has run for so long in all has no further turn.
+        patience_s: nothing new is tried after so long.
+        contexts: shares of the pool that the rows of a step read; 0 is the least they can.
+        every_bucket: those contexts for every bucket, and deep chunks; else for the bucket with the most rows only.
+        pages: per transfer.
+        groups: the numbers of layers per executable are compared first, where the user names none.
+    """
+
+    rounds: int
+    enough_s: float
+    patience_s: float
+    contexts: tuple[float, ...]
+    every_bucket: bool
+    pages: tuple[int, ...]
+    groups: bool
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,), False),
+}
+"""By the name that selects them as an engine's profile."""
+
+
+class Saved(Protocol):
+    """What is remembered between starts."""
+
+    def save(self, path: Path) -> None: ...
+
+
+class Run(NamedTuple):
+    """Seconds from `submit` to `collect`, and those that `submit` took."""
+
+    seconds: float
+    dispatch_s: float
+
+
+class Timing(NamedTuple):
+    """Seconds of one plan: the fastest run, which counts, since what disturbs only adds; the median, the slowest, and the
+    least that `submit` took."""
+
+    seconds: float
+    median_s: float
+    most_s: float
+    dispatch_s: float
+
+
+def measure(
+    runner: Runner,
+    shape: RunnerShape,
+    *,
+    name: str,
+    kv_bytes_per_token: int,
+    effort: Effort,
+    settings: Mapping[str, Any],
+    progress: Progress = silent,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Measure steps and transfers; the runner's pages are empty afterwards.
+
+    Args:
+        runner: warm, and idle.
+        shape: its static sizes.
+        name: of the model and the machine.
+        kv_bytes_per_token: of the model.
+        effort: how thoroughly.
+        settings: what else the measurement depends on, for the record.
+        progress: told what is done.
+        clock: seconds.
+
+    Returns:
+        A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its `Timing`,
+        and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
+    """
+    started_s = clock()
+    try:
+        timed = _time_steps(runner, shape, effort, progress, clock)
+        links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
+    finally:
+        runner.reset()
+    fit = fit_steps(step for step, _, _ in timed)
+    rates = {
+        way: max(ways * link["pages"] * shape.page_size / link[f"{way}_s"] for link in links)
+        for way, ways in (("out", 1), ("in", 1), ("both", 2))
+    }
+    line = fit.line
+    profile = Profile(
+        name=name,
+        source="measured",
+        flat_s=line.flat_s,
+        fixed_s=line.fixed_s,
+        per_query_s=line.per_query_s,
+        per_context_s=fit.per_context_s,
+        per_pair_s=fit.per_pair_s,
+        saturation=line.query_tokens,
+        link_out_tokens_per_s=rates["out"],
+        link_in_tokens_per_s=rates["in"],
+        link_both_tokens_per_s=rates["both"],
+        kv_bytes_per_token=kv_bytes_per_token,
+        dispatch_s=median_low(timing.dispatch_s for _, _, timing in timed),
+        bucket_tokens=fit.bucket_tokens,
+        bucket_s=fit.bucket_s,
+    )
+    straight = replace(profile, bucket_tokens=(), bucket_s=())
+    steps = [
+        step._asdict() | timing._asdict() | {"profile_s": profile.plan_s(plan), "line_s": straight.plan_s(plan)}
+        for step, plan, timing in timed
+    ]
+    spent_s = clock() - started_s
+    return replace(profile, tables={"settings": dict(settings), "took_s": spent_s, "steps": steps, "links": links})
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def _time_steps(
+    runner: Runner, shape: RunnerShape, effort: Effort, progress: Progress, clock: Callable[[], float]
+) -> list[tuple[MeasuredStep, StepPlan, Timing]]:
+    """Every kind of step, small buckets first, with its plan and its timing."""
+    started_s, steps = clock(), list(_steps(shape, effort))
+    runs: list[list[Run]] = [[] for _ in steps]
+    for number in range(effort.rounds * len(steps)):
+        progress("measuring", number, effort.rounds * len(steps))
+        past, plan = runs[number % len(steps)], steps[number % len(steps)][1]
+        is_late = number > 0 and clock() - started_s >= effort.patience_s
+        if sum(run.seconds for run in past) < effort.enough_s and (past or not is_late):
+            past.append(_run_step(runner, plan, clock))
+    progress("measuring", 1, 1)
+    return [
+        (step._replace(seconds=timing.seconds), plan, timing)
+        for (step, plan), past in zip(steps, runs, strict=True)
+        if past
+        for timing in [_timing(past)]
+    ]
+
+
+def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, StepPlan]]:
+    """What is timed: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
+    pool, most = shape.num_pages * shape.page_size, longest(shape)
+    for bucket in shape.buckets:
+        shares = effort.contexts if effort.every_bucket or bucket == widest(shape) else effort.contexts[:1]
+        contexts = dict[int, StepPlan]()
+        for share in shares:
+            plan = probe(shape, bucket, full_rows(shape, bucket, int(share * pool)))
+            contexts.setdefault(sum(chunk.start + len(chunk.tokens) for chunk in plan.chunks), plan)
+        for context_tokens, plan in contexts.items():
+            yield MeasuredStep(plan.bucket, context_tokens, None, 0.0), plan
+        deepest = min(most, MOST_DEPTH) - bucket
+        for depth in (0, deepest) if effort.every_bucket and bucket > 1 and deepest > 0 else ():
+            yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
+
+
+def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
+    """Run a plan once, or twice if it is short."""
+    while True:
+        started_s = clock()
+        ticket = runner.submit(plan)
+        dispatch_s = clock() - started_s
+        runner.collect(ticket)
+        seconds = clock() - started_s
+        if seconds >= SHORT_S or not any(chunk.new_pages for chunk in plan.chunks):
+            return Run(seconds, dispatch_s)
+        plan = settled(plan)
+
+
+def _timing(runs: list[Run]) -> Timing:
+    seconds = [run.seconds for run in runs]
+    return Timing(min(seconds), median_low(seconds), max(seconds), min(run.dispatch_s for run in runs))
+
+
+# -- the link ----------------------------------------------------------------------------------------------------------
+
+
+def _transfer_sizes(shape: RunnerShape, effort: Effort) -> list[int]:
+    """Pages per transfer: those of `effort` that half the pool has, or what it has."""
+    half = max(1, shape.num_pages // 2)
+    return [pages for pages in effort.pages if pages <= half] or [half]
+
+
+def _time_link(
+    runner: Runner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
+    there = tuple(PageCopy(1 + index, index) for index in range(pages))
+    others = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
+    out = StepPlan(0, 0, copy_out=there)
+    back = StepPlan(0, 0, fetch=others, land=others)
+    both = replace(out, fetch=others, land=others)
+    runner.collect(runner.submit(StepPlan(0, 0, copy_out=others)))
+    seconds: dict[str, Any] = {"pages": pages}
+    for way, plan in (("out_s", out), ("in_s", back), ("both_s", both)):
+        runs = []
+        for _ in range(effort.rounds + 1):  # the first is cold
+            started_s = clock()
+            runner.collect(runner.submit(plan))
+            runs.append(clock() - started_s)
+            runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in plan.copy_out))))
+        seconds[way] = min(runs[1:])
+    runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in others))))
+    return seconds
+
+
+# -- between starts ----------------------------------------------------------------------------------------------------
+
+
+def profile_path(directory: Path, settings: Mapping[str, Any]) -> Path:
+    """Where the profile of such settings is kept between starts."""
+    digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()
+    return directory / "profiles" / f"{digest[:24]}.json"
+
+
+def remembered(path: Path) -> Profile | None:
+    """The profile that was kept there; None if there is none of this version."""
+    try:
+        return load_profile(path)
+    except ConfigError:
+        return None
+
+
+def remember(what: Saved, path: Path) -> None:
+    """Keep a file for the next start; it appears whole or not at all. Raises `OSError` if it cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        what.save(Path(scratch) / path.name)
+        os.replace(Path(scratch) / path.name, path)

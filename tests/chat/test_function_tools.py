@@ -1,0 +1,129 @@
+"""Python functions as tools: what is declared of them, what they are called with, what they return."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.errors import RequestError
+from jinfercept.request import READER, Tool
+
+
+@dataclass
+class Place:
+    city: str
+    country: str = "France"
+
+
+def weather(place: Place, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
+    """What the weather will be.
+
+    Args:
+        place: where
+        days: how many days
+          from now
+    """
+    return {"city": place.city, "days": days, "unit": unit}
+
+
+async def later(text: str) -> str:
+    """Answers later."""
+    await asyncio.sleep(0)
+    return text
+
+
+def only(*tools: Any) -> ChatTool:
+    [tool] = chat_tools(tools)
+    return tool
+
+
+def call(tool: ChatTool, arguments: str) -> object:
+    assert tool.tool is not None
+    return tool.tool.function(arguments)
+
+
+def test_a_function_is_declared_by_signature_and_docstring() -> None:
+    declared = only(weather).declaration
+    assert declared["type"] == "function"
+    function = declared["function"]
+    assert (function["name"], function["description"]) == ("weather", "What the weather will be.")
+    parameters = function["parameters"]
+    assert parameters["required"] == ["place"]
+    assert parameters["properties"]["days"] == {
+        "type": "integer",
+        "default": 1,
+        "description": "how many days from now",
+    }
+    assert parameters["properties"]["unit"]["enum"] == ["C", "F"]
+    assert parameters["properties"]["place"]["description"] == "where"
+
+
+def test_arguments_become_what_the_annotations_say_and_results_text() -> None:
+    arguments = '{"place": {"city": "Paris"}, "days": "2"}'
+    assert call(only(weather), arguments) == '{"city":"Paris","days":2,"unit":"C"}'
+    assert call(only(lambda: None), "{}") == ""
+    assert call(only(lambda: [1, 2]), "{}") == "[1,2]"
+
+
+def test_whatever_can_be_called_by_name_is_a_tool() -> None:
+    class Adder:
+        def __init__(self, offset: int) -> None:
+            self.offset = offset
+
+        def add(self, x: int) -> int:
+            return self.offset + x
+
+        __call__ = add
+
+    half = partial(weather, unit="F")
+    for tool, arguments, result in (
+        (Adder(2).add, '{"x": 3}', "5"),
+        (Tool(Adder(2), name="adder", timeout_s=3), '{"x": 3}', "5"),
+        (Tool(half, name="half"), '{"place": {"city": "Rome"}}', '{"city":"Rome","days":1,"unit":"F"}'),
+    ):
+        assert call(only(tool), arguments) == result
+    adder = only(Tool(Adder(2), name="adder", timeout_s=3))
+    assert adder.tool is not None
+    assert (adder.name, adder.tool.timeout_s) == ("adder", 3)
+
+
+def test_an_async_function_is_awaited() -> None:
+    value: Any = call(only(later), '{"text": "now"}')
+    assert asyncio.run(value) == "now"
+
+
+def test_a_declaration_is_taken_with_and_without_its_envelope() -> None:
+    function = {"name": "buy", "parameters": {"type": "object", "properties": {}}}
+    for given in (function, {"type": "function", "function": function}):
+        tool = only(given)
+        assert tool.declaration == {"type": "function", "function": function}
+        assert tool.tool is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ('{"place": "Paris"}', "place: Input should be a dictionary or an instance of Place"),
+        ('{"place": {"city": "Paris"}, "unit": "K"}', "unit: Input should be 'C' or 'F'"),
+        ("{'place': 1}", "not JSON"),
+        ("3", "no object"),
+        ("", "not JSON"),
+    ],
+)
+def test_arguments_that_do_not_fit_say_why(arguments: str, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        call(only(weather), arguments)
+
+
+def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
+    for make in (
+        lambda: Tool(str, name=READER),
+        lambda: chat_tools([{"name": READER}]),
+        lambda: chat_tools([{"type": "function", "function": {"name": READER}}]),
+    ):
+        with pytest.raises(RequestError, match="no tool may be called <reader>"):
+            make()
+    assert Tool(lambda text: text).name == "<lambda>"

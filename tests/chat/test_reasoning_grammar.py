@@ -1,0 +1,94 @@
+"""Constraints that begin behind the reasoning, a token at a time."""
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from jinfercept.chat.reasoning_grammar import AfterReasoning
+from jinfercept.chat.turn_grammar import Turnwise
+from jinfercept.errors import RequestError
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.parsers.reasoning import THINKINGS, Beginning
+from jinfercept.request import Constraint
+from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.letters import MERGES, VOCAB
+
+BEGINNINGS = {"a", "b", "c", "ab", "abc"}
+MARKS = ["<think>", "</think>", "</think>\n", "</think>ab"]
+
+
+def tokenizer_of(marks: list[str]) -> Tokenizer:
+    """Single bytes, a few longer tokens, and these marks as tokens."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_tokens(marks)
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<end>").ids))
+
+
+def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, regex: str = "[a-c]{3}") -> Constraint:
+    """Of one turn, the last of so many."""
+    first, later = (*beginnings, *beginnings)[:2]
+    grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
+    each = Turnwise(*(AfterReasoning(grammar, THINKINGS["qwen3"], one, tokenizer) for one in (first, later)))
+    last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
+    assert last is not None
+    return last
+
+
+def may_come(constraint: Constraint, tokenizer: Tokenizer) -> set[str]:
+    words = constraint.allowed()
+    return {
+        tokenizer.token_text(token) for token in range(tokenizer.vocab_size) if words[token // 32] >> token % 32 & 1
+    }
+
+
+def take(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text):
+        assert constraint.allowed()[token // 32] >> token % 32 & 1, tokenizer.token_text(token)
+        constraint.accept(token)
+
+
+@pytest.mark.parametrize("marks", [[], MARKS[:2]])
+def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
+    tokenizer = tokenizer_of(marks)
+    one = constraint(tokenizer, "thinking")
+    assert len(may_come(one, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
+    take(one, tokenizer, "x {<th</thi</think>")
+    assert may_come(one, tokenizer) == BEGINNINGS
+    assert not one.ended
+    take(one, tokenizer, "abc")
+    assert one.ended
+    assert may_come(one, tokenizer) == {"<end>"}
+
+
+@pytest.mark.parametrize("marks", [[], MARKS[:2]])
+@pytest.mark.parametrize("regex", ["<tag>|[a-c]{3}", "[a-c]{3}"])
+def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str], regex: str) -> None:
+    tokenizer = tokenizer_of(marks)
+    for text in ("abc", "<think>ab</think>abc", *(("<tag>", "<think></think><tag>") if "<" in regex else ())):
+        one = constraint(tokenizer, "undecided", regex=regex)
+        take(one, tokenizer, text)
+        assert one.ended
+    begun = constraint(tokenizer, "undecided", regex=regex)
+    assert may_come(begun, tokenizer) >= {*BEGINNINGS, "<think>" if marks else "<"}
+    with pytest.raises(RequestError, match="does not allow"):
+        begun.accept(tokenizer.encode("x")[0])
+
+
+def test_text_in_the_token_that_closes_the_reasoning_is_the_answers() -> None:
+    tokenizer = tokenizer_of(MARKS)
+    for text, follows in (("</think>\n", BEGINNINGS), ("</think>ab", {"a", "b", "c"})):
+        one = constraint(tokenizer, "thinking")
+        [token] = [i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == text]
+        one.accept(token)
+        assert may_come(one, tokenizer) == follows
+
+
+def test_every_turn_begins_as_its_prompt_says() -> None:
+    tokenizer = tokenizer_of([])
+    assert may_come(constraint(tokenizer, "thinking", "answering", turns=2), tokenizer) == BEGINNINGS
+    assert len(may_come(constraint(tokenizer, "answering", "thinking", turns=2), tokenizer)) > 100

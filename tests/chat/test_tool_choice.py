@@ -1,0 +1,194 @@
+"""Chats whose model has to call, may not, or may call once: with a model that says nothing of itself but what a script has."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+
+from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.tool_choice import tool_choice
+from jinfercept.errors import RequestError
+from jinfercept.parsers.pieces import CallStarted, Content
+from jinfercept.request import CompletionOutput, SamplingParams
+from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.chat_templates import LLAMA, MISTRAL, MISTRAL_SMALL, PLAIN, QWEN, QWEN3, QWEN3_CODER
+from tests.support.scripted_model import Make, Scripted
+
+QUESTION = [{"role": "user", "content": "How much is a lamp?"}]
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp", "number": 1}}\n</tool_call>'
+END = "<|im_end|>"
+RANDOM = SamplingParams(temperature=1.0, seed=3, max_tokens=300)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=200)
+DECLARED = {"name": "buy", "parameters": {"properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}}
+WRITTEN = pytest.mark.parametrize(
+    ("template", "options"),
+    [
+        (QWEN, {}),
+        (QWEN3_CODER, {}),
+        (LLAMA, {}),
+        (LLAMA, {"tool_call_parser": "llama4_json"}),
+        (MISTRAL, {}),
+        (MISTRAL_SMALL, {}),
+        (PLAIN, {"tool_call_parser": "pythonic"}),
+        (PLAIN, {"tool_call_parser": "llama4_pythonic"}),
+    ],
+    ids=[
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "llama4_json",
+        "mistral",
+        "mistral-new",
+        "pythonic",
+        "llama4_pythonic",
+    ],
+)
+
+
+def price(item: Literal["lamp", "pen"], number: Literal[1, 2], exact: bool = False) -> str:
+    """The price of some of an item."""
+    assert type(number) is int
+    return f"{item} {number}"
+
+
+def now() -> str:
+    """What time it is."""
+    return "noon"
+
+
+@pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
+def make(request: pytest.FixtureRequest, make_scripted: Make) -> Iterator[Make]:
+    """At both depths."""
+    llm = make_scripted(None).llm
+    llm.restart(pipeline_depth=request.param)
+    yield make_scripted
+    llm.restart(pipeline_depth=1)
+
+
+def answers(scripted: Scripted, params: SamplingParams, *, written: str = "", **options: Any) -> list[CompletionOutput]:
+    """The outputs of a model that likes to write this behind the prompt, and exclamation marks wherever nothing is said."""
+    options = {"tools": [price, now], "reasoning_parser": None, **options}
+    scripted.follow()
+    free = {key: value for key, value in options.items() if key not in ("tool_choice", "parallel_tool_calls")}
+    [output] = scripted.llm.chat(QUESTION, SamplingParams(max_tokens=1, temperature=0.0), **free)
+    assert output.prompt is not None
+    scripted.follow(output.prompt + written)
+    [output] = scripted.llm.chat(QUESTION, params, **options)
+    return output.outputs
+
+
+def called(completion: CompletionOutput) -> list[str]:
+    """What was called and run in the first turn, every call with a result."""
+    [pause, *_] = completion.interceptions
+    assert [result.status for result in pause.results] == ["ok"] * len(pause.calls)
+    assert len(completion.messages[0]["tool_calls"]) == len(pause.calls)
+    assert completion.messages[0]["content"] == ""
+    return [call.name for call in pause.calls]
+
+
+@WRITTEN
+def test_the_first_turn_calls_and_what_comes_of_it_is_answered_freely(
+    make: Make, template: str, options: dict[str, Any]
+) -> None:
+    scripted = make(template)
+    [completion] = answers(scripted, RANDOM, tool_choice="required", **options)
+    assert called(completion)
+    assert len(completion.interceptions) == 1
+    assert set(completion.messages[-1]["content"].strip()) == {"!"}
+    assert completion.finish_reason == "length"
+
+
+@WRITTEN
+def test_one_call_of_the_named_tool(make_scripted: Make, template: str, options: dict[str, Any]) -> None:
+    options |= {"tool_choice": {"type": "function", "function": {"name": "buy"}}, "parallel_tool_calls": False}
+    for seed in range(3):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=400)
+        [completion] = answers(make_scripted(template), params, tools=[price, DECLARED], **options)
+        assert completion.finish_reason == "tool_calls"
+        assert [call["function"]["name"] for call in completion.messages[-1]["tool_calls"]] == ["buy"]
+
+
+def test_every_fork_has_to_call(make: Make) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=250, n=3)
+    for completion in answers(make(QWEN), params, tool_choice="required"):
+        assert called(completion)
+
+
+def test_a_call_that_the_caller_runs_ends_the_output(make: Make) -> None:
+    [completion] = answers(make(QWEN), RANDOM, tools=[DECLARED], tool_choice="required", parallel_tool_calls=False)
+    assert completion.finish_reason == "tool_calls"
+    [call] = completion.messages[-1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["item"] in ("lamp", "pen")
+
+
+def test_what_has_to_be_called_is_called_behind_the_reasoning(make: Make) -> None:
+    written = "<think>\nNot yet.\n</think>\n\n"
+    options: dict[str, Any] = {"tool_choice": "required", "reasoning_parser": "auto", "tools": [DECLARED]}
+    for seed in range(3):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=300)
+        [completion] = answers(make(QWEN3), params, written=written, **options)
+        [message] = completion.messages
+        assert {call["function"]["name"] for call in message["tool_calls"]} == {"buy"}
+        assert (message["content"], message["reasoning_content"]) == ("", "Not yet.")
+
+
+def test_the_form_of_the_answer_is_asked_of_later_turns(make: Make) -> None:
+    asked = StructuredOutputsParams(choice=["23", "46"])
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, structured_outputs=asked)
+    [completion] = answers(make(QWEN), params, tool_choice="required")
+    assert called(completion)
+    assert completion.messages[-1]["content"] in ("23", "46")
+    assert completion.finish_reason == "stop"
+
+
+def test_none_reads_of_the_tools_and_calls_nothing(make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN)
+    [completion] = answers(scripted, GREEDY, written=CALL + END, tool_choice="none")  # behind the same prompt
+    assert (completion.finish_reason, completion.interceptions) == ("stop", ())
+    assert completion.messages == ({"role": "assistant", "content": CALL},)
+
+
+def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN)
+    both = f"{CALL}\n{CALL.replace('lamp', 'pen')}{END}"
+    [completion] = answers(scripted, GREEDY, written=both, parallel_tool_calls=False)
+    assert [call.arguments for call in completion.interceptions[0].calls] == ['{"item": "lamp", "number": 1}']
+    assert len(completion.messages[0]["tool_calls"]) == 1
+    assert [message["content"] for message in completion.messages if message["role"] == "tool"] == ["lamp 1"]
+    events = list(scripted.llm.stream(QUESTION, GREEDY, tools=[price, now], parallel_tool_calls=False))
+    assert len([event for event in events if isinstance(event, CallStarted)]) == 1
+    shown = [event.text for event in events if isinstance(event, Content)]
+    assert "tool_call" not in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tool_choice": "always"}, "none of those"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "none of those"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "none of those"),
+        ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "not there"),
+        ({"tool_choice": "required", "tools": []}, "not there"),
+        ({"parallel_tool_calls": None}, "truth value"),
+        ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a-b"}]}, "name of this tool"),
+        ({"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]}, "no object"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str, Any], said: str) -> None:
+    scripted = make_scripted(QWEN)
+    chat: Any = scripted.llm.chat
+    with pytest.raises(RequestError, match=said):
+        chat(QUESTION, GREEDY, **{"tools": [price], **options})
+    ignoring = SamplingParams(ignore_eos=True, max_tokens=9)
+    with pytest.raises(RequestError, match="ignore_eos"):
+        chat(QUESTION, ignoring, tools=[price], tool_choice="required")
+    assert not scripted.llm.engine.has_work
+
+
+def test_a_choice_says_who_may_be_called() -> None:
+    tools = chat_tools([price, now, DECLARED])
+    assert tool_choice("required", True, tools).must_call == {"price", "now", "buy"}
+    assert tool_choice(None, True, tools) == tool_choice("auto", True, tools)
+    assert not tool_choice("none", True, tools).reads
+    assert not tool_choice("auto", True, []).reads

@@ -1,0 +1,135 @@
+"""The command line: flags are the options of `LLM`, mistakes are one line and status 2."""
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from jinfercept import __version__
+from jinfercept.cli.main import main
+from jinfercept.cli.vllm_flags import UNNEEDED
+from jinfercept.config import SECTIONS
+
+
+def test_every_option_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    for section in SECTIONS:
+        for field in fields(section):
+            assert "--" + field.name.replace("_", "-") in shown
+
+
+def test_a_mistake_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "no/such/model", "--prompt", "x"]) == 2
+    error = capsys.readouterr().err
+    assert error.strip().startswith("jinfercept: there is no such model")
+    assert "fix:" in error
+
+
+def test_run_completes_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--kv-tokens", "256", "--max-num-seqs", "1", "--max-num-batched-tokens", "8", "--max-tokens", "4"]
+    assert main(["run", "smollm2-135m", "--prompt", "The capital of France is", *flags]) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "smollm2-135m"]) == 0
+    shown = capsys.readouterr().out
+    assert "45 KiB per token" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--prompt", "x", "--attention", "triton"], "attention=triton is a GPU's"),
+        (["--attention", "mosaic"], "attention=mosaic is a GPU's"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens is a whole number, at least 1"),
+        (["--prompt", ""], "a prompt needs at least one token"),
+        (["--tool-call-parser", "smoke"], "no such tool_call_parser"),
+        (["--reasoning-parser", "smoke"], "no such reasoning_parser"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_model_is_looked_for(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "no/such/model", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
+        (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour\n"),
+        (["bench", "sessions", "m", "--turnz", "5"], "--turnz (did you mean '--turns'?)"),
+    ],
+)
+def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
+    command: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tools", "flags", "said"),
+    [
+        ("def f() -> str:\n    'A tool.'\n", [], "shows no format of calls that is known"),
+        ("def f() -> str:\n    'A tool.'\n", ["--prompt", "x"], "these belong to a chat; got --prompt and --tools"),
+        ("def f(:\n", [], "tools.py"),
+    ],
+)
+def test_run_refuses_tools_before_it_loads_the_model(
+    tools: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text(tools)
+    assert main(["run", "smollm2-135m", "--tools", str(tmp_path / "tools.py"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "KV pool" not in error  # the plan of memory, which is made once the weights are there
+
+
+def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    page = (
+        (Path(__file__).parents[2] / "docs" / "migration.md").read_text().split("value that asks for something else")[1]
+    )
+    shown = re.findall(r"`(--[^`]+)`", page.split("Only here")[0])
+    assert {flag.split()[0] for flag in shown} == set(UNNEEDED)
+    given = [
+        part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
+    ]
+    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-tp", "1"]) == 2
+    assert "there is no such" in capsys.readouterr().err
+    told = [record.getMessage().split()[0] for record in caplog.records if "is not needed: " in record.getMessage()]
+    assert told == [flag.split()[0] for flag in shown]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-tp", "2"], "a server runs on one device; got 2; fix: leave it out, or give 1"),
+        (["--generation-config", "auto"], "sampling defaults of the model's file are not taken; got auto"),
+        (["--block-size", "32"], "here it is --page-size"),
+        (["--no-enable-chunked-prefill"], "here it is --no-chunked-prefill"),
+    ],
+)
+def test_flags_of_vllm_that_ask_for_something_else_are_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "m", *flags])
+    assert said in capsys.readouterr().err
+
+
+def test_the_package_is_the_command() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "jinfercept", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"jinfercept {__version__}\n"

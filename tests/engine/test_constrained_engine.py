@@ -1,0 +1,287 @@
+"""Constrained requests on a runner whose KV is the tokens: a constraint is told of every token of its text, once, in order."""
+
+import random
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from jinfercept.engine.engine import Engine
+from jinfercept.errors import RequestError
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
+from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.fakes import (
+    POLICIES,
+    VOCAB,
+    FakeRunner,
+    InstantEndpoints,
+    ManualClock,
+    make_engine,
+    next_token,
+    run_all,
+)
+
+EOS = (0, 5)
+TOOLS = {"tool": Tool(str, name="tool")}
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A text's token number `n` is `n` modulo 7; it may end after `least` tokens and has to after `most`.
+
+    A `late` one notices that it has to only when it is asked what may follow.
+    """
+
+    least: int
+    most: int
+    late: bool = False
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "Count":
+        return Count(self, end_token_ids)
+
+
+class Count:
+    def __init__(self, grammar: Counting, end: frozenset[int]) -> None:
+        self.grammar, self.end, self.count, self.ended = grammar, end, 0, False
+
+    def allowed(self) -> list[int]:
+        words = [0] * (VOCAB // 32 + 1)
+        self.ended = self.ended or self.count == self.grammar.most
+        following = () if self.ended else (v for v in range(VOCAB) if v not in EOS and v % 7 == self.count % 7)
+        for token in (*following, *(self.end if self.ended or self.count >= self.grammar.least else ())):
+            words[token // 32] |= 1 << token % 32
+        return words
+
+    def accept(self, token_id: int) -> None:
+        assert not self.ended or token_id in self.end
+        if token_id in self.end:
+            assert self.count >= self.grammar.least
+            self.ended = True
+        else:
+            assert token_id % 7 == self.count % 7, "a token was counted twice, or not at all"
+            self.count += 1
+            self.ended = self.count == self.grammar.most and not self.grammar.late
+
+
+class Broken:
+    """A grammar that gets stuck after two tokens."""
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "Broken":
+        self.count, self.ended = 0, False
+        return self
+
+    def allowed(self) -> list[int]:
+        if self.count == 2:
+            raise RequestError("stuck", got="two tokens", fix="none")
+        return [0xFFFFFFFF] * 4
+
+    def accept(self, token_id: int) -> None:
+        self.count += 1
+
+
+class Noting(FakeRunner):
+    """Notes when plans are submitted and collected."""
+
+    def __init__(self, page_size: int, buckets: tuple[int, ...]) -> None:
+        super().__init__(page_size, buckets)
+        self.log: list[str] = []
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+        self.log.append("submit")
+        result = super().submit(plan, masks)
+        self.log.append("submitted")
+        return result
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        self.log.append("collect")
+        return super().collect(ticket)
+
+
+def request(name: str, grammar: Any = None, calls: dict[int, list[int]] | None = None, **more: Any) -> Request:
+    script = {count: [Call("tool", ",".join(map(str, tokens)))] for count, tokens in (calls or {}).items()}
+    prompt = more.pop("prompt", (1, 2, 3, sum(name.encode()) % VOCAB))
+    options: dict[str, Any] = {"max_tokens": 20} | more
+    params = SamplingParams(temperature=0, **options)
+    detector = ScriptedDetector(script) if calls is not None else None
+    return Request(name, prompt, params, TOOLS, detector, grammar=grammar)
+
+
+def alone(asked: Request, limit: int) -> tuple[list[int], str]:
+    """The stream, and why it ends, of a request that nothing disturbs."""
+    params = asked.params
+    end = frozenset(params.stop_token_ids or ()) | frozenset(() if params.ignore_eos else EOS)
+    grammar, context, stream, generated = asked.grammar, list(asked.prompt_token_ids), [], 0
+    constraint = grammar.constrain(end) if grammar else None
+    script = asked.detector.script if isinstance(asked.detector, ScriptedDetector) else {}
+    while True:
+        words = constraint.allowed() if constraint else None
+        if constraint and constraint.ended and not (asked.detector and end):
+            return stream, "stop"
+        token = next_token(context, words)
+        if constraint:
+            constraint.accept(token)
+        context.append(token)
+        stream.append(token)
+        generated += 1
+        calls = script.get(generated, ())
+        if token in end and not (calls and token in EOS):
+            return stream, "stop"
+        if constraint and constraint.ended and not calls and not (asked.detector and end):
+            return stream, "stop"
+        if generated == params.max_tokens or len(context) >= limit:
+            return stream, "length"
+        if calls:
+            returned = [int(token) for token in calls[0].arguments.split(",") if token][: limit - len(context) - 1]
+            context += returned
+            stream += returned
+            if grammar and constraint and constraint.ended:
+                constraint = grammar.constrain(end)
+
+
+def engine_of(policy: str = "preserve", **options: Any) -> Engine:
+    """Calls return the tokens that they name, after up to 20 ms."""
+    clock = ManualClock()
+    endpoints = InstantEndpoints(
+        clock,
+        lambda call: 0.01 * (len(call.arguments) % 3),
+        lambda call: Result("", token_ids=tuple(int(token) for token in call.arguments.split(",") if token)),
+    )
+    options = {"num_pages": 40, "eos_token_ids": EOS} | options
+    return make_engine(POLICIES[policy](), clock=clock, endpoints=endpoints, **options)
+
+
+def check(outputs: dict[str, RequestOutput], requests: list[Request], limit: int) -> list[CompletionOutput]:
+    """Each request wrote what it writes alone."""
+    completions = [outputs[asked.id].outputs[0] for asked in requests]
+    for asked, completion in zip(requests, completions, strict=True):
+        assert (completion.token_ids, completion.finish_reason) == alone(asked, limit)
+    return completions
+
+
+def draw(seed: int) -> list[Request]:
+    """Requests of which half are constrained; calls anywhere, many prompts in common."""
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(VOCAB) for _ in range(20))
+    requests = []
+    for number in range(rng.choice([2, 6, 10])):
+        least = rng.randrange(1, 12)
+        calls = {
+            rng.randrange(1, 15): [rng.randrange(VOCAB) for _ in range(rng.choice([0, 1, 6]))]
+            for _ in range(rng.randrange(4))
+        }
+        requests.append(
+            request(
+                f"{number}",
+                Counting(least, least + rng.randrange(8), rng.random() < 0.3) if rng.random() < 0.6 else None,
+                rng.choice([None, calls, calls]),
+                prompt=(*shared[: rng.randrange(1, 20)], number),
+                max_tokens=rng.randrange(1, 24),
+                ignore_eos=rng.random() < 0.3,
+                stop_token_ids=rng.choice([(), (90,)]),
+            )
+        )
+    return requests
+
+
+@DEPTHS
+@pytest.mark.parametrize("policy", POLICIES)
+def test_constrained_requests_write_what_they_write_alone(policy: str, depth: int) -> None:
+    reasons, preempted = set(), 0
+    for seed in range(12):
+        requests, host = draw(seed), seed % 3 * 4
+        engine = engine_of(policy, num_pages=10, num_host_pages=host, chunk_tokens=seed % 3 * 5 + 1, depth=depth)
+        completions = check(run_all(engine, requests), requests, limit=40)
+        preempted += engine.scheduler.counters.preemptions
+        reasons |= {
+            (asked.grammar is None, done.finish_reason) for asked, done in zip(requests, completions, strict=True)
+        }
+    assert len(reasons) == 4
+    assert preempted > 0
+
+
+@DEPTHS
+@pytest.mark.parametrize("least", [3, 8])
+def test_a_request_ends_where_nothing_can_follow(least: int, depth: int) -> None:
+    requests = [request("no detector", Counting(least, 8)), request("ignores", Counting(least, 8), ignore_eos=True)]
+    free, ignores = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
+    assert [token % 7 for token in ignores.token_ids] == [n % 7 for n in range(8)]
+    assert (ignores.finish_reason, ignores.stop_reason) == ("stop", None)
+    assert least == 3 or len(free.token_ids) == 8
+
+
+@DEPTHS
+def test_a_request_ends_as_soon_as_it_is_known_that_nothing_can_follow(depth: int) -> None:
+    requests = [request(str(number), Counting(6, 6, late=True), ignore_eos=bool(number % 2)) for number in range(4)]
+    for completion in check(run_all(engine_of(depth=depth), requests), requests, limit=160):
+        assert (len(completion.token_ids), completion.finish_reason) == (6, "stop")
+
+
+@DEPTHS
+def test_a_request_with_a_detector_draws_one_of_the_end_tokens(depth: int) -> None:
+    requests = [request(str(number), Counting(5, 5), {}) for number in range(8)]
+    completions = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
+    assert {completion.token_ids[5] for completion in completions} == set(EOS)
+
+
+@DEPTHS
+def test_a_model_without_end_tokens_ends_with_the_grammar(depth: int) -> None:
+    engine = engine_of(depth=depth, eos_token_ids=())
+    output = run_all(engine, [request("one", Counting(2, 6))])["one"].outputs[0]
+    assert (len(output.token_ids), output.finish_reason) == (6, "stop")
+
+
+@DEPTHS
+def test_a_text_cut_by_max_tokens_says_length_and_one_complete_with_its_last_token_says_stop(depth: int) -> None:
+    requests = [request("cut", Counting(6, 6), max_tokens=5), request("complete", Counting(6, 6), max_tokens=6)]
+    completions = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
+    assert [completion.finish_reason for completion in completions] == ["length", "stop"]
+
+
+@DEPTHS
+def test_a_constraint_goes_on_after_a_call_and_knows_nothing_of_what_it_returned(depth: int) -> None:
+    asked = request("one", Counting(9, 9), {3: [90, 91], 5: []})
+    (output,) = check(run_all(engine_of(depth=depth), [asked]), [asked], limit=160)
+    assert output.token_ids[3:5] == [90, 91]
+    assert [token % 7 for token in output.token_ids[:3] + output.token_ids[5:11]] == [n % 7 for n in range(9)]
+    assert output.num_generated == 10
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [(4, {}), (4, {"ignore_eos": True}), (5, {})],
+    ids=["its last token", "its last token, without end tokens", "an end token"],
+)
+def test_a_text_that_a_call_ends_begins_anew_after_it(at: int, options: dict[str, Any], depth: int) -> None:
+    asked = request("one", Counting(4, 4), {at: [90]}, **options)
+    (output,) = check(run_all(engine_of(depth=depth), [asked]), [asked], limit=160)
+    assert [token % 7 for token in output.token_ids[at + 1 : at + 5]] == [0, 1, 2, 3]
+    assert output.finish_reason == "stop"
+    assert len(output.interceptions) == 1
+
+
+@DEPTHS
+def test_a_constraint_that_cannot_go_on_ends_its_request_and_no_other(depth: int) -> None:
+    other = request("other", Counting(9, 9))
+    outputs = run_all(engine_of(depth=depth), [request("stuck", Broken()), other])
+    check(outputs, [other], limit=160)
+    stuck = outputs["stuck"].outputs[0]
+    assert (stuck.finish_reason, len(stuck.token_ids)) == ("error", 2)
+    assert "stuck; got two tokens" in str(stuck.stop_reason)
+
+
+def test_the_step_before_is_read_early_only_for_constrained_rows() -> None:
+    for grammar, early in ((None, False), (Counting(9, 9), True)):
+        runner = Noting(4, (4, 16))
+        run_all(engine_of(depth=1, runner=runner), [request("one", grammar), request("two")])
+        assert (("submit", "collect") in pairwise(runner.log)) is early
+
+
+def test_structured_outputs_without_a_grammar_are_refused() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
+    with pytest.raises(RequestError, match="compiled grammar"):
+        engine_of().submit(replace(request("one"), params=params))

@@ -1,0 +1,179 @@
+"""Requests that are aborted, and steps that fail: no page lost, nobody else's tokens touched."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from jinfercept.engine.engine import Engine
+from jinfercept.request import (
+    CompletionOutput,
+    Finished,
+)
+from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.policy import Policy, preserve, swap
+from jinfercept.sched.sequence import State
+from tests.support.fakes import (
+    POLICIES,
+    FakeRunner,
+    run_all,
+    uninterrupted,
+)
+from tests.support.serving import DEPTHS, only, request, serve, state_of, steps, until
+
+# -- abort -------------------------------------------------------------------------------------------------------------
+
+
+def aborted(engine: Engine, name: str) -> CompletionOutput:
+    """Abort, and what comes of it in the very next step."""
+    engine.abort(name)
+    ends = [event for event in engine.step() if isinstance(event, Finished) and event.request_id == name]
+    assert state_of(engine, name) is None
+    return ends[0].output.outputs[0]
+
+
+def assert_only_others_own_pages(engine: Engine) -> None:
+    occupancy = engine.scheduler.kv.store.occupancy()
+    held = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
+    assert occupancy.used + occupancy.claimed == len(held)
+
+
+@DEPTHS
+def test_abort_before_the_first_step(depth: int) -> None:
+    engine = serve(preserve(), num_pages=8, depth=depth)
+    engine.submit(request("a", [1, 2, 3]))
+    output = aborted(engine, "a")
+    assert (output.finish_reason, output.token_ids) == ("abort", [])
+    assert not engine.has_work
+
+
+@DEPTHS
+@pytest.mark.parametrize("policy", [preserve, swap])
+@pytest.mark.parametrize("state", ["running", "intercepted", "returned", "preempted", "waiting"])
+def test_abort_frees_the_pages_at_once(state: str, policy: Callable[[], Policy], depth: int) -> None:
+    latency_s, max_num_seqs = (0.001, 1) if state == "returned" else (1.0, 2)  # it returns while another one runs
+    engine = serve(policy(), latency=lambda call: latency_s, num_pages=8, max_num_seqs=max_num_seqs, depth=depth)
+    others = [request("other", [1] * 9, 20), request("last", [2] * 5, 15)]
+    one = request("a", [3] * 13, 15, {2: [7]} if state in ("intercepted", "returned") else {})
+    for each in (others[0], one, others[1]):
+        engine.submit(each)
+    name = "last" if state == "waiting" else "a"
+    for wanted in {
+        "running": [State.RUNNING],
+        "intercepted": [State.INTERCEPTED],
+        "returned": [State.INTERCEPTED, State.WAITING],
+        "preempted": [State.RUNNING, State.WAITING],
+        "waiting": [State.WAITING],
+    }[state]:
+        until(engine, lambda wanted=wanted: state_of(engine, name) is wanted)
+    assert aborted(engine, name).finish_reason == "abort"
+    assert_only_others_own_pages(engine)
+    outputs = run_all(engine, [])
+    for other in others:
+        if other.id in outputs:
+            expected = uninterrupted(other.prompt_token_ids, other.params, {}, 32)
+            assert outputs[other.id].outputs[0].token_ids == expected
+    assert engine.scheduler.kv.check([]) is None
+
+
+@DEPTHS
+def test_abort_while_pages_land_frees_them(depth: int) -> None:
+    engine = serve(swap(), latency=lambda call: 1.0, num_pages=8, num_host_pages=8, depth=depth)
+    engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
+    until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
+    runner: FakeRunner = engine._runner  # pyright: ignore
+    until(engine, lambda: bool(runner.plans[-1].land))
+    assert aborted(engine, "a").finish_reason == "abort"
+    assert engine.scheduler.kv.store.occupancy().used == 0
+    again = request("b", [1] * 13, 9)
+    assert only(run_all(engine, [again])).token_ids == uninterrupted((1,) * 13, again.params, {}, 32)
+
+
+@DEPTHS
+def test_random_aborts_leave_the_others_tokens_alone(depth: int) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        policy = rng.choice(list(POLICIES.values()))()
+        engine = serve(policy, latency=lambda call: 0.01, num_pages=9, num_host_pages=5, depth=depth)
+        script = {2: [4, 5], 6: [6] * 3}
+        requests = [request(f"r{i}", [1] * 4 + [i] * (i % 7), 10, script) for i in range(10)]
+        for one in requests:
+            engine.submit(one)
+        outputs: dict[str, CompletionOutput] = {}
+        for _ in range(3000):
+            if rng.random() < 0.1:
+                engine.abort(f"r{rng.randrange(10)}")
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    outputs[event.request_id] = event.output.outputs[0]
+            if not engine.has_work:
+                break
+        assert len(outputs) == 10
+        for one in requests:
+            expected = uninterrupted(one.prompt_token_ids, one.params, script, 36)
+            got = outputs[one.id]
+            assert got.token_ids == expected[: len(got.token_ids)]
+            assert got.finish_reason == "abort" or got.token_ids == expected
+        assert sum(engine.scheduler.kv.store.occupancy()[1:3]) == 0
+
+
+def test_aborting_who_is_not_there_is_nothing() -> None:
+    engine = serve(preserve(), num_pages=8)
+    engine.abort("nobody")
+    assert steps(engine) == []
+    run_all(engine, [request("a", [1])])
+    engine.abort("a")
+    assert steps(engine) == []
+
+
+def test_closing_gives_everybody_up() -> None:
+    engine = serve(preserve(), latency=lambda call: 1.0, num_pages=8, depth=1)
+    for name in ("a", "b", "c"):
+        engine.submit(request(name, [1, 2], 9, {3: [1]}))
+    steps(engine, 3)
+    engine.submit(request("still in the inbox", [1]))
+    engine.close()
+    assert sum(engine.scheduler.kv.store.occupancy()[1:3]) == 0
+    assert engine.scheduler.num_unfinished == 0
+    assert not engine.has_work
+
+
+# -- a failed step -----------------------------------------------------------------------------------------------------
+
+
+@DEPTHS
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 5, 8])
+def test_a_failed_step_ends_all_requests_loudly_and_the_next_one_is_served_correctly(depth: int, fail_at: int) -> None:
+    runner = FakeRunner(4, (4, 16), fail_at=fail_at)
+    engine = serve(swap(), latency=lambda call: 0.01, num_pages=10, num_host_pages=9, depth=depth, runner=runner)
+    prompt = [5] * 9
+    failed = run_all(engine, [request(f"r{i}", prompt, 9, {2: [1, 2]}) for i in range(3)])
+    for done in failed.values():
+        assert (done.outputs[0].finish_reason, done.outputs[0].stop_reason) == (
+            "error",
+            "RuntimeError: the device is gone",
+        )
+    assert engine.scheduler.kv.store.num_free == 10
+    assert engine.scheduler.kv.store.num_host_used == 0
+    again = request("r0", prompt, 9, {2: [1, 2]})
+    output = only(run_all(engine, [again]))
+    assert output.token_ids == uninterrupted(again.prompt_token_ids, again.params, {2: [1, 2]}, 40)
+
+
+class Lost(FakeRunner):
+    """Fails when a result is collected, as a real device does."""
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        if len(self.plans) == 4:
+            self.plans.append(StepPlan(-1, 0))
+            raise RuntimeError("the result is lost")
+        return ticket
+
+
+@DEPTHS
+def test_a_result_that_cannot_be_read_is_a_failed_step(depth: int) -> None:
+    engine = serve(preserve(), num_pages=10, depth=depth, runner=Lost(4, (4, 16)))
+    outputs = run_all(engine, [request("a", [1] * 9, 9), request("b", [2] * 9, 9)])
+    assert {done.outputs[0].stop_reason for done in outputs.values()} == {"RuntimeError: the result is lost"}
+    again = request("a", [1] * 9, 9)
+    assert only(run_all(engine, [again])).token_ids == uninterrupted((1,) * 9, again.params, {}, 40)

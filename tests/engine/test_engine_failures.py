@@ -1,0 +1,227 @@
+"""What users are told when the engine fails, and how they get a new one; policies and recorders that cannot work."""
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
+from jinfercept.request import Finished
+from jinfercept.runner.packing import pack
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.observer import Observers
+from jinfercept.sched.policy import Move, preserve
+from jinfercept.sched.sequence import Sequence
+from tests.support.tiny import tiny_llm
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+PROMPT: Any = {"prompt_token_ids": [1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def _tiny() -> Iterator[LLM]:
+    with tiny_llm(kv_tokens=256, max_model_len=64) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(_tiny: LLM) -> LLM:
+    _tiny.restart()
+    return _tiny
+
+
+class Breaks:
+    """A policy of the right shape that raises when a request ends, also when the engine is rebuilt."""
+
+    requeues_at_tail = protects_paused = synchronous = False
+
+    def pause(self, sequence: Sequence, now: float) -> None: ...
+
+    def wait(self, sequence: Sequence) -> None: ...
+
+    def __init__(self) -> None:
+        self.num_resumed = 0
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self.num_resumed += 1
+        raise OSError(f"resume {self.num_resumed}")
+
+    def moves(self, budget: object, now: float) -> Iterable[Move]:
+        return ()
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return iter(())
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return iter(())
+
+
+class TakesTooFew(Breaks):
+    def resume(self, sequence: Sequence) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch) -> None:
+    """Every step raises but the first ones."""
+    left = iter(range(steps))
+
+    def packed(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise RuntimeError("the device is gone")
+        return pack(*arguments)
+
+    patch.setattr("jinfercept.runner.runner.pack", packed)
+
+
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed, preserve, 5, object(), TakesTooFew()], ids=repr)
+def test_a_policy_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, policy: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a policy.*fix: "):
+        llm.restart(policy=policy)
+    [output] = llm.generate(PROMPT, SHORT)
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_restart_names_the_option_that_is_nearest(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match=r"no such option; got estimater \(did you mean 'estimator'"):
+        llm.restart(estimater="elapsed")
+
+
+def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_loads() -> None:
+    wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"profile": 5}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match=f"a {next(iter(wrong))}"):
+            LLM("no/such/model", quiet=True, **wrong)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [5, lambda kv, known: None, lambda kv, known: (object(), known.estimator), lambda kv, known: (Observers(), 5)],
+    ids=["no function", "nothing", "no observer", "no estimator"],
+)
+def test_a_recorder_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, record: Any) -> None:
+    with pytest.raises(ConfigError, match="record"):
+        llm.restart(record=record)
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
+    llm.restart(record=lambda kv, known: (Observers(), ElapsedEstimator()))
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
+
+
+def test_an_engine_that_cannot_be_rebuilt_says_what_failed_until_a_restart(llm: LLM) -> None:
+    expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
+    llm.restart(policy=Breaks())
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"OSError: resume 1;.*restart"):
+            llm.generate(PROMPT, SHORT)
+    with pytest.raises(EngineError, match="OSError: resume 1;"):
+        llm.stream(PROMPT, SHORT)
+    llm.restart()
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
+
+
+def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(events: object) -> None:
+        raise ArithmeticError("cannot count")
+
+    monkeypatch.setattr(llm.thread, "_told", told)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="ArithmeticError: cannot count"):
+            llm.generate(PROMPT, SHORT)
+    llm.restart()
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
+
+
+def test_a_step_that_fails_raises_with_the_outputs_that_are_complete(llm: LLM) -> None:
+    for serve in (
+        lambda: llm.generate([PROMPT, PROMPT], [SHORT, LONG]),
+        lambda: asyncio.run(llm.agenerate([PROMPT, PROMPT], [SHORT, LONG])),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            fails_after(llm, 12, patch)
+            with pytest.raises(
+                EngineError, match="RuntimeError: the device is gone; 1 of 2 requests are lost"
+            ) as raised:
+                serve()
+        done, lost = raised.value.outputs
+        assert lost is None
+        assert done is not None
+        assert (done.outputs[0].finish_reason, len(done.outputs[0].token_ids)) == ("length", 2)
+        assert isinstance(raised.value.__cause__, RuntimeError)
+        assert len(llm.generate(PROMPT, SHORT)) == 1  # the engine has recovered by itself
+
+
+def test_of_a_prompt_with_several_outputs_all_have_to_be_complete(llm: LLM) -> None:
+    several = SamplingParams(n=3, seed=0, max_tokens=60, ignore_eos=True)
+    with pytest.MonkeyPatch.context() as patch:
+        fails_after(llm, 12, patch)
+        with pytest.raises(EngineError) as raised:
+            llm.generate([PROMPT, PROMPT], [several, SHORT])
+    assert [output is None for output in raised.value.outputs] == [True, False]
+
+
+def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LLM) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fails_after(llm, 6, patch)
+        events: list[Any] = []
+        with pytest.raises(EngineError, match="the device is gone"):
+            events.extend(llm.stream(PROMPT, LONG))  # keeps what came before
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert (last.output.outputs[0].finish_reason, type(last.failure)) == ("error", RuntimeError)
+
+
+def test_after_close_every_method_says_that_the_llm_is_closed() -> None:
+    llm = tiny_llm(kv_tokens=256, max_model_len=64)
+    params = llm.runner.params
+    llm.close()
+    for call in (
+        lambda: llm.generate(PROMPT),
+        lambda: llm.stream(PROMPT),
+        lambda: asyncio.run(llm.agenerate(PROMPT)),
+        lambda: llm.restart(),
+        lambda: llm.restart(policy="swap"),
+        lambda: llm.update_weights(params),
+        lambda: llm.__enter__(),
+    ):
+        with pytest.raises(RequestError, match=r"this LLM is closed; .*fix: make a new one"):
+            call()
+    llm.close()
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_child_gets_an_error_and_no_hang(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, LONG)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = []
+            for call in (
+                lambda: llm.generate(PROMPT),
+                lambda: llm.restart(),
+                stream.close,
+                lambda: list(stream),
+                llm.close,
+            ):
+                try:
+                    call()
+                except RequestError as error:
+                    said.append(str(error))
+            os.write(writer, "|".join(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        assert select.select([reader], [], [], 60)[0], "the child hangs"
+        said = os.read(reader, 10_000).decode().split("|")
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert len(said) == 4
+    assert all("only in the process that made it" in one for one in said)
+    assert len([event for event in stream if isinstance(event, Finished)]) == 1

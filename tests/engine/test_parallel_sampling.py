@@ -1,0 +1,67 @@
+"""Requests that share a prompt: the first computes it, the others wait for it, and nobody waits for one that is gone."""
+
+import pytest
+
+from jinfercept.engine.parallel_sampling import forks, joined
+from jinfercept.request import Finished, Request, RequestOutput, SamplingParams
+from tests.support.fakes import POLICIES, make_engine, next_token, run_all
+
+PROMPT = tuple(range(1, 24))
+PARAMS = SamplingParams(n=3, max_tokens=5, seed=0)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ["copy_ahead", "discard"])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_the_prompt_is_computed_once_in_chunks_of_any_size(policy: str, depth: int, prefix_caching: bool) -> None:
+    for chunk_tokens in (1, 3, 100):
+        engine = make_engine(
+            POLICIES[policy](), num_pages=40, chunk_tokens=chunk_tokens, depth=depth, prefix_caching=prefix_caching
+        )
+        requests = forks(Request("a", PROMPT, PARAMS))
+        [output] = joined(requests, run_all(engine, requests))
+        assert len(output.outputs) == 3
+        own = 5 + len(PROMPT) % 4  # what was generated, and the tail that is shared with nobody
+        assert engine.scheduler.counters.computed <= len(PROMPT) + 3 * own
+
+
+def test_others_pass_while_forks_wait() -> None:
+    engine = make_engine(POLICIES["copy_ahead"](), num_pages=40, chunk_tokens=2, buckets=(4, 16))
+    family = forks(Request("a", PROMPT, PARAMS))
+    stranger = Request("b", (50, 51), SamplingParams(max_tokens=2))
+    for request in (*family, stranger):
+        engine.submit(request)
+    order = []
+    while engine.has_work:
+        order += [event.request_id for event in engine.step() if isinstance(event, Finished)]
+    assert order[0] == "b"
+    assert sorted(order) == ["a", "a/1", "a/2", "b"]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_forks_go_on_without_a_first_that_was_given_up(depth: int) -> None:
+    engine = make_engine(POLICIES["copy_ahead"](), num_pages=40, chunk_tokens=2, depth=depth)
+    for request in forks(Request("a", PROMPT, PARAMS)):
+        engine.submit(request)
+    engine.step()
+    engine.abort("a")
+    outputs: dict[str, RequestOutput] = {}
+    while engine.has_work:
+        outputs |= {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+    assert outputs["a"].outputs[0].finish_reason == "abort"
+    for name in ("a/1", "a/2"):
+        assert outputs[name].outputs[0].finish_reason == "length"
+        assert outputs[name].outputs[0].token_ids[0] == next_token(list(PROMPT))
+
+
+def test_one_output_has_the_completions_and_the_counts_of_all() -> None:
+    engine = make_engine(POLICIES["copy_ahead"](), num_pages=9, max_num_seqs=3)
+    requests = [*forks(Request("a", PROMPT, SamplingParams(n=3, max_tokens=9))), Request("b", (1,), SamplingParams())]
+    outputs = run_all(engine, requests)
+    first, second = joined(requests, outputs)
+    assert [completion.index for completion in first.outputs] == [0, 1, 2]
+    assert (first.request_id, second.request_id, len(second.outputs)) == ("a", "b", 1)
+    parts = [outputs[name].metrics for name in ("a", "a/1", "a/2")]
+    assert first.metrics.preemptions == sum(part.preemptions for part in parts)
+    assert first.metrics.finished_s == max(part.finished_s for part in parts)
+    assert first.metrics.arrival_s == parts[0].arrival_s

@@ -1,0 +1,239 @@
+"""Contexts of finished requests: gone on from wherever their pages are, with the same tokens."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.request import Call, ContextUse, Keep, Request, RequestOutput, SamplingParams, Watch
+from jinfercept.sched.sequence import State
+from tests.support.fakes import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
+from tests.support.follow_ups import ask, policy, served, settle, stream
+
+KEEPING = [name for name in POLICIES if name not in ("preserve",)]
+
+
+class AsksItsCaller:
+    """Calls `search` with the third token, for whoever made the request to run."""
+
+    def watch(self) -> Watch:
+        return self
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        return (Call("search", "", (index, index + 1), by_caller=True),) if index == 2 else ()
+
+
+# -- the same tokens ---------------------------------------------------------------------------------------------------
+
+TURNS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # whose turn
+        st.integers(1, 6),  # tokens that it adds
+        st.integers(0, 4),  # tokens of the last answer that come back differently
+        st.integers(1, 5),  # tokens to generate
+        st.sampled_from(["session", "request", "tokens", "stranger"]),
+        st.booleans(),  # whether others arrive before it is done
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@given(
+    turns=TURNS,
+    name=st.sampled_from(sorted(POLICIES)),
+    num_pages=st.integers(14, 30),
+    num_host_pages=st.sampled_from([0, 3, 40]),
+    link=st.sampled_from([10.0, 1e3, 1e9]),
+    depth=st.integers(0, 1),
+)
+def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbed_run(
+    turns, name, num_pages, num_host_pages, link, depth
+) -> None:
+    engine = make_engine(
+        policy(name),
+        num_pages=num_pages,
+        num_host_pages=num_host_pages,
+        depth=depth,
+        link_tokens_per_s=link,
+        clock=ManualClock(),
+        max_model_len=52,
+    )
+    said: dict[int, RequestOutput] = {}
+    batch: list[tuple[int, Request]] = []
+    for number, (who, added, differs, new, how, alone) in enumerate(turns):
+        known = stream(said[who]) if who in said else [who + 1] * 7
+        known = known[: max(1, len(known) - differs)] + [(7 * number + token) % VOCAB for token in range(added)]
+        if len(known) + new >= 52:
+            continue
+        request = ask(f"r{number}", known, new, keep=Keep(f"s{who}" if how == "session" else ""))
+        if how == "request" and who in said:
+            request = replace(request, follows=said[who].request_id)
+        if how == "stranger":
+            request = replace(request, keep=None)
+        if any(who == other for other, _ in batch):
+            continue
+        batch.append((who, request))
+        if alone:
+            said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+            batch.clear()
+    said |= zip([who for who, _ in batch], served(engine, *(each for _, each in batch)), strict=True)
+    for output in said.values():
+        prompt, answer = tuple(output.prompt_token_ids), output.outputs[0]
+        params = SamplingParams(max_tokens=answer.num_generated, temperature=0.0)
+        assert answer.token_ids == uninterrupted(prompt, params, {}, 52)
+    engine.close()
+    assert engine.num_kept == 0
+    assert engine.scheduler.kv.store.occupancy().claimed == 0
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["session", "request", "tokens"])
+def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: str) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40)
+    keep = Keep("s" if how == "session" else "")
+    [first] = served(engine, ask("a", list(range(10)), 5, keep=keep))
+    follow = ask("b", [*stream(first), 50, 51], keep=keep, follows="a" if how == "request" else None)
+    [second] = served(engine, follow)
+    assert engine.num_kept == 1
+    assert second.adopted == ContextUse(
+        kept=14, copied_in=0, recomputed=0
+    )  # all but the last, which was never computed
+    assert second.num_cached_tokens == 14
+    assert second.metrics.recomputed_tokens == 0
+
+
+def test_a_history_that_comes_back_differently_is_adopted_as_far_as_it_is_the_same() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", list(range(10)), 9, keep=Keep("s")))
+    [second] = served(engine, ask("b", [*stream(first)[:14], 96, 96, 96, 96, 96, 96], keep=Keep("s")))
+    assert second.adopted is not None
+    assert second.adopted.kept == 12  # whole pages of four
+    assert second.adopted.recomputed == 2
+
+
+def test_a_session_that_starts_over_keeps_nothing_of_the_old() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [second] = served(engine, ask("b", [2] * 10, keep=Keep("s")))
+    assert (second.adopted, engine.num_kept) == (None, 1)
+
+
+def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    system = list(range(8))
+    [first] = served(engine, ask("a", [*system, 30, 31, 32, 33], keep=Keep()))
+    [other] = served(engine, ask("b", [*system, 40, 41, 42, 43], keep=Keep()))
+    assert (other.adopted, other.num_cached_tokens, engine.num_kept) == (None, 8, 2)
+    [second] = served(engine, ask("c", [*stream(first), 60], keep=Keep()))
+    assert second.adopted is not None
+
+
+def test_another_salt_finds_nothing() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40)
+    [first] = served(engine, ask("a", list(range(10)), keep=Keep("s"), cache_salt="mine"))
+    stolen = ask("b", [*stream(first), 1], keep=Keep("s"), cache_salt="theirs", follows="a")
+    [second] = served(engine, stolen)
+    assert (second.adopted, second.num_cached_tokens, engine.num_kept) == (None, 0, 2)
+    engine.release("b")
+    assert engine.num_kept == 1
+
+
+# -- as interceptions --------------------------------------------------------------------------------------------------
+
+
+def test_while_nobody_is_served_the_policy_goes_on_copying() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40, link_tokens_per_s=400.0)
+    served(engine, ask("a", [1] * 40, keep=Keep("s")))
+    settle(engine)
+    kept = engine.scheduler.intercepted["a"]
+    assert all(page.host is not None for page in kept.context.pages)
+
+
+@pytest.mark.parametrize("name", ["copy_ahead", "lru_host"])
+@pytest.mark.parametrize("num_host_pages", [5, 12, 31])
+def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_copying_comes_to_an_end(
+    name: str, num_host_pages: int
+) -> None:
+    clock = ManualClock()
+    engine = make_engine(policy(name), num_pages=100, num_host_pages=num_host_pages, clock=clock, link_tokens_per_s=400)
+    for number in range(16):
+        served(engine, ask(f"r{number}", [number] * 20, keep=Keep(f"s{number}")))
+        clock.time += 0.3
+    for _ in range(40):
+        clock.time += 0.01
+        engine.step()
+    assert engine.settled
+    assert engine.num_kept == 16
+    assert engine.scheduler.kv.store.occupancy().claimed == 96
+
+
+def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
+    told: list[tuple[str, float, bool]] = []
+    estimator = engine.scheduler._estimator
+    estimator.observe = lambda call, duration_s, clean=True: told.append((call.name, duration_s, clean))  # type: ignore[method-assign]
+    [first] = served(
+        engine,
+        ask(
+            "a",
+            [1] * 10,
+            9,
+            keep=Keep("s"),
+            detector=AsksItsCaller(),
+        ),
+    )
+    assert engine.scheduler.intercepted["a"].calls[0].name == "search"
+    clock.time += 5.0
+    [second] = served(engine, ask("b", [*stream(first), 1], keep=Keep("s", expected_s=3.0)))
+    pause = engine.scheduler.intercepted["b"].calls[0]
+    assert (pause.name, pause.expected_s) == ("<reader>", 3.0)
+    clock.time += 60.0
+    served(engine, ask("c", [*stream(second), 1], keep=Keep("s", reader="agent")))
+    assert engine.scheduler.intercepted["c"].calls[0].name == "agent"
+    assert [(name, round(seconds), clean) for name, seconds, clean in told] == [
+        ("search", 5, True),
+        ("<reader>", 60, True),
+    ]
+
+
+@pytest.mark.parametrize(("detector", "first"), [(AsksItsCaller(), "returns"), (None, "other")])
+def test_after_a_call_a_request_has_its_old_place_and_after_an_answer_a_new_one(detector, first: str) -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
+    [output] = served(engine, ask("a", [1] * 10, 3, keep=Keep("s"), detector=detector))
+    engine.submit(ask("busy", [3] * 5, 4))
+    engine.step()
+    engine.submit(ask("other", [4] * 5))
+    engine.submit(ask("returns", [*stream(output), 1], keep=Keep("s")))
+    engine.step()
+    waiting = [sequence.id for sequence in engine.scheduler.waiting]
+    assert sorted(waiting) == ["other", "returns"]
+    assert waiting[0] == first
+    served(engine)
+
+
+def test_a_smaller_priority_is_served_first() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
+    engine.submit(ask("busy", [3] * 5, 4))
+    engine.step()
+    for name, priority in (("low", 1), ("first", 0), ("second", 0), ("urgent", -1)):
+        engine.submit(ask(name, [4] * 5, priority=priority))
+    engine.step()
+    assert [sequence.id for sequence in engine.scheduler.waiting] == ["urgent", "first", "second", "low"]
+    served(engine)
+
+
+def test_a_request_that_goes_on_waits_with_its_pages_and_loses_them_to_whoever_runs() -> None:
+    engine = make_engine(policy("copy_ahead"), num_pages=12, max_num_seqs=1)
+    [first] = served(engine, ask("a", [1] * 20, keep=Keep("s")))
+    engine.submit(ask("busy", [3] * 5, 30))
+    engine.step()
+    engine.submit(ask("b", [*stream(first), 1], keep=Keep("s")))
+    engine.step()
+    waiting = engine.scheduler.waiting[0]
+    assert waiting.state is State.WAITING
+    assert engine.scheduler.kv.store.occupancy().claimed == 6
+    served(engine)

@@ -1,0 +1,383 @@
+"""Streams, in threads and in event loops: what they yield, and that nobody who leaves leaves anything behind."""
+
+import asyncio
+import gc
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jinfercept import LLM, RequestError, SamplingParams, ScriptedDetector, Tool
+from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content
+from jinfercept.request import Call, Finished, Intercepted, RequestOutput, Resumed, Token
+from tests.support.chat_templates import QWEN
+from tests.support.scripted_model import Make
+from tests.support.tiny import tiny_llm
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
+READ = "<|im_end|>\n<|im_start|>user\n<tool_response>\n23\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+MESSAGES = [{"role": "user", "content": "How much is a lamp?"}]
+
+
+@pytest.fixture(scope="module")
+def _tiny() -> Iterator[LLM]:
+    with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(_tiny: LLM) -> Iterator[LLM]:
+    _tiny.restart()
+    yield _tiny
+    settle(_tiny)
+
+
+def prompt(number: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [number % 100 + 1, 2, 3, number // 100 + 1]}
+
+
+def settle(llm: LLM) -> None:
+    """Nothing runs any more, and no page is held."""
+    deadline = time.monotonic() + 5
+    while llm.engine.scheduler.num_unfinished:
+        assert time.monotonic() < deadline, "a request was left running"
+        time.sleep(0.001)
+    occupancy = llm.engine.scheduler.kv.store.occupancy()
+    assert (occupancy.used, occupancy.claimed) == (0, 0)
+
+
+def tokens_of(events: list[Any]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, Token)]
+
+
+def price(item: str) -> str:
+    """The price of an item."""
+    return "23"
+
+
+# -- in a thread -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_yields_the_tokens_of_the_whole(llm: LLM) -> None:
+    [whole] = llm.generate(prompt(1), PARAMS)
+    events = list(llm.stream(prompt(1), PARAMS))
+    assert tokens_of(events) == whole.outputs[0].token_ids
+    assert isinstance(events[-1], Finished)
+    assert events[-1].output.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+def test_streams_and_whole_requests_are_batched_together(llm: LLM) -> None:
+    expected = [output.outputs[0].token_ids for output in llm.generate([prompt(i) for i in range(4)], LONG)]
+    streams = [llm.stream(prompt(i), LONG) for i in range(3)]
+    first = [next(stream) for stream in streams]
+    [whole] = llm.generate(prompt(3), LONG)
+    rest = [tokens_of([event, *stream]) for event, stream in zip(first, streams, strict=True)]
+    assert [*rest, whole.outputs[0].token_ids] == expected
+    assert llm.counters.plans < 2 * 4 * 100, "they ran one after another"
+
+
+def test_a_chat_streams_what_a_person_sees_and_calls_as_they_are_written(make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN)
+    params = SamplingParams(temperature=0.0, max_tokens=300)
+    [bare] = scripted.llm.chat(MESSAGES, SamplingParams(max_tokens=1), tools=[price])
+    scripted.follow(f"{bare.prompt}Well.\n{CALL}{READ}It is 23.<|im_end|>")
+    events = list(scripted.llm.stream(MESSAGES, params, tools=[price]))
+    seen = [event for event in events if not isinstance(event, Token)]
+    kinds = [type(event) for event in seen]
+    assert kinds.index(CallStarted) < kinds.index(CallEnded) < kinds.index(Intercepted) < kinds.index(Resumed)
+    assert "".join(event.text for event in seen if isinstance(event, Content)) == "Well.It is 23."
+    assert "".join(event.text for event in seen if isinstance(event, Arguments)) == '{"item": "lamp"}'
+    assert sum(kind is Arguments for kind in kinds) > 3
+    [started] = [event for event in seen if isinstance(event, CallStarted)]
+    [paused] = [event for event in seen if isinstance(event, Intercepted)]
+    assert started.id == paused.calls[0].id
+    assert isinstance(seen[-1], Finished)
+    roles = [message["role"] for message in seen[-1].output.outputs[0].messages]
+    assert roles == ["assistant", "tool", "assistant"]
+
+
+def test_several_outputs_are_told_apart_by_their_requests(make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN)
+    params = SamplingParams(temperature=1.0, max_tokens=300, n=2, seed=1)
+    [bare] = scripted.llm.chat(MESSAGES, SamplingParams(max_tokens=1), tools=[price])
+    scripted.follow(f"{bare.prompt}{CALL}{READ}It is 23.<|im_end|>")
+    texts: dict[str, str] = {}
+    for event in scripted.llm.stream(MESSAGES, params, tools=[price]):
+        if isinstance(event, Finished):
+            texts[event.request_id] = event.output.outputs[0].messages[-1]["content"]
+    assert list(texts.values()) == ["It is 23."] * 2
+    [output] = scripted.llm.chat(MESSAGES, params, tools=[price])
+    assert [len(completion.messages) for completion in output.outputs] == [3, 3]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "left"])
+def test_an_abandoned_stream_gives_its_request_up(llm: LLM, how: str) -> None:
+    def take_two() -> None:
+        for number, _ in enumerate(llm.stream(prompt(1), LONG)):
+            if number == 1:
+                return
+
+    if how == "left":
+        take_two()
+    else:
+        stream = llm.stream(prompt(1), LONG)
+        next(stream)
+        if how == "closed":
+            stream.close()
+            assert not llm.engine.scheduler.num_unfinished
+            assert list(stream) == []
+        del stream
+    gc.collect()
+    settle(llm)
+
+
+def test_a_stream_that_nobody_reads_is_given_up_while_its_tool_runs(llm: LLM) -> None:
+    begun = threading.Event()
+
+    def slow(argument: str) -> str:
+        begun.set()
+        time.sleep(1)
+        return ""
+
+    tool = Tool(slow, name="slow")
+    with llm.stream(prompt(1), LONG, tools=[tool], detector=ScriptedDetector({2: [Call("slow", "")]})):
+        assert begun.wait(5)
+        left = time.monotonic()
+    settle(llm)
+    assert time.monotonic() - left < 0.5
+
+
+def test_an_interrupt_gives_up_what_it_interrupts_and_nothing_else(llm: LLM, interruptible: None) -> None:
+    import signal
+
+    [expected] = llm.generate(prompt(1), LONG)
+    stream = llm.stream(prompt(1), LONG)
+    next(stream)
+    forever = ScriptedDetector({2: [Call("slow", "")]})
+
+    def interrupt(argument: str) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(1)
+
+    slow = Tool(interrupt, name="slow")
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt(2), LONG, tools=[slow], detector=forever)
+    events = list(stream)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_an_interrupt_with_the_last_event_loses_no_end(llm: LLM, interruptible: None) -> None:
+    import signal
+
+    def interrupt(argument: str) -> list[int]:
+        signal.raise_signal(signal.SIGINT)  # not in the main thread: noticed there when the end arrives
+        return [5]
+
+    tool, detector = Tool(interrupt, name="tool"), ScriptedDetector({11: [Call("tool", "")]})
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt(2), PARAMS, tools=[tool], detector=detector)
+
+
+def test_a_callback_may_use_its_own_llm(llm: LLM) -> None:
+    inner: list[RequestOutput] = []
+
+    def again(event: object) -> None:
+        if not inner:
+            inner.extend(llm.generate(prompt(2), PARAMS))
+
+    [outer] = llm.generate(prompt(1), PARAMS, on_event=again)
+    assert [len(output.outputs[0].token_ids) for output in (outer, *inner)] == [12, 12]
+
+
+def test_a_tool_may_use_its_own_llm(llm: LLM) -> None:
+    def ask(argument: str) -> list[int]:
+        [inner] = llm.generate(prompt(2), PARAMS)
+        return inner.outputs[0].token_ids
+
+    [expected] = llm.generate(prompt(2), PARAMS)
+    detector = ScriptedDetector({2: [Call("ask", "")]})
+    [output] = llm.generate(prompt(1), PARAMS, tools=[Tool(ask, name="ask")], detector=detector)
+    [pause] = output.interceptions
+    assert output.outputs[0].token_ids[slice(*pause.span)] == expected.outputs[0].token_ids
+
+
+def test_a_detector_that_uses_its_own_llm_is_told_so(llm: LLM) -> None:
+    class Asks:
+        def watch(self) -> "Asks":
+            return self
+
+        def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+            llm.generate(prompt(2), PARAMS)
+            return ()
+
+    [output] = llm.generate(prompt(1), PARAMS, detector=Asks())
+    assert output.outputs[0].finish_reason == "error"
+    assert "engine's own thread" in str(output.outputs[0].stop_reason)
+
+
+def test_an_engine_with_requests_does_not_start_over(llm: LLM) -> None:
+    with llm.stream(prompt(1), LONG) as stream:
+        next(stream)
+        with pytest.raises(RequestError, match="only an idle LLM"):
+            llm.restart()
+        assert len(tokens_of(list(stream))) == 99
+    llm.restart()
+
+
+def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
+    for bad in ({"prompt_token_ids": []}, {"prompt_token_ids": [1 << 30]}, 3, [{"role": "user"}]):
+        with pytest.raises(ValueError, match="fix: "):
+            llm.stream(bad, PARAMS)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RequestError, match="no event loop"):
+        llm.astream(prompt(1), PARAMS)
+    with pytest.raises(RequestError, match="options of a chat"):
+        llm.stream(prompt(1), PARAMS, max_rounds=1)
+    assert not llm.engine.has_work
+
+
+# -- in an event loop --------------------------------------------------------------------------------------------------
+
+
+def test_many_async_streams_are_served_together(llm: LLM) -> None:
+    prompts = [prompt(i) for i in range(40)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
+
+    async def read(one: dict[str, Any]) -> list[int]:
+        return tokens_of([event async for event in llm.astream(one, PARAMS)])
+
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*map(read, prompts))
+
+    before = llm.counters.plans
+    assert asyncio.run(all_of_them()) == expected
+    assert llm.counters.plans - before < 40 * 12 / 2
+
+
+def test_agenerate_is_generate(llm: LLM) -> None:
+    expected = llm.generate([prompt(1), prompt(2)], PARAMS)
+    outputs = asyncio.run(llm.agenerate([prompt(1), prompt(2)], PARAMS))
+    assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in expected]
+
+
+@pytest.mark.parametrize("where", ["waiting", "elsewhere", "whole"])
+def test_a_cancelled_task_gives_its_request_up(llm: LLM, where: str) -> None:
+    begun = threading.Event()
+
+    def hang(argument: str) -> str:
+        begun.set()
+        time.sleep(1)
+        return ""
+
+    async def listen() -> None:
+        tools, detector = [Tool(hang, name="hang")], ScriptedDetector({2: [Call("hang", "")]})
+        if where == "whole":
+            await llm.agenerate(prompt(1), LONG, tools=tools, detector=detector)
+        stream = llm.astream(prompt(1), LONG, tools=tools, detector=detector)
+        async for _ in stream:
+            if where == "elsewhere":
+                await asyncio.sleep(10)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(listen())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.1)
+        assert not llm.engine.scheduler.num_unfinished
+
+    asyncio.run(cancel())
+
+
+def test_waiting_with_a_timeout_loses_nothing(llm: LLM) -> None:
+    def nap(argument: str) -> list[int]:
+        time.sleep(0.2)
+        return [5]
+
+    async def listen() -> list[Any]:
+        stream = llm.astream(
+            prompt(1), PARAMS, tools=[Tool(nap, name="nap")], detector=ScriptedDetector({2: [Call("nap", "")]})
+        )
+        events: list[Any] = []
+        while not (events and isinstance(events[-1], Finished)):
+            try:
+                events.append(await asyncio.wait_for(anext(stream), 0.05))
+            except TimeoutError:
+                continue
+        return events
+
+    events = asyncio.run(listen())
+    assert len(tokens_of(events)) == 12
+
+
+def test_a_loop_that_ends_gives_its_requests_up(llm: LLM) -> None:
+    async def begin() -> Any:
+        stream = llm.astream(prompt(1), LONG)
+        await anext(stream)
+        return stream
+
+    stream = asyncio.run(begin())
+    settle(llm)
+    del stream
+
+
+@pytest.mark.parametrize("number", [24, pytest.param(2000, marks=pytest.mark.slow)])
+def test_clients_that_come_and_go_lose_nothing_and_leave_nothing(llm: LLM, number: int) -> None:
+    rng = random.Random(number)
+    expected = [output.outputs[0].token_ids for output in llm.generate([prompt(i) for i in range(100)], PARAMS)]
+
+    async def client(index: int, rng: random.Random) -> None:
+        await asyncio.sleep(rng.random() * number / 500)
+        tool = Tool(lambda _: time.sleep(0.01) or [5], name="tool")
+        detector = ScriptedDetector({rng.randrange(1, 20): [Call("tool", "")]}) if rng.random() < 0.5 else None
+        stays, seen = rng.random() < 0.6, list[int]()
+        params = PARAMS if stays else LONG
+        async for event in llm.astream(prompt(index), params, tools=[tool] if detector else (), detector=detector):
+            if isinstance(event, Token):
+                seen.append(event.token_id)
+            if not stays and rng.random() < 0.1:
+                return
+        assert len(seen) == params.max_tokens
+        assert detector is not None or seen[:12] == expected[index % 100]
+
+    async def all_of_them() -> None:
+        tasks = [asyncio.create_task(client(i % 100, random.Random(i))) for i in range(number)]
+        for task in rng.sample(tasks, number // 5):
+            asyncio.get_running_loop().call_later(rng.random() * number / 400, task.cancel)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [one for one in results if isinstance(one, Exception)] == []
+
+    whole: list[RequestOutput] = []
+    beside = threading.Thread(target=lambda: whole.extend(llm.generate([prompt(i) for i in range(8)], PARAMS)))
+    beside.start()
+    asyncio.run(all_of_them())
+    beside.join(30)
+    assert [output.outputs[0].token_ids for output in whole] == expected[:8]
+    settle(llm)
+
+
+# -- when the engine fails ---------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_fails_tells_everybody_and_serves_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    [expected] = llm.generate(prompt(1), PARAMS)
+    stream = llm.stream(prompt(2), LONG)
+    next(stream)
+
+    def broken(*arguments: object) -> None:
+        raise SystemExit("the end of the world")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.runner, "submit", broken)
+        with pytest.raises(SystemExit):
+            list(stream)
+    [output] = llm.generate(prompt(1), PARAMS)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids

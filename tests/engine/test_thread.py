@@ -1,0 +1,51 @@
+"""How an LLM with requests ends: closed while they run, or dropped."""
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from jinfercept import RequestError, SamplingParams
+from jinfercept.request import Finished, RequestOutput
+from tests.support.tiny import tiny_llm
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+
+
+def prompt(number: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [number + 1, 2, 3]}
+
+
+def test_closing_tells_every_stream_that_still_runs() -> None:
+    with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
+        streams = [llm.stream(prompt(i), LONG) for i in range(3)]
+        next(streams[0])
+        outputs: list[RequestOutput] = []
+        waiting = threading.Thread(target=lambda: outputs.extend(llm.generate(prompt(7), LONG)))
+        waiting.start()
+        while llm.engine.scheduler.num_unfinished < 4:
+            time.sleep(0.001)
+    for stream in streams:
+        *_, last = stream
+        assert isinstance(last, Finished)
+        assert last.output.outputs[0].finish_reason == "abort"
+    waiting.join(5)
+    assert outputs[0].outputs[0].finish_reason == "abort"
+    with pytest.raises(RequestError, match="closed"):
+        llm.stream(prompt(1), PARAMS)
+
+
+def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None:
+    llm = tiny_llm(kv_tokens=128, max_model_len=64)
+    llm.generate(prompt(1), PARAMS)
+    engine = weakref.ref(llm.engine)
+    del llm
+    deadline = time.monotonic() + 5
+    while engine() is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        gc.collect()
+    assert engine() is None

@@ -1,0 +1,384 @@
+"""Grammars over several vocabularies: whatever is drawn of what they allow, the text is one of theirs."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from jinfercept.errors import RequestError
+from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Asked, Grammars, TokenConstraint, Vocabulary
+from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
+from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.json_schemas import closed_objects
+from tests.support.letters import VOCAB, letters
+from tests.tokenizer.test_tokenizer import sentencepiece, smollm2
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", 'a "dog"', None, 7]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "size": {"type": "number", "minimum": -1, "maximum": 1.5},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-c]{1,3}$"}, "minItems": 1, "maxItems": 3},
+        "owner": {
+            "type": "object",
+            "properties": {"id": {"type": "boolean"}, "at": {"$ref": "#/$defs/place"}},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "kind", "age", "tags", "owner"],
+    "additionalProperties": False,
+    "$defs": {"place": {"anyOf": [{"const": "here"}, {"type": "null"}]}},
+}
+END = 1
+VOCABULARIES = pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"),
+    [(letters, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
+    ids=["bytes", "smollm2", "smollm2, padded", "sentencepiece", "sentencepiece, padded"],
+)
+
+
+DEEP = """
+from tests.support.letters import VOCAB, letters
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.structured_outputs import StructuredOutputsParams
+chain = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(700)}
+schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a700": {"type": "string"}}}
+Grammars(letters(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
+"""
+
+
+class FromTools(NamedTuple):
+    """The calls of a client's tools, in Lark."""
+
+    text: str
+
+    @property
+    def source(self) -> tuple[str, str]:
+        return "lark", self.text
+
+
+@pytest.fixture(scope="module")
+def byte_grammars() -> Grammars:
+    return Grammars(letters(), VOCAB)
+
+
+def ids(words: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def walk(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, end: frozenset[int], limit: int = 400) -> str:
+    """A random text to its end, of which every step allows something, and nothing that is no text."""
+    rng, drawn = np.random.default_rng(seed), list[int]()
+    while not constraint.ended:
+        allowed = ids(constraint.allowed())
+        assert allowed
+        assert not {*allowed} & (tokenizer.special_ids - end)
+        assert all(tokenizer.token_bytes(token) for token in allowed)
+        short = [token for token in allowed if tokenizer.token_text(token) in '"}],'] if len(drawn) > limit else []
+        drawn.append(int(rng.choice([*({*allowed} & end), *short] or allowed)))
+        constraint.accept(drawn[-1])
+    return tokenizer.decode([token for token in drawn if token not in end])
+
+
+@VOCABULARIES
+def test_what_a_schema_allows_is_valid_for_it(tokenizer: Any, vocab_size: int) -> None:
+    validator = Draft202012Validator(NESTED)
+    grammar = Grammars(tokenizer(), vocab_size).compile(StructuredOutputsParams(json=NESTED))
+    for seed in range(10):
+        validator.validate(json.loads(walk(grammar.constrain(frozenset()), tokenizer(), seed, frozenset())))
+
+
+@VOCABULARIES
+def test_choices_patterns_and_grammars_are_matched_from_end_to_end(tokenizer: Any, vocab_size: int) -> None:
+    grammars = Grammars(tokenizer(), vocab_size)
+    choices = ["yes", "yes, please", 'a "b" \\ c\nd', "naïve 😀", "ab a abba"]
+    for asked, pattern in (
+        (StructuredOutputsParams(choice=choices), "|".join(map(re.escape, choices))),
+        (StructuredOutputsParams(regex=r"[0-9]{1,3}(\.[a-c]+)?"), r"[0-9]{1,3}(\.[a-c]+)?"),
+        (StructuredOutputsParams(grammar='start: "ab"+ tail\ntail: /[0-9]/ | "(" tail ")"'), r"(ab)+(\(+)?[0-9]\)*"),
+        (StructuredOutputsParams(grammar='root ::= "ab" root | "c"'), "(ab)*c"),
+    ):
+        for seed in range(5):
+            end = frozenset(tokenizer().special_ids)
+            assert re.fullmatch(pattern, walk(grammars.compile(asked).constrain(end), tokenizer(), seed, end))
+
+
+def test_any_object_is_a_json_object(byte_grammars: Grammars) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(json_object=True))
+    for seed in range(10):
+        assert isinstance(json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset())), dict)
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "integer", "minimum": -5, "maximum": 1000},
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 2},
+            {"type": "string", "maxLength": 4},
+            {"type": "string", "pattern": "^a[bc]{0,3}$"},
+            {"enum": [1, "a\n", [2], None]},
+            {"const": {"x": "é"}},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
+        st.builds(lambda *some: {"anyOf": list(some)}, inner, inner),
+        closed_objects(inner),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=40)
+@given(schema=SCHEMAS, seed=st.integers(0, 1000))
+def test_any_schema_that_is_taken_gives_valid_values(byte_grammars: Grammars, schema: dict, seed: int) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(json=schema))
+    Draft202012Validator(schema).validate(
+        json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset()))
+    )
+
+
+def test_what_is_allowed_is_what_can_go_on(byte_grammars: Grammars) -> None:
+    """Against every token of the vocabulary; the end tokens, two of them, exactly where the text may end."""
+    end = frozenset(letters().eos_token_ids) | {5000}
+    constraint = byte_grammars.compile(StructuredOutputsParams(regex="[abc]{2,4}")).constrain(end)
+    text = ""
+    for token in letters().encode("a") + letters().encode("bc") + letters().encode("a"):
+        following = [i for i in range(VOCAB) if re.fullmatch("[abc]{1,4}", text + (letters().token_text(i) or " "))]
+        ends = sorted(letters().eos_token_ids) if len(text) >= 2 else []
+        assert ids(constraint.allowed()) == following + ends
+        constraint.accept(token)
+        text += letters().token_text(token)
+    assert constraint.ended or ids(constraint.allowed()) == []
+
+
+def test_an_end_token_ends_the_text_and_nothing_may_follow(byte_grammars: Grammars) -> None:
+    (end, other) = sorted(letters().eos_token_ids)
+    constraint = byte_grammars.compile(StructuredOutputsParams(regex="a+")).constrain(frozenset({end}))
+    constraint.accept(letters().encode("a")[0])
+    assert other not in ids(constraint.allowed())
+    constraint.accept(end)
+    assert constraint.ended
+    assert ids(constraint.allowed()) == [end]
+    with pytest.raises(RequestError, match="after the end"):
+        constraint.accept(other)
+
+
+def test_a_token_that_is_not_allowed_is_refused(byte_grammars: Grammars) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(choice=["yes"])).constrain(frozenset())
+    constraint.allowed()
+    with pytest.raises(RequestError, match=r"does not allow.*weights"):
+        constraint.accept(letters().encode("n")[0])
+
+
+def test_thousands_of_choices_are_one_choice(byte_grammars: Grammars) -> None:
+    choices = [f'item "{number}"\n' for number in range(5000)] + ["item"]
+    constraint = byte_grammars.compile(StructuredOutputsParams(choice=choices)).constrain(frozenset({END}))
+    for token_id in letters().encode(choices[4321]):
+        assert token_id in ids(constraint.allowed())
+        constraint.accept(token_id)
+    assert ids(constraint.allowed()) == [END]
+
+
+def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammars: Grammars) -> None:
+    many = "|".join(f'x"{number}"x' for number in range(2500))  # of which 2000 may be open at a time
+    grammar = f'start: A b\nA: "a"\nb: {many}\nx: "a"'
+    constraint = byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset())
+    constraint.allowed()
+    with pytest.raises(RequestError, match="too complex"):
+        constraint.accept(letters().encode("a")[0])
+
+
+def test_one_of_several_schemas_is_any_of_them(byte_grammars: Grammars) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
+    constraint.accept(letters().encode("7")[0])
+    assert END in ids(constraint.allowed())
+
+
+def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
+    grammar = byte_grammars.compile(StructuredOutputsParams(choice=["no", "yes"]))
+    one, other = grammar.constrain(frozenset()), grammar.constrain(frozenset())
+    one.accept(letters().encode("n")[0])
+    other.accept(letters().encode("y")[0])
+    assert ids(one.allowed()) == letters().encode("o")
+    assert ids(other.allowed()) == letters().encode("e")
+
+
+def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=NESTED)).constrain(frozenset())
+    blank, line = letters().encode(" ")[0], letters().encode("\n")[0]
+    for token in [*letters().encode("{"), line, *[blank] * 20]:
+        constraint.accept(token)
+    assert not {blank, line} & {*ids(constraint.allowed())}
+
+
+def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
+    one, other = (byte_grammars.compile(StructuredOutputsParams(json=json)) for json in (NESTED, json.dumps(NESTED)))
+    assert one is other
+    turned = {"type": "object", "properties": dict(reversed(NESTED["properties"].items())), "$defs": NESTED["$defs"]}
+    assert byte_grammars.compile(StructuredOutputsParams(json=turned)) is not one
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "one thing; got none"),
+        ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
+        ({"json": "{"}, "not JSON"),
+        ({"json": '{"maximum": NaN}'}, "not JSON"),
+        ({"json": {"minimum": float("inf")}}, "not JSON"),
+        ({"json": {1: {2}}}, "not JSON"),
+        ({"json": 7}, "JSON schema as text"),
+        ({"json": "[1]"}, "Expecting object schema"),
+        ({"json": '{"items":' * 3000 + "{}" + "}" * 3000}, "nested too deeply"),
+        ({"json": {"type": "what"}}, "Invalid type"),
+        ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
+        ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
+        ({"json_object": "yes"}, "True, or leave it out"),
+        ({"regex": "(("}, "unclosed group"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "()"}, "nothing but the empty text"),
+        ({"regex": ""}, "not empty"),
+        ({"choice": []}, "not empty"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": "yes"}, "list of texts"),
+        ({"grammar": "start: nothing"}, "unknown name"),
+        ({"grammar": "what?"}, "grammar"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_cannot_be_enforced_is_refused(byte_grammars: Grammars, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)) as caught:
+        byte_grammars.compile(StructuredOutputsParams(**asked))
+    assert len(str(caught.value)) < 600
+
+
+def test_text_that_the_vocabulary_cannot_write_is_refused_or_ends_in_an_error() -> None:
+    grammars = Grammars(smollm2(), 49152)  # it has no token for U+0004
+    with pytest.raises(RequestError, match="cannot be enforced"):
+        grammars.compile(StructuredOutputsParams(choice=["\x04"]))
+    constraint = grammars.compile(StructuredOutputsParams(choice=["a\x04"])).constrain(frozenset({2}))
+    constraint.accept(smollm2().encode("a")[0])
+    with pytest.raises(RequestError, match="vocabulary can write"):
+        constraint.allowed()
+
+
+def test_a_deep_chain_of_references_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", DEEP], cwd=Path(__file__).parents[2], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "before", ["", '"x" ', '"x" %lark {\n%llguidance {"no_forcing": false}\nstart: B B\nB: /c+/\n}\n | ']
+)
+def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars: Grammars, before: str) -> None:
+    grammar = f'%llguidance {{"no_forcing": false}}\nstart: {before}A A\nA: /b+/\n'
+
+    def compile() -> None:
+        byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset({END})).allowed()
+
+    thread = threading.Thread(target=compile, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        StructuredOutputsParams(json={"const": "b" * 20_000}),
+        StructuredOutputsParams(regex="b{10000}c"),
+        StructuredOutputsParams(choice=["b" * 20_000]),
+        StructuredOutputsParams(grammar=f'start: "{"b" * 20_000}"'),
+        FromTools(f'start: "{"b" * 20_000}"'),
+    ],
+    ids=["json", "regex", "choice", "grammar", "calls"],
+)
+def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenised = list[int]()
+    call = Vocabulary.__call__
+
+    def counted(self: Vocabulary, text: str) -> list[int]:
+        tokenised.append(len(text))
+        return call(self, text)
+
+    monkeypatch.setattr(Vocabulary, "__call__", counted)
+    constraint = Grammars(letters(), VOCAB).compile(asked).constrain(frozenset())
+    for _ in range(20):
+        allowed = ids(constraint.allowed())
+        constraint.accept(allowed[0])
+    assert sum(tokenised) < 1000
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"regex": "a" * (MAX_CHARS + 1)}, "too long"),
+        ({"json": {"const": "a" * MAX_CHARS}}, "too long"),
+        ({"regex": f"a{{{MAX_REPETITIONS + 1}}}"}, "repetitions too large"),
+        ({"regex": f"(a{{1, {10**12}}})"}, "repetitions too large"),
+        ({"grammar": f"start: A\nA: /a{{2,{MAX_REPETITIONS + 1}}}/"}, "repetitions too large"),
+        ({"grammar": f'start: %json {{"maxLength": {10**6}}}'}, "maxLength too large"),
+        ({"json": {"properties": {"const": {"type": "string", "minLength": 10**6}}}}, "minLength too large"),
+        ({"json": {"items": [{"type": "array", "maxItems": MAX_REPETITIONS + 1}]}}, "maxItems too large"),
+        ({"json": {"type": "string", "pattern": "a{20000,}"}}, "repetitions too large"),
+        ({"choice": ["a" * (MAX_LIST_CHARS + 1)]}, "too long"),
+        ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(MAX_RULES)) + 'a300: "x"'}, "rules"),
+        ({"grammar": "root ::= a\n" + "a ::= b\n" * (MAX_GBNF_CHARS // 8)}, "in Lark"),
+        ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "neither Lark nor GBNF"),
+    ],
+)
+def test_grammars_that_would_take_long_are_refused(byte_grammars: Grammars, said: Any, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        byte_grammars.compile(StructuredOutputsParams(**said))
+
+
+def test_numbers_that_repeat_nothing_are_not_limited(byte_grammars: Grammars) -> None:
+    byte_grammars.compile(StructuredOutputsParams(json={"const": {"maxLength": 10**6, "pattern": "{20000}"}}))
+    byte_grammars.compile(StructuredOutputsParams(grammar='start: "{20000}"'))
+    byte_grammars.compile(StructuredOutputsParams(choice=["a{20000}"]))
+
+
+def test_compiled_grammars_have_a_budget_of_bytes_that_one_tenant_cannot_take_from_another() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    small = StructuredOutputsParams(choice=["yes"])
+    kept = grammars.of("other").compile(small)
+    for number in range(MAX_COMPILED_BYTES // (200 * MAX_LIST_CHARS) + 3):
+        long = StructuredOutputsParams(choice=[f"{number}" + "q" * (MAX_LIST_CHARS - 10)])
+        grammars.of("greedy").compile(long)
+        assert grammars.num_compiled_bytes <= MAX_COMPILED_BYTES
+    assert grammars.of("other").compile(small) is kept
+
+
+def test_a_grammar_that_is_refused_is_not_kept() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    with pytest.raises(RequestError):
+        grammars.compile(StructuredOutputsParams(regex="(?=a)b"))
+    assert grammars.num_compiled_bytes == 0
+
+
+def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
+    grammars = Grammars(letters(), VOCAB)
+    asked = StructuredOutputsParams(choice=["yes"])
+    one, other = grammars.of("one"), grammars.of("other")
+    assert one.compile(asked) is grammars.of("one").compile(asked)
+    assert one.compile(asked) is not other.compile(asked)
+    assert grammars.compile(asked) is not one.compile(asked)

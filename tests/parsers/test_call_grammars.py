@@ -1,0 +1,258 @@
+"""Turns that have to call, drawn at random of what their grammars allow: every one is calls that their tools take."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from tokenizers import decoders, models, pre_tokenizers
+
+from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.tool_choice import compile_calls, tool_choice
+from jinfercept.errors import RequestError
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.parsers.formats import FORMATS
+from jinfercept.parsers.pieces import CallEnded, Content
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.json_schemas import closed_objects
+
+MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})
+NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
+CLOSING = {*"\"'}])", "}}"}
+VALUE_END = "\n</parameter>"
+WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
+
+
+@cache
+def vocabulary(marked: bool) -> tuple[Tokenizer, Grammars]:
+    """Single bytes and some JSON; tags are special tokens, or text."""
+    merges = [('"', ":"), ("{", '"'), ("Ġ", '"'), (",", 'Ġ"'), ("}", "}"), ("Ċ", "<"), ("e", ">")]
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_special_tokens(["<|im_end|>", *(MARKS if marked else ())])
+    tokenizer = Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<|im_end|>").ids))
+    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size)
+
+
+def turn(
+    name: str, template: str, tools: dict[str, Any], seed: int, *, marked: bool = True, parallel: bool = True
+) -> str:
+    """A turn drawn at random; after a while it closes what is open wherever it may."""
+    tokenizer, grammars = vocabulary(marked)
+    form = replace(FORMATS[name], tools=tools)
+    declared = chat_tools([{"name": name, "parameters": schema} for name, schema in tools.items()])
+    grammar = compile_calls(tool_choice("required", parallel, declared), form, template, tokenizer, grammars)
+    assert grammar is not None
+    rng, drawn = np.random.default_rng(seed), list[int]()
+    constraint = grammar.constrain(tokenizer.eos_token_ids)
+    while not drawn or drawn[-1] not in tokenizer.eos_token_ids:
+        words = constraint.allowed()
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        assert allowed
+        ends = [token for token in allowed if token in tokenizer.eos_token_ids and len(drawn) > 200 * rng.random()]
+        texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
+        said = tokenizer.decode(drawn[-len(VALUE_END) :], skip_special_tokens=False)
+        wanted = next(VALUE_END[size:] for size in range(len(VALUE_END) - 1, -1, -1) if said.endswith(VALUE_END[:size]))
+        closing = [token for token in texts if name == "qwen3_coder" and texts[token] in (wanted, wanted[0])]
+        shorter = [token for token in texts if texts[token] in CLOSING]
+        closing = [max(closing, key=lambda token: len(texts[token]))] if closing else shorter
+        drawn.append(int(rng.choice(ends or closing or allowed)))
+        constraint.accept(drawn[-1])
+        assert len(drawn) < 4000
+    return tokenizer.decode(drawn[:-1], skip_special_tokens=False)
+
+
+def calls(name: str, tools: dict[str, Any], text: str) -> list[tuple[str, Any]]:
+    """What a turn calls, which must be all of it, with arguments that its tools take."""
+    parser = replace(FORMATS[name], tools=tools).parser()
+    pieces = parser.feed(text) + parser.finish()
+    assert not [piece for piece in pieces if isinstance(piece, Content)], text
+    found = [
+        (piece.call.name, json.loads(piece.call.arguments, strict=False))
+        for piece in pieces
+        if isinstance(piece, CallEnded)
+    ]
+    assert found, text
+    for tool, arguments in found:
+        Draft202012Validator({"type": "object", **tools[tool]}).validate(arguments)
+    return found
+
+
+TOOLS: dict[str, Any] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where </parameter>"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14, "default": 3},
+            "unit": {"enum": ["°C", '°"F"', "it's K"]},
+            "exact": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "near": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+            "note": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+            "code": {"type": "string", "pattern": "^[a-c]{2}-[0-9]$"},
+            "size": {"type": ["number", "null"]},
+        },
+        "required": ["city", "exact"],
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {"at": {"type": "number"}, "in": {"$ref": "#/$defs/place"}, "is": {"type": "boolean"}},
+                "required": ["at"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "now": {},
+}
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["tags are tokens", "tags are text"])
+@pytest.mark.parametrize(("name", "template"), WRITINGS)
+def test_a_turn_that_has_to_call_calls_with_arguments_that_fit(name: str, template: str, marked: bool) -> None:
+    found = [calls(name, TOOLS, turn(name, template, TOOLS, seed, marked=marked)) for seed in range(8)]
+    assert {tool for turn in found for tool, _ in turn} == {*TOOLS}
+    assert max(map(len, found)) > 1
+    assert all(not arguments for turn in found for tool, arguments in turn if tool == "now")
+    assert any({*arguments} - {"city", "exact"} for turn in found for _, arguments in turn)
+
+
+@pytest.mark.parametrize(("name", "template"), WRITINGS)
+def test_without_parallel_calls_there_is_exactly_one(name: str, template: str) -> None:
+    for seed in range(6):
+        assert len(calls(name, TOOLS, turn(name, template, TOOLS, seed, parallel=False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "text"),
+    [
+        ("hermes", "", '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>\n<tool_call>'),
+        (
+            "qwen3_coder",
+            "",
+            "<tool_call>\n<function=f>\n<parameter=a>\nb <c>\nd\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("llama3_json", "", '{"name": "f", "parameters": {"a": "b"}}; {"name": "f", "parameters": {"a": "c"}}'),
+        ("llama3_json", "", '<|python_tag|>{"name": "f", "parameters": {"a": "b"}}'),
+        ("llama4_json", "", '<|python_start|>{"name": "f", "parameters": {"a": "b"}}<|python_end|>'),
+        ("mistral", "", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}}, {"name": "f", "arguments": {"a":"c"}}]'),
+        ("mistral", "", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]'),
+        ("mistral", NEW_MISTRAL, '[TOOL_CALLS]f[CALL_ID]aBc12dEf3[ARGS]{"a": "b"}[TOOL_CALLS]f[ARGS]{"a": "b"}'),
+        ("pythonic", "", "[f(a='b'), f(a=\"b\\n\")]"),
+        ("llama4_pythonic", "", "<|python_start|>[f(a='it\\'s')]<|python_end|>"),
+    ],
+)
+def test_what_the_families_write_is_allowed(name: str, template: str, text: str) -> None:
+    tokenizer, grammars = vocabulary(True)
+    tools = {"f": {"properties": {"a": {"type": "string"}}, "required": ["a"]}}
+    choice = tool_choice("required", True, chat_tools([{"name": "f", "parameters": tools["f"]}]))
+    grammar = compile_calls(choice, replace(FORMATS[name], tools=tools), template, tokenizer, grammars)
+    assert grammar is not None
+    for space in ("", "\n\n"):
+        constraint = grammar.constrain(tokenizer.eos_token_ids)
+        for token in tokenizer.encode(space + text):
+            constraint.accept(token)
+
+
+_LEAVES = st.sampled_from(
+    [
+        {"type": "boolean"},
+        {"type": "null"},
+        {"type": "integer"},
+        {"type": "integer", "minimum": -5, "maximum": 1000},
+        {"type": "number"},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 2},
+        {"type": "string"},
+        {"type": "string", "maxLength": 4},
+        {"type": "string", "pattern": "^a[b/c]{0,3}$"},
+        {"type": "string", "enum": ["null", "a\n", "'", '"</b>"', "\\"]},
+        {"enum": [1, None, 2.5, [True]]},
+        {"const": {"x": ["é", None]}},
+        {"type": "string", "enum": ["a", "b", None]},
+        {"type": ["string", "null"], "enum": ["a", None]},
+        {"type": ["string", "null"], "enum": ["a", "b"]},
+        {"type": ["string", "null"], "maxLength": 2},
+        {"type": ["integer", "null"]},
+        {"type": "object"},
+    ]
+)
+_SCHEMAS = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda items, least, more: {"type": "array", "items": items, "minItems": least, "maxItems": least + more},
+            *(inner, st.integers(0, 2), st.integers(0, 2)),
+        ),
+        st.builds(lambda *some: {"anyOf": list(some)}, inner, inner),
+        closed_objects(inner),
+    ),
+    max_leaves=5,
+)
+_PARAMETERS = st.builds(
+    lambda some, required: {"type": "object", "properties": some, "required": sorted(some)[:required]},
+    st.dictionaries(st.sampled_from(["a", "b_1", "from", "x"]), _SCHEMAS, max_size=4),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
+@example(("hermes", ""), {"type": "object"}, 0, False)
+def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
+    writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
+) -> None:
+    name, template = writing
+    tools = {"f": schema}
+    refused = ""
+    try:
+        text = turn(name, template, tools, seed, marked=marked)
+    except RequestError as error:
+        text, refused = "", str(error)
+    if text:
+        calls(name, tools, text)
+    else:  # where a text cannot be told from something else
+        assert name == "qwen3_coder"
+        assert "plain text" in refused
+
+
+@pytest.mark.slow
+@settings(max_examples=1500)
+@given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
+def test_whatever_the_schema_the_arguments_fit_many_times(
+    writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
+) -> None:
+    test_whatever_the_schema_the_arguments_fit_or_it_is_refused.hypothesis.inner_test(writing, schema, seed, marked)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "said"),
+    [
+        ("hermes", {"a<b": {}}, "cannot write the name of this tool"),
+        ("pythonic", {"get-weather": {}}, "cannot write the name of this tool"),
+        ("pythonic", {"class": {}}, "cannot write the name of this tool"),
+        ("pythonic", {"f": {"properties": {"a b": {}}}}, "cannot write the name of this argument"),
+        ("qwen3_coder", {"f": {"properties": {"a>": {}}}}, "cannot write the name of this argument"),
+        ("llama3_json", {"f": {"type": "array"}}, "no object"),
+        ("hermes", {"f": {"properties": {"a": {"type": "what"}}}}, "Invalid type"),
+        ("hermes", {"f": {"properties": 3}}, "f"),
+        ("pythonic", {"f": {"properties": 3}}, "one by one"),
+        ("hermes", {"now": {}, "f": {"properties": {"a": {"not": {}}}}}, "tool 'f'"),
+        ("pythonic", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "one by one"),
+        ("qwen3_coder", {"f": {"anyOf": [{"required": ["a"]}], "properties": {"a": {}}}}, "one by one"),
+        ("qwen3_coder", {"f": {"properties": {"a": {"type": ["string", "integer"]}}}}, "one type"),
+        ("qwen3_coder", {"f": {"properties": {"a": {"enum": ["</parameter>"]}}}}, "plain text"),
+        ("qwen3_coder", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "refers to nothing"),
+        ("pythonic", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "tool 'f'"),
+        ("hermes", {"f": {"properties": {"a": {"const": {1, 2}}}}}, "TypeError"),
+    ],
+)
+def test_what_a_format_cannot_hold_to_is_refused(name: str, tools: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        turn(name, "", tools, 0)
+    assert len(str(caught.value)) < 600

@@ -1,0 +1,180 @@
+"""Outputs of the families give the same pieces however they are divided, and nobody sees markup."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from jinfercept.parsers.formats import FORMATS, detect_format
+from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content
+from tests.support.call_corpus import Turn, corpus, decoded, parsed
+
+TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")
+EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
+
+
+@TURNS
+def test_a_turn_of_the_corpus_gives_its_pieces_whole_and_in_single_characters(turn: Turn) -> None:
+    assert parsed(turn.format, [turn.text], turn.tools) == turn.pieces
+    assert parsed(turn.format, turn.text, turn.tools) == turn.pieces
+
+
+@TURNS
+def test_a_turn_of_the_corpus_gives_its_pieces_divided_at_any_byte(turn: Turn) -> None:
+    data = turn.text.encode()
+    assert parsed(turn.format, decoded(bytes([byte]) for byte in data), turn.tools) == turn.pieces
+    for at in range(1, len(data)):
+        assert parsed(turn.format, decoded([data[:at], data[at:]]), turn.tools) == turn.pieces, data[:at]
+
+
+@TURNS
+def test_content_is_never_markup_even_before_the_turn_is_over(turn: Turn) -> None:
+    format = replace(FORMATS[turn.format], tools=turn.tools)
+    parser = format.parser()
+    shown = "".join(piece.text for char in turn.text for piece in parser.feed(char) if isinstance(piece, Content))
+    for mark in (*format.tags, *format.turn_ends):
+        assert mark not in shown
+    whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
+    assert whole.startswith(shown)
+
+
+@TURNS
+def test_what_a_call_spans_is_the_text_that_it_was_written_in(turn: Turn) -> None:
+    parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
+    pieces = [*parser.feed(turn.text), *parser.finish()]
+    for call in (piece.call for piece in pieces if isinstance(piece, CallEnded)):
+        written = turn.text[slice(*call.span)]
+        assert written.startswith(("{", call.name))
+        assert written.rstrip().endswith(("}", ")", ">"))
+
+
+@EVERY_FORMAT
+def test_text_without_calls_is_shown_as_it_comes(name: str) -> None:
+    parser = FORMATS[name].parser()
+    assert parser.feed("Hello") == [Content("Hello")]
+    assert parser.feed(", you ") == [Content(", you")]
+    assert parser.feed("\n") == []
+    assert parser.feed("two") == [Content(" \ntwo")]
+    assert parser.feed(" ") == []
+    assert parser.finish() == [Content(" ")]
+
+
+@TURNS
+def test_a_turn_that_is_cut_off_anywhere_shows_nothing_that_the_whole_turn_does_not(turn: Turn) -> None:
+    whole = "".join(piece[1] for piece in turn.pieces if piece[0] == "content")
+    for length in range(len(turn.text)):
+        parser = replace(FORMATS[turn.format], tools=turn.tools).parser()
+        pieces = [*parser.feed(turn.text[:length]), *parser.finish(cut=True)]
+        shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+        assert whole.startswith(shown.rstrip()), (turn.text[:length], shown)
+
+
+@EVERY_FORMAT
+def test_an_empty_turn_has_no_pieces(name: str) -> None:
+    assert parsed(name, []) == []
+    assert parsed(name, ["", ""]) == []
+    assert parsed(name, [" \n"]) == [("content", " \n")]
+
+
+@EVERY_FORMAT
+def test_the_token_that_ends_a_turn_is_never_shown(name: str) -> None:
+    for end in FORMATS[name].turn_ends:
+        assert parsed(name, f"Bye.{end}") == [("content", "Bye.")]
+
+
+def test_arguments_stream_as_they_are_written() -> None:
+    parser = FORMATS["hermes"].parser(lambda: "id")
+    assert parser.feed('<tool_call>{"name": "f", "arguments": ') == []
+    assert parser.feed('{"a"') == [CallStarted(0, "f", "id"), Arguments(0, '{"a"')]
+    assert parser.feed(': "b\\') == [Arguments(0, ': "b\\')]
+    assert parser.feed('"') == [Arguments(0, '"')]
+    assert parser.feed('c"}') == [Arguments(0, 'c"}')]
+    (ended,) = parser.feed("}")
+    assert isinstance(ended, CallEnded)
+    assert ended.call.arguments == '{"a": "b\\"c"}'
+
+
+def test_what_might_be_a_call_without_tags_is_shown_at_the_first_doubt() -> None:
+    def shown(text: str) -> str:
+        parser = replace(FORMATS["hermes"], tools={"get_weather": {}}).parser()
+        return "".join(piece.text for char in text for piece in parser.feed(char) if isinstance(piece, Content))
+
+    assert shown('{"n') == shown('```json\n{"name": "get_w') == ""
+    for text in (
+        '{"no',
+        '{"name": "p',
+        '{"name": "get_weather", "d',
+        "{x",
+        "```p",
+        '```json\n{"name": 1',
+        "a {",
+        "<tools>\na",
+    ):
+        assert shown(text) == text
+
+
+def test_ids_have_the_form_that_the_templates_take() -> None:
+    def ids(name: str, text: str) -> list[str]:
+        parser = FORMATS[name].parser()
+        return [piece.id for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, CallStarted)]
+
+    one, two = ids("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]')
+    assert one != two
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", made) for made in (one, two))
+    (made,) = ids("hermes", '<tool_call>{"name": "f"}</tool_call>')
+    assert re.fullmatch("call_[0-9a-f]{24}", made)
+
+
+@EVERY_FORMAT
+def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str) -> None:
+    """A hundred thousand characters in small tokens, with brackets and escapes in a string."""
+    value = 'ab{"\\[' * 16_000
+    tools = {"f": {"properties": {"a": {"type": "string"}}}}
+    if name == "qwen3_coder":
+        text = f"<function=f><parameter=a>{value}</parameter></function>"
+    elif FORMATS[name].only_at_start and "pythonic" in name:
+        text = f"[f(a={value!r})]"
+    else:
+        opening = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(name, "")
+        text = f'{opening}{{"name": "f", "arguments": {json.dumps({"a": value})}}}'
+    ((_, called, arguments),) = parsed(name, (text[at : at + 5] for at in range(0, len(text), 5)), tools)
+    assert (called, json.loads(arguments)) == ("f", {"a": value})
+
+
+@EVERY_FORMAT
+def test_deep_nesting_harms_nobody(name: str) -> None:
+    for deep in ("[" * 20_000, "{" * 20_000, '{"a":' * 5_000, "[f(a=" * 3_000, "(" * 20_000 + ")" * 20_000):
+        for opening in ("", *FORMATS[name].tags):
+            parsed(name, [opening, deep])
+            parsed(name, [opening, '{"name": "f", "arguments": ', deep])
+            parsed(name, [opening, "[f(a=", deep, deep.translate({91: 93, 123: 125, 40: 41}), ")]"])
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ('<|header_start|>{{ \'Respond in the format {"name": function name, "parameters": d\' }}', "llama4_json"),
+        ('{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}', "hermes"),
+        ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        (
+            '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
+            "llama3_json",
+        ),
+        ("<|start_header_id|>{{ '{\"name\": \"' + tool_call.name + '\", ' }}{{ '\"parameters\": ' }}", "llama3_json"),
+        (
+            "<|start_header_id|> Respond in the format [func_name1(params_name1=params_value1), func_name2(p)]",
+            "pythonic",
+        ),
+        ("<|header_start|>system Use exact format: [func_name1(param1=value1), func_name2(...)]", "llama4_pythonic"),
+        ('{{- "[TOOL_CALLS] [" }}{%- for tool_call in tool_calls %}', "mistral"),
+        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),
+        ("{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}", None),
+        ("<|start_header_id|>{{ message['role'] }}<|end_header_id|>{{ message['content'] }}<|eot_id|>", None),
+        ("", None),
+    ],
+)
+def test_the_template_gives_the_format_away(template: str, name: str | None) -> None:
+    assert detect_format(template) == name

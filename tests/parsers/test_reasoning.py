@@ -1,0 +1,145 @@
+"""What a model thinks is told apart from what it answers, however the text is divided, and no part of a mark is shown."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.parsers.formats import FORMATS
+from jinfercept.parsers.pieces import CallEnded, Content, Piece, Reasoning
+from jinfercept.parsers.reasoning import THINKINGS, Beginning, PlainParser, ReasoningParser, detect_thinking
+from tests.support.call_corpus import told
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CALLED = ("call", "f", '{"a": 1}')
+
+
+def read(parts: list[str] | str, beginning: Beginning, format: str | None = None, name: str = "qwen3") -> list[Piece]:
+    answer = FORMATS[format].parser(lambda: "made up") if format else PlainParser()
+    parser = ReasoningParser(THINKINGS[name], beginning, answer)
+    return [piece for part in parts for piece in parser.feed(part)] + parser.finish()
+
+
+@pytest.mark.parametrize(
+    ("beginning", "text", "pieces"),
+    [
+        ("undecided", "<think>\nA lamp.\n</think>\n\n23.", [("reasoning", "A lamp."), ("content", "23.")]),
+        ("undecided", "\n <think>a</think>b", [("reasoning", "a"), ("content", "b")]),
+        ("undecided", "<think>\n\n</think>\n\n23.", [("content", "23.")]),
+        ("undecided", "23. <think>x</think>", [("content", "23. <think>x</think>")]),
+        ("undecided", "<thin air", [("content", "<thin air")]),
+        ("undecided", " \n", [("content", " \n")]),
+        ("undecided", "<thi", [("content", "<thi")]),
+        ("undecided", "<think>never ends </thin", [("reasoning", "never ends </thin")]),
+        ("undecided", "<think>", []),
+        (
+            "thinking",
+            "A lamp.\n\nOr two?\n</think>\n23.\n",
+            [("reasoning", "A lamp.\n\nOr two?"), ("content", "23.\n")],
+        ),
+        ("thinking", "<think>\nA lamp.</think>23.", [("reasoning", "A lamp."), ("content", "23.")]),
+        ("thinking", "\n</think>", []),
+        ("thinking", "a < b </ c </think", [("reasoning", "a < b </ c </think")]),
+        ("thinking", "a</think> \n", [("reasoning", "a")]),
+        ("thinking", "a</think>b</think>c", [("reasoning", "a"), ("content", "b</think>c")]),
+        ("answering", "<think>23.", [("content", "<think>23.")]),
+    ],
+)
+def test_reasoning_and_answer_are_told_apart_however_the_text_is_divided(
+    beginning: Beginning, text: str, pieces: list[tuple[str, ...]]
+) -> None:
+    assert told(read([text], beginning)) == pieces
+    assert told(read(text, beginning)) == pieces
+    for at in range(1, len(text)):
+        assert told(read([text[:at], text[at:]], beginning)) == pieces
+
+
+def test_a_call_that_is_only_thought_of_is_none() -> None:
+    text = f"<think>I could write {CALL}.</think>\n{CALL}"
+    reasoning, call = told(read(text, "undecided", "hermes"))
+    assert reasoning == ("reasoning", f"I could write {CALL}.")
+    assert call == CALLED
+    assert told(read(f"<think>{CALL}", "undecided", "hermes")) == [("reasoning", CALL)]
+
+
+def test_the_spans_of_calls_count_the_reasoning() -> None:
+    text = f"  <think> Hm. </think>\n\nWell. {CALL}"
+    for parts in (text, [text]):
+        [ended] = [piece for piece in read(parts, "undecided", "hermes") if isinstance(piece, CallEnded)]
+        written = text[slice(*ended.call.span)]
+        assert (written[0], written[-1]) == ("{", "}")
+
+
+def test_a_call_without_a_tag_counts_behind_the_reasoning() -> None:
+    text = '<think>\nHm.\n</think>\n\n{"name": "f", "parameters": {"a": 1}}'
+    assert told(read(text, "undecided", "llama3_json")) == [("reasoning", "Hm."), CALLED]
+
+
+def test_reasoning_streams_as_it_comes_but_for_white_space_and_what_may_be_a_mark() -> None:
+    parser = ReasoningParser(THINKINGS["qwen3"], "undecided", PlainParser())
+    assert parser.feed("<thi") == []
+    assert parser.feed("nk>\nA ") == [Reasoning("A")]
+    assert parser.feed("lamp. <") == [Reasoning(" lamp.")]
+    assert parser.feed("b>\n") == [Reasoning(" <b>")]
+    assert parser.feed("</think>\n") == []
+    assert parser.feed("\n23. ") == [Content("23. ")]
+    assert parser.finish() == []
+
+
+def test_mistral_has_marks_of_its_own() -> None:
+    text = "[THINK]Hm.[/THINK]It is 23."
+    assert told(read(text, "undecided", name="mistral")) == [("reasoning", "Hm."), ("content", "It is 23.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "beginning"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", "undecided"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", "thinking"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", "answering"),
+        ("qwen3", "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", "undecided"),
+        ("deepseek_r1", "<｜Assistant｜>", "thinking"),
+        ("deepseek_r1", "<｜Assistant｜><think>\n", "thinking"),
+        ("deepseek_r1", "<｜Assistant｜><think>\n\n</think>\n", "answering"),
+    ],
+)
+def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beginning: Beginning) -> None:
+    assert THINKINGS[name].beginning(prompt) == beginning
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{%- if '</think>' in content %}{{- '<think>\\n' + reasoning_content }}", "qwen3"),
+        ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜>' }}", "deepseek_r1"),
+        ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜><think>\\n' }}", "qwen3"),
+        ("{{ '[THINK]' + thinking + '[/THINK]' }}", "mistral"),
+        ("{{ message.content }}", None),
+    ],
+)
+def test_the_template_gives_the_marks_away(template: str, name: str | None) -> None:
+    assert detect_thinking(template) == name
+
+
+FRAGMENTS = ["<think>", "</think>", "<th", "</thi", "ink>", "<", " ", "\n", "a", "é😀", "</", CALL, "<tool_call>", "{"]
+
+
+@settings(max_examples=150)
+@given(
+    text=st.lists(st.sampled_from(FRAGMENTS), max_size=15).map("".join),
+    cuts=st.lists(st.integers(0, 150), max_size=8),
+    beginning=st.sampled_from(["thinking", "undecided", "answering"]),
+    format=st.sampled_from([None, "hermes", "llama3_json", "qwen3_coder"]),
+)
+def test_any_text_gives_the_same_pieces_however_it_is_divided(
+    text: str, cuts: list[int], beginning: Beginning, format: str | None
+) -> None:
+    pieces = read([text], beginning, format)
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    assert told(read([text[a:b] for a, b in pairwise(borders)], beginning, format)) == told(pieces)
+    assert told(read(text, beginning, format)) == told(pieces)
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    assert "</think>" not in thought
+    assert thought == thought.strip()
+    assert not thought.startswith("<think>")

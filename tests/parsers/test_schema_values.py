@@ -1,0 +1,60 @@
+"""Plain text becomes what a tool's schema says."""
+
+from typing import Any
+
+import pytest
+
+from jinfercept.parsers.schema_values import property_of, value_of
+
+STRING, NULL = {"type": "string"}, {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("property", "text", "value"),
+    [
+        ({}, "3", "3"),
+        (STRING, " 3 ", " 3 "),
+        (STRING, "null", "null"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"anyOf": [STRING, NULL]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, STRING]}, "3", 3),
+        ({"anyOf": [{"type": "integer"}, STRING]}, "three", "three"),
+        ({"anyOf": [{"type": "integer"}, NULL]}, "none", None),
+        ({"type": "integer"}, " -3\n", -3),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "number"}, "3.5e1", 35),
+        ({"type": "number"}, "1e300", 1e300),
+        ({"type": "number"}, "inf", "inf"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "array"}, "[1, 'a', True, None]", [1, "a", True, None]),
+        ({"type": "array"}, "1, 2", [1, 2]),
+        ({"type": "array"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "object"}, '{"a": "x\ny"}', {"a": "x\ny"}),
+        ({"type": "object"}, "\"{'a': 1}\"", {"a": 1}),
+        ({"type": "object"}, "open('x')", "open('x')"),
+        ({"enum": ["a", "b"]}, "a", "a"),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"const": True}, "true", True),
+        ({"$ref": "#/$defs/Sizes"}, "[1]", [1]),
+        ({"$ref": "#/$defs/Loop"}, "[1]", "[1]"),
+        ({"$ref": "elsewhere"}, "1", "1"),
+        ({"type": 3, "anyOf": 4}, "1", "1"),
+        (True, "1", "1"),
+    ],
+)
+def test_a_value_is_of_the_first_type_that_it_can_be(property: Any, text: str, value: Any) -> None:
+    schema = {
+        "properties": {"x": property},
+        "$defs": {"Sizes": {"type": "array"}, "Loop": {"$ref": "#/$defs/Loop"}},
+    }
+    read = value_of(text, property_of(schema, "x"))
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_a_property_that_nobody_declared_is_text() -> None:
+    assert value_of("3", property_of({}, "x")) == "3"
+    assert value_of("3", property_of({"properties": []}, "x")) == "3"

@@ -1,0 +1,105 @@
+"""The order in which a runner dispatches what a plan asks for: what hides transfers on a GPU, whose streams keep it.
+
+A copy overlaps the compute that is dispatched after it; a landing waits for its copy on the compute's own stream.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+from jinfercept.kv.store import PageCopy
+from jinfercept.models.load import load
+from jinfercept.runner.executables import Executables
+from jinfercept.runner.page_arrays import TRANSFER_PAGES
+from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sched.plan import Chunk, Sample, StepPlan
+from tests.support.tiny import GOLDEN
+
+LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
+LAYERS = LOADED.model.config.num_layers
+SHAPE = RunnerShape(num_pages=24, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
+FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), ((0, 1),), None),), copy_out=(PageCopy(1, 0),))
+BOTH_WAYS = StepPlan(
+    1,
+    4,
+    (Chunk(0, 4, (5, 6), ((1, 2),), Sample(0.0, 0, 6)),),
+    copy_out=(PageCopy(1, 1),),
+    fetch=(PageCopy(3, 0),),
+    land=(PageCopy(3, 0),),
+    drop=(0,),
+)
+SAMPLING = ["head 4 1", "sample 1"]
+
+
+def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
+    """The names of executables and the destinations of copies, in the order in which each plan's were dispatched."""
+    runner = ModelRunner(LOADED.model, LOADED.params, replace(SHAPE, transfer_parts=parts), attention="reference")
+    runner.warm_up()
+    seen: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        look_up, put, wait = Executables.__getitem__, jax.device_put, jax.block_until_ready
+
+        def noting_look_up(run: Executables, key: tuple[Any, ...]) -> Any:
+            seen[-1].append(" ".join(map(str, key)))
+            return look_up(run, key)
+
+        def noting_put(what: Any, where: jax.sharding.Sharding) -> Any:
+            seen[-1].append(f"to {where.memory_kind}")
+            return put(what, where)
+
+        def noting_wait(what: Any) -> Any:
+            seen[-1].append("wait")
+            return wait(what)
+
+        patch.setattr(Executables, "__getitem__", noting_look_up)
+        patch.setattr(jax, "block_until_ready", noting_wait)
+        patch.setattr(jax, "device_put", noting_put)
+        for plan in plans:
+            seen.append([])
+            runner.collect(runner.submit(plan))
+    runner.close()
+    return seen
+
+
+def moves(layers: int, compute: list[str]) -> list[str]:
+    """One page's way in and another one's out, around the compute of their layers."""
+    return ["to device", f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
+
+
+def test_whole_pages_start_before_the_first_layer_and_land_after_the_last() -> None:
+    first, both = dispatched(1, FIRST, BOTH_WAYS)
+    layers = ["layers 4 1"] * LAYERS
+    assert first == ["embed 4", f"gather 1 {LAYERS}", "to pinned_host", *layers]
+    assert both == ["embed 4", *moves(LAYERS, layers), *SAMPLING]
+
+
+def test_parts_of_pages_start_before_their_own_layers_and_land_after_them() -> None:
+    first, both = dispatched(LAYERS, FIRST, BOTH_WAYS)
+    assert first == ["embed 4", *["gather 1 1", "to pinned_host", "layers 4 1"] * LAYERS]
+    assert both == ["embed 4", *moves(1, ["layers 4 1"]) * LAYERS, *SAMPLING]
+
+
+@pytest.mark.parametrize("parts", [1, LAYERS])
+def test_a_plan_without_compute_only_moves(parts: int) -> None:
+    _, transfers = dispatched(parts, FIRST, replace(BOTH_WAYS, bucket=0, chunks=()))
+    assert transfers == [*moves(LAYERS // parts, []) * parts, "wait"]
+
+
+def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_executables() -> None:
+    count = TRANSFER_PAGES[0] + 1
+    pages = tuple(PageCopy(1 + index, index) for index in range(count))
+    out, back = dispatched(1, StepPlan(0, 0, copy_out=pages), StepPlan(1, 0, fetch=pages, land=pages))
+    full, rest = (f"{size} {LAYERS}" for size in (TRANSFER_PAGES[0], 1))
+    assert out == [f"gather {full}", "to pinned_host", f"gather {rest}", "to pinned_host", "wait"]
+    assert back == ["to device", f"scatter {full}", f"scatter {rest}", "wait"]
+
+
+def test_pages_of_two_steps_may_be_under_way_and_a_third_waits_for_the_first() -> None:
+    decode = StepPlan(0, 4, (Chunk(0, 4, (5,), (), None),))
+    steps = [replace(decode, copy_out=(PageCopy(1, slot),)) for slot in range(4)]
+    without, *rest = dispatched(1, FIRST, *steps, decode, decode, decode)[1:]
+    assert without.count("wait") == 0
+    assert ["wait" in step for step in rest] == [True, True, True, True, True, False]
+    assert all(step[0] == "wait" for step in rest[:5])

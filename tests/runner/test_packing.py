@@ -1,0 +1,90 @@
+"""A packed plan says token by token what the plan says."""
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.pallas.layout import SCRATCH_PAGE
+from jinfercept.runner.packing import Shape, enter, pack, unpack
+from jinfercept.runner.packing_samples import pack_samples, unpack_samples
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
+from jinfercept.sched.sampling_options import draw_options
+
+PAGE_SIZE, PAGES, SLOTS = 4, 10, 8
+SHAPE = Shape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Chunk, ...]:
+    """Chunks of one token first, at most a bucketful, in any slots; every page of theirs is new."""
+    slots = draw(st.lists(st.integers(0, SLOTS - 1), unique=True))
+    lengths = sorted(draw(st.integers(1, SHAPE.num_tokens // SLOTS)) for _ in slots)
+    chunks = []
+    for slot, length in zip(slots, lengths, strict=True):
+        start = draw(st.integers(0, PAGES * PAGE_SIZE - length))
+        known = tuple(range(100 * slot, 100 * slot + length))
+        tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else known
+        pages = tuple((index, 1 + PAGES * slot + index) for index in range(-(-(start + length) // PAGE_SIZE)))
+        sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 0xFFFFFFFF)), start + length)
+        chunks.append(Chunk(slot, start, tokens, pages, sample if draw(st.booleans()) else None))
+    return tuple(chunks)
+
+
+@given(plans())
+def test_every_token_knows_its_place(chunks: tuple[Chunk, ...]) -> None:
+    tables = np.zeros((SLOTS, PAGES), np.int32)
+    enter(chunks, tables)
+    last_tokens = np.arange(1000, 1000 + SLOTS, dtype=np.int32)
+    batch = unpack(pack(chunks, tables, PAGE_SIZE, SHAPE), last_tokens, SHAPE)  # pyright: ignore[reportArgumentType]
+    assert batch.num_decode == sum(len(chunk.tokens) == 1 for chunk in chunks)
+    used = 0
+    for row, chunk in enumerate(chunks):
+        assert batch.query_starts[row] == used
+        assert batch.context_lens[row] == chunk.start + len(chunk.tokens)
+        for index, page in chunk.new_pages:
+            assert batch.page_tables[row, index] == page
+        for offset, token in enumerate(chunk.tokens):
+            position = chunk.start + offset
+            assert batch.tokens[used] == (1000 + chunk.slot if token == FROM_DEVICE else token)
+            assert batch.positions[used] == position
+            page = dict(chunk.new_pages)[position // PAGE_SIZE]
+            assert batch.write_index[used] == page * PAGE_SIZE + position % PAGE_SIZE
+            used += 1
+    assert np.all(batch.query_starts[len(chunks) :] == used)
+    assert not np.any(batch.context_lens[len(chunks) :])
+    assert not np.any(batch.page_tables[len(chunks) :])
+    assert np.all(batch.write_index[used:] == SCRATCH_PAGE * PAGE_SIZE)
+    assert not np.any(batch.positions[used:])
+
+
+@given(plans())
+def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
+    rows = unpack_samples(pack_samples(chunks, SLOTS, SLOTS))  # pyright: ignore[reportArgumentType]
+    ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
+    drawn = [(end, chunk) for end, chunk in zip(ends, chunks, strict=True) if chunk.sample is not None]
+    for row, (end, chunk) in enumerate(drawn):
+        assert chunk.sample is not None
+        assert rows.token_index[row] == end - 1
+        assert rows.slot[row] == chunk.slot
+        assert np.uint32(np.int64(rows.seed[row]) & 0xFFFFFFFF) == chunk.sample.seed
+        assert rows.position[row] == chunk.sample.position
+        assert np.asarray(rows.temperature)[row : row + 1].view(np.float32)[0] == np.float32(chunk.sample.temperature)
+    assert np.all(np.asarray(rows.slot)[len(drawn) :] == SLOTS)
+
+
+def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
+    params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
+    options = draw_options(params, frozenset({2}))
+    asked, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
+    chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, asked)))
+    rows = unpack_samples(jnp.asarray(pack_samples(chunks, 3, SLOTS)))
+    assert rows.remembered.tolist() == rows.held.tolist() == [0, 1, 0]
+    assert rows.masked.tolist() == [0, 0, 0]
+    assert rows.top_k.tolist() == [0, 7, 0]
+    assert rows.top_p.tolist() == [1.0, 0.5, 1.0]
+    assert rows.min_p.tolist() == [0.0, 0.25, 0.0]
+    assert rows.repetition.tolist() == [1.0, 1.5, 1.0]
+    assert rows.presence.tolist() == [0.0, -1.0, 0.0]
+    assert rows.frequency.tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,218 @@
+"""Draws have the distribution of a plain implementation, whatever is beside them in the batch."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from jinfercept.runner import filters
+from jinfercept.runner.logits_processors import Slots, mask_words, remember
+from jinfercept.runner.packing_samples import pack_positions, pack_samples, unpack_samples
+from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
+from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import Chunk, Sample
+from jinfercept.sched.sampling_options import History, draw_options
+from tests.support.sampling_reference import probabilities, shaped
+
+VOCAB, NUM_DRAWS, NUM_SLOTS = 70, 6000, 3
+PROMPT, OUTPUT = (1, 2, 3, 3, 50, 69), (4, 4, 4, 2, 60, 7, 8)
+ENDS = (0, 5)
+LOGITS = np.random.default_rng(0).normal(0.0, 1.5, VOCAB).astype(np.float32)
+EMPTY = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), slot_shapes(NUM_SLOTS, VOCAB))
+HISTORY = History(PROMPT + OUTPUT, ((0, len(PROMPT)),))
+
+draw = jax.jit(lambda logits, mask, slots, packed: sample(logits, mask, slots, unpack_samples(packed)))
+enter = jax.jit(unpack_slot)
+WAYS = (jax.jit(filters._by_best), jax.jit(filters._by_bisection))
+
+CASES = {
+    "temperature": {"temperature": 0.7},
+    "hot": {"temperature": 3.0},
+    "top_k": {"top_k": 5},
+    "top_k of one": {"top_k": 1},
+    "top_k beyond the vocabulary": {"top_k": 1000},
+    "top_p": {"top_p": 0.6},
+    "top_p close to one": {"top_p": 0.99},
+    "min_p": {"min_p": 0.1},
+    "repetition": {"repetition_penalty": 1.8},
+    "repetition below one": {"repetition_penalty": 0.6},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.8},
+    "negative penalties": {"presence_penalty": -0.5, "frequency_penalty": -0.25},
+    "bias": {"logit_bias": {9: 3.0, 69: 2.0, 2: -100.0}},
+    "allowed": {"allowed_token_ids": [3, 31, 32, 33, 69]},
+    "bad token": {"bad_words_token_ids": [[4], [69]]},
+    "bad words": {"bad_words_token_ids": [[8, 4], [7, 8, 9], [60, 8, 10], [6, 7, 8, 2, 11]]},
+    "min_tokens": {"min_tokens": 8},
+    "min_tokens reached": {"min_tokens": 7},
+    "filters": {"temperature": 1.4, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    "everything": {
+        "temperature": 1.3,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "logit_bias": {7: 2.0},
+        "min_tokens": 9,
+        "allowed_token_ids": list(range(64)),
+        "bad_words_token_ids": [[8, 4], [31]],
+    },
+    "greedy": {"temperature": 0.0, "repetition_penalty": 1.5, "frequency_penalty": 1.0},
+}
+
+
+def draws(
+    all_params: Sequence[SamplingParams],
+    allowed: Sequence[int] | None = None,
+    rows: int | None = None,
+    first_seed: int = 0,
+) -> np.ndarray:
+    """One token for each, with seeds of their own; row `i` has the sequence in slot `i % NUM_SLOTS`, which must be alike."""
+    slots, chunks, history = EMPTY, [], {}
+    for number, params in enumerate(all_params):
+        options, slot = draw_options(params, frozenset(ENDS)), number % NUM_SLOTS
+        if options is not None and options.remembered and slot not in history:
+            history[slot] = params
+            slots = enter(slots, slot, pack_slot(options, HISTORY, VOCAB))
+        held = len(OUTPUT) < params.min_tokens
+        chunks.append(Chunk(slot, 0, (1,), (), Sample(params.temperature, first_seed + number, 13, options, held)))
+    packed = pack_samples(tuple(chunks), rows or len(chunks), NUM_SLOTS)
+    mask = np.full((packed.shape[1], mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
+    if allowed is not None:
+        bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
+        mask[: len(chunks)] = np.packbits(bits, bitorder="little").view(np.uint32)
+        packed[4] = 1
+    drawn = draw(np.broadcast_to(LOGITS, (packed.shape[1], VOCAB)), mask, slots, packed)
+    return np.asarray(drawn)[: len(chunks)]
+
+
+def expected(params: SamplingParams, mask: Sequence[int] | None = None) -> np.ndarray:
+    return probabilities(shaped(LOGITS, params, PROMPT, OUTPUT, recent=OUTPUT, ends=ENDS, mask=mask), params)
+
+
+def check_distribution(drawn: np.ndarray, chances: np.ndarray) -> None:
+    counts = np.bincount(drawn, minlength=VOCAB)
+    assert not counts[chances == 0].any(), "a token was drawn that is not in the reference's support"
+    certain = chances * len(drawn) >= 5
+    assert counts[chances * len(drawn) >= 20].all(), "a token of the reference's support was never drawn"
+    seen, wanted = counts[certain], chances[certain] * len(drawn)
+    rest = len(drawn) - seen.sum(), len(drawn) - wanted.sum()
+    if rest[1] >= 5:
+        seen, wanted = np.append(seen, rest[0]), np.append(wanted, rest[1])
+    if len(seen) > 1:
+        assert chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draws_are_distributed_as_in_a_plain_implementation(name: str) -> None:
+    params = SamplingParams(**{"max_tokens": 20} | CASES[name])
+    check_distribution(draws([params] * NUM_DRAWS), expected(params))
+
+
+@pytest.mark.parametrize("name", ["temperature", "everything"])
+def test_a_mask_comes_before_everything_else(name: str) -> None:
+    params, mask = SamplingParams(**{"max_tokens": 20} | CASES[name]), [0, 2, 4, 5, 7, 8, 31, 33, 62, 69]
+    check_distribution(draws([params] * NUM_DRAWS, allowed=mask), expected(params, mask))
+
+
+def test_what_leaves_nothing_to_draw_gives_way_but_a_mask_never_does() -> None:
+    stuck = SamplingParams(allowed_token_ids=[4, 9], bad_words_token_ids=[[8, 4], [8, 9]])
+    assert set(draws([stuck] * 50, rows=NUM_DRAWS)) == {4, 9}
+    assert set(draws([stuck] * 50, [9, 10], NUM_DRAWS)) == {9}
+    assert set(draws([stuck] * 50, [10], NUM_DRAWS)) == {10}
+    early = SamplingParams(min_tokens=16)
+    assert set(draws([early] * 50, ENDS, NUM_DRAWS)) == set(ENDS)
+
+
+def test_a_row_is_drawn_alike_in_any_batch() -> None:
+    kinds = [SamplingParams(**{"max_tokens": 20} | case) for case in CASES.values()]
+    for kind in kinds:
+        [alone] = draws([kind], first_seed=5)
+        plain = SamplingParams(temperature=0.9)
+        assert draws([kind, plain, plain, plain], first_seed=5)[0] == alone
+    mixed = [kinds[0], SamplingParams(top_p=0.5), SamplingParams(repetition_penalty=1.5)]
+    together = draws(mixed, rows=4)  # one row is not used
+    for number, params in enumerate(mixed):
+        assert draws([params], first_seed=number)[0] == together[number]
+
+
+def test_what_was_drawn_counts_at_once() -> None:
+    params = SamplingParams(temperature=0.0, frequency_penalty=2.0, bad_words_token_ids=[[8, 4], [1, 2, 3]])
+    options = draw_options(params, frozenset())
+    assert options is not None
+    slots, output = enter(EMPTY, 1, pack_slot(options, HISTORY, VOCAB)), list(OUTPUT)
+    chunk = Chunk(1, 0, (1,), (), Sample(0.0, 0, 0, options))
+    packed = pack_samples((chunk,), 1, NUM_SLOTS)
+    mask = np.zeros((1, mask_words(VOCAB)), np.uint32)
+    for _ in range(12):
+        [token] = draw(LOGITS[None], mask, slots, packed)
+        assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()
+        slots = remember(slots, unpack_samples(jnp.asarray(packed)).slot, token[None])
+        output.append(int(token))
+        rebuilt = pack_slot(options, History((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
+        again: Slots = enter(EMPTY, 1, rebuilt)
+        for ours, theirs in zip(slots[1:], again[1:], strict=True):
+            assert np.array_equal(ours[1], theirs[1])
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 1 << 30),
+    st.integers(0, 80),
+    st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01]),
+    st.sampled_from([0.0, 0.001, 0.2, 1.0]),
+    st.sampled_from([0.01, 1.0, 30.0]),
+    st.booleans(),
+)
+def test_the_bound_keeps_what_the_reference_keeps(
+    seed: int, top_k: int, top_p: float, min_p: float, scale: float, ties: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0.0, scale, (2, VOCAB)).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    logits[1, rng.integers(0, VOCAB, 30)] = -np.inf
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    packed = pack_positions((), 2, NUM_SLOTS)
+    packed[7] = top_k
+    packed[8:11] = np.array([[1.0], [top_p], [min_p]], np.float32).view(np.int32)
+    for way in WAYS:
+        bound = np.asarray(way(logits, unpack_samples(jnp.asarray(packed))))
+        for row, limit in zip(logits, bound, strict=True):
+            chances = probabilities(row.astype(np.float64), params)
+            kept = (row >= limit) & np.isfinite(row)
+            doubtful = abs(np.cumsum(np.sort(chances)[::-1]) - top_p).min() < 1e-5  # a sum that only rounding decides
+            assert doubtful or np.array_equal(kept, (chances > 0) & np.isfinite(row))
+
+
+def test_the_bound_of_a_large_vocabulary_does_not_depend_on_how_it_is_found() -> None:
+    logits = np.random.default_rng(3).normal(0.0, [[1.0], [3.0], [0.01], [8.0]], (4, 5000)).astype(np.float32)
+    packed = pack_positions((), 4, NUM_SLOTS)
+    packed[7] = [0, 40, 3000, 0]
+    packed[8:11] = np.array([[1.0] * 4, [0.9, 0.95, 1.0, 1.0], [0.0, 0.0, 0.0, 0.05]], np.float32).view(np.int32)
+    rows = unpack_samples(jnp.asarray(packed))
+    by_best, by_bisection = (np.asarray(way(logits, rows)) for way in WAYS)
+    assert np.array_equal(by_best, by_bisection)
+    assert np.array_equal(np.asarray(jax.jit(filters.bounds)(logits, rows)), by_best)
+    assert (logits[2] >= by_best[2]).sum() == 3000
+
+
+def test_log_probabilities_are_those_of_a_softmax_and_ranks_begin_at_one() -> None:
+    logits = np.random.default_rng(1).normal(0.0, 2.0, (5, VOCAB)).astype(np.float32)
+    tokens = np.array([0, 9, 33, 69, int(logits[4].argmax())])
+    chosen, rank, best, ids = jax.jit(partial(logprobs, num_best=4))(logits, tokens)
+    reference = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    order = np.argsort(-logits, axis=-1)
+    assert np.allclose(chosen, reference[range(5), tokens], atol=1e-5)
+    assert [int(place) for place in rank] == [1 + int(np.where(order[i] == tokens[i])[0][0]) for i in range(5)]
+    assert np.array_equal(ids, order[:, :4])
+    assert np.allclose(best, np.take_along_axis(reference, order[:, :4], axis=1), atol=1e-5)

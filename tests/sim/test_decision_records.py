@@ -1,0 +1,276 @@
+"""What decision records say of small cases whose numbers can be worked out by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jinfercept.errors import ConfigError
+from jinfercept.kv.manager import KVManager
+from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
+from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.sim.decision_records import DecisionLog
+from tests.support.fakes import AffineCost, FakeRunner
+
+SIZE, SATURATION = 4, 16
+COST = AffineCost(fixed_s=1.0, per_query_s=0.125, link_tokens_per_s=4.0)
+
+
+class Desk:
+    """A scheduler on pages of four tokens, a clock that is moved by hand and by steps, and the log of what was done.
+
+    Who does not swap synchronously moves less here than a step hides.
+    """
+
+    def __init__(self, path: Path, policy: str, num_pages: int = 20) -> None:
+        self.path, self.now = path, 0.0
+        self.kv = KVManager(num_pages, num_pages, SIZE)
+        known = Knowledge(COST, SATURATION, SIZE, OracleEstimator())
+        made = known.make(policy)
+        self.synchronous = made.synchronous
+        self.log = DecisionLog(
+            path, lambda: self.now, known, OracleEstimator(), synchronous=made.synchronous, run={"policy": "a"}
+        )
+        self.scheduler = Scheduler(
+            self.kv,
+            made,
+            COST,
+            self.log.overheard,
+            buckets=tuple(range(1, SATURATION + 1)),
+            max_num_seqs=4,
+            max_model_len=num_pages * SIZE,
+            chunk_tokens=SATURATION,
+            observer=self.log,
+        )
+        self.runner = FakeRunner(SIZE, tuple(range(1, SATURATION + 1)))
+
+    def step(self) -> None:
+        """A plan; it takes a second, an eighth for each query token, and the time of synchronous transfers."""
+        planned = self.scheduler.plan(self.now)
+        if planned.plan:
+            result = self.runner.submit(planned.plan)
+            moved = len(planned.plan.copy_out) + len(planned.plan.fetch)
+            elapsed_s = COST.step_s(planned.plan.num_tokens, 0) if planned.plan.chunks else 0.0
+            elapsed_s += moved * SIZE / COST.link_tokens_per_s if self.synchronous else 0.0
+            self.now += elapsed_s
+            self.log.planned(planned, StepResult(result.tokens, elapsed_s))
+            for (sequence, _), token in zip(planned.sampled, result.tokens, strict=True):
+                self.scheduler.accept(sequence, token)
+
+    def started(self, name: str, num_tokens: int) -> Sequence:
+        """A sequence that has its first token."""
+        sequence = Sequence(name, [len(name)] * num_tokens, self.kv.open(name), max_tokens=1000)
+        self.scheduler.add(sequence)
+        for _ in range(9):
+            if not sequence.generated:
+                self.step()
+        assert sequence.generated
+        return sequence
+
+    def call(self, sequence: Sequence, seconds: float) -> None:
+        self.scheduler.intercept(sequence, self.now, (PendingCall("tool", sequence.id, seconds),))
+
+    def back(self, sequence: Sequence, clean: bool = True) -> None:
+        duration_s = self.now - sequence.paused_s
+        self.scheduler.resume(sequence, [7], (Ended(duration_s, clean),))
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        self.log.close()
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        assert lines[0] == lines[0] | {"type": "run", "policy": "a"}
+        return [line for line in lines if line["type"] == kind]
+
+
+def test_a_context_that_is_kept_costs_what_was_predicted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "preserve")
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 3.0)
+    desk.now += 3.0
+    desk.back(sequence)
+    desk.step()
+    [decision], [outcome] = desk.lines("decision"), desk.lines("outcome")
+    assert decision["action"] == "keep"
+    assert decision["remaining_s"] == 3.0
+    assert decision["context"] == 10
+    assert decision["waste"]["preserve"] == 30.0
+    assert outcome["call_s"] == outcome["duration_s"] == 3.0
+    assert outcome["predicted_token_s"] == outcome["actual_token_s"] == 30.0
+    assert outcome["actual"] == {"held": 30.0, "recompute": 0.0, "fetch": 0.0, "stall": 0.0, "queued": 0.0}
+
+
+def test_a_context_that_is_dropped_costs_its_recomputation(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "improved_discard")
+    other = desk.started("other", 6)
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 5.0)
+    desk.step()
+    desk.now = sequence.paused_s + 5.0
+    desk.back(sequence)
+    desk.step()
+    [decision], [outcome] = desk.lines("decision"), desk.lines("outcome")
+    others = decision["others"]
+    assert decision["action"] == "drop from both places"
+    assert (decision["pages"], decision["tokens"], decision["lost_tokens"], decision["copied_tokens"]) == (3, 10, 10, 0)
+    chunks = [decision["chunk"]] * (10 // decision["chunk"]) + [10 % decision["chunk"]]
+    recompute = (1 + 10 / 8) * 10 / 2 + sum(tokens / 8 for tokens in chunks) * others
+    assert decision["waste"] == {"preserve": 50.0, "discard": recompute, "swap": 2 * (10 / 4) * others}
+    assert outcome["predicted_token_s"] == recompute
+    assert outcome["recomputed_tokens"] == 10
+    step_s = 1 + 13 / 8  # 10 tokens again, the one sampled last, the one returned, and the other's
+    assert outcome["actual"]["recompute"] == pytest.approx(step_s * 12 + 10 / 8 * len(other.tokens))
+    assert outcome["actual"]["held"] == 0.0
+
+
+def test_a_context_that_is_swapped_stalls_the_others_twice(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "swap")
+    desk.started("other", 6)
+    sequence = desk.started("one", 8)
+    desk.call(sequence, 5.0)
+    desk.step()
+    desk.back(sequence)
+    desk.step()
+    desk.step()
+    [decision], [outcome] = desk.lines("decision"), desk.lines("outcome")
+    assert (decision["action"], decision["copied_tokens"], decision["freed_tokens"]) == (
+        "copy, then drop from the device",
+        8,
+        8,
+    )
+    assert outcome["found"] == {"device": 0, "host": 8, "missing": 0}
+    assert outcome["actual"]["recompute"] == 0.0
+    assert outcome["predicted_token_s"] == 2 * (8 / 4) * decision["others"]
+    assert outcome["actual"]["fetch"] == (1 + 1 / 8) * 8  # it is there at the end of a step in which the other decoded
+    out, back = decision["others"], decision["others"] + 1 + 8
+    assert outcome["actual"]["stall"] == pytest.approx(8 / 4 * (out + back))
+
+
+def test_moves_for_one_reason_in_one_plan_are_one_decision_for_each_context(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "improved_discard")
+    desk.started("other", 6)
+    sequences = [desk.started(name, 12) for name in ("one", "two")]
+    for sequence in sequences:
+        desk.call(sequence, 1000.0)
+    desk.step()
+    first, second = desk.lines("decision")
+    assert [first["request"], second["request"]] == ["one", "two"]
+    assert first["plan"] == second["plan"]
+    assert [first["pages"], second["pages"]] == [4, 3]  # the first has decoded beside the second's start
+
+
+def test_an_interception_that_never_returns_has_an_outcome_without_an_end(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "preserve")
+    for name in ("aborted", "open"):
+        desk.call(desk.started(name, 10), 100.0)
+    desk.step()
+    desk.now += 2.0
+    aborted = next(sequence for sequence in desk.scheduler.unfinished if sequence.id == "aborted")
+    desk.scheduler.finish(aborted, desk.now)
+    first, second = desk.lines("outcome")
+    assert (first["request"], second["request"]) == ("aborted", "open")
+    assert [first["returned"], second["returned"], first["call_s"]] == [False, False, None]
+    assert second["actual"]["held"] == 20.0
+
+
+def test_how_long_a_call_that_was_given_up_would_have_lasted_is_not_known(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "preserve")
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 100.0)
+    desk.now += 2.0
+    desk.back(sequence, clean=False)
+    desk.step()
+    [outcome] = desk.lines("outcome")
+    assert outcome["returned"]
+    assert outcome["duration_s"] == 2.0
+    assert outcome["call_s"] is None
+
+
+def test_a_preempted_sequence_has_decisions_and_no_outcome(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "improved_discard", num_pages=8)
+    first, second = (desk.started(name, 8) for name in ("first", "second"))
+    for _ in range(20):
+        desk.step()
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    [decision] = desk.lines("decision")
+    assert (decision["request"], decision["state"], decision["interception"]) == ("second", "waiting", 0)
+    assert decision["remaining_s"] is decision["waste"]["preserve"] is None
+    assert desk.lines("outcome") == []
+
+
+def test_a_pause_is_forecast_again_as_it_grows_older(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "preserve")
+    desk.started("other", 4)
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 12.0)
+    while desk.now < sequence.paused_s + 12.0:
+        desk.step()
+    desk.back(sequence)
+    desk.step()
+    [outcome] = desk.lines("outcome")
+    ages = [one["age_s"] for one in outcome["forecasts"]]
+    assert ages[0] == 0.0
+    assert [any(due <= age < due + 1.2 for age in ages) for due in (1.0, 3.0, 10.0)] == [True] * 3
+    for one in outcome["forecasts"]:
+        assert one["remaining_s"] == pytest.approx(12.0 - one["age_s"], abs=1e-5)
+        assert one["quantiles_s"] == pytest.approx([12.0 - one["age_s"]] * len(QUANTILES), rel=0.01)
+
+
+def test_nothing_of_a_finished_request_is_kept(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "log", "improved_discard")
+    for number in range(5):
+        sequence = desk.started(f"{number}", 10)
+        desk.call(sequence, 1.0)
+        desk.step()
+        desk.now += 50.0
+        desk.back(sequence)
+        desk.step()
+        desk.step()
+        desk.scheduler.finish(sequence, desk.now)
+        assert sequence.state is State.FINISHED
+    desk.started("last", 2)
+    held = {name: value for name, value in vars(desk.log).items() if isinstance(value, dict | list)}
+    assert {name for name, value in held.items() if value} <= {"_running"}
+    assert len(held["_running"]) == 1
+
+
+def test_quantiles_are_those_of_the_estimators_distribution() -> None:
+    sequence = Sequence("one", [1], KVManager(2, 0, 4).open(), max_tokens=1)
+    sequence.calls = (PendingCall("tool", 0),)
+    found = forecast(ElapsedEstimator(), sequence, 10.0)
+    assert found.remaining_s == 10.0
+    pareto = [10.0 * ((1.0 - quantile) ** -0.5 - 1.0) for quantile in QUANTILES]
+    assert found.quantiles_s == pytest.approx(pareto, rel=0.006)
+    assert forecast(ElapsedEstimator(), sequence, 0.0).quantiles_s == (0.0,) * len(QUANTILES)
+
+
+def test_the_last_of_several_calls_is_forecast() -> None:
+    sequence = Sequence("one", [1], KVManager(2, 0, 4).open(), max_tokens=1)
+    sequence.calls = (PendingCall("tool", 0), PendingCall("tool", 1))
+    estimator = HistoryEstimator()
+    for seconds in range(1, 101):
+        estimator.observe(PendingCall("tool"), float(seconds))
+    [*_, high] = forecast(estimator, sequence, 0.0).quantiles_s
+    assert high == pytest.approx(100 * 0.9**0.5, abs=1.1)
+
+
+def test_who_overhears_answers_as_the_one_that_is_asked() -> None:
+    asked, listener = HistoryEstimator(), HistoryEstimator()
+    overheard = Overheard(asked, listener)
+    call = PendingCall("tool", "key")
+    overheard.started(call, 0.0)
+    overheard.observe(call, 4.0)
+    for one in (overheard, asked, listener):
+        assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
+        assert one.survival(call, 1.0, 2.0) == 1.0
+        assert one.hold_until_s(call, 1.0, 100.0) == asked.hold_until_s(call, 1.0, 100.0)
+    assert overheard.take_ended("key") == Ended(4.0, True)
+    assert overheard.take_ended("key") is None
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a record cannot be written"):
+        Desk(tmp_path / "no such folder" / "log", "preserve")

@@ -1,0 +1,129 @@
+"""Simulations: what is reported, what a plan costs, and what depth, buckets and the engine's own time change."""
+
+from dataclasses import replace
+
+import pytest
+
+from jinfercept.errors import ConfigError
+from jinfercept.kv.store import PageCopy
+from jinfercept.sched.plan import Chunk, StepPlan
+from jinfercept.sched.policies import SETTINGS
+from jinfercept.sched.profile import Profile
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.scripted import scaled
+from jinfercept.sim.simulation import BOUNDS, Simulation
+from jinfercept.sim.simulator import Prices
+from jinfercept.sim.workload import Script, Segment
+
+PROFILE = Profile(
+    name="small",
+    source="roofline",
+    fixed_s=0.010,
+    per_query_s=1e-4,
+    per_context_s=0.0,
+    saturation=32,
+    link_out_tokens_per_s=4000.0,
+    link_in_tokens_per_s=4000.0,
+    link_both_tokens_per_s=4000.0,
+    kv_bytes_per_token=1,
+)
+
+
+def arrival(at_s: float, calls: int = 2, call_s: float = 0.3) -> Arrival:
+    segments = (*[Segment(5, call_s, 7)] * calls, Segment(5, None, 0))
+    return Arrival(at_s, Script("math", 20, segments))
+
+
+ARRIVALS = [arrival(0.05 * number) for number in range(12)]
+
+
+def simulation(policy: str = "copy_ahead", **options: object) -> Simulation:
+    defaults = {"duration_s": 20.0, "kv_tokens": 160, "host_tokens": 400, "page_size": 4, "max_model_len": 64}
+    return Simulation(PROFILE, policy, **(defaults | options))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("policy", [*SETTINGS, *BOUNDS])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_everybody_is_served_under_every_policy(policy: str, depth: int) -> None:
+    report = simulation(policy, depth=depth).run(ARRIVALS)
+    assert report["requests"] == 12
+    assert report["unfinished"] == 0
+    assert report["normalized_latency_ms_per_token"]["mean"] >= 10.0
+
+
+def test_a_simulation_is_the_same_twice() -> None:
+    first, second = (simulation("min_waste").run(ARRIVALS) for _ in range(2))
+    assert first | {"sim_wall_s": 0.0} == second | {"sim_wall_s": 0.0}
+
+
+def test_a_lonely_request_takes_its_steps() -> None:
+    report = simulation("preserve").run([arrival(1.0, calls=1)])
+    steps = 0.012 + 4 * 0.0101 + 0.0108 + 4 * 0.0101  # its prompt, decodes, eight tokens after the call, decodes
+    assert report["iterations"] == 10
+    assert report["step_s"]["measured"] == pytest.approx(steps)
+    assert report["step_s"]["priced"] == pytest.approx(steps)
+    assert report["slowness"] == pytest.approx({"1": 1.0, "8": 1.0, "20": 1.0})
+    assert report["normalized_latency_paper_ms_per_token"]["mean"] == pytest.approx(1e3 * steps / 17)
+    assert report["simulated_s"] == pytest.approx(1.0 + steps + 0.3)
+
+
+def test_a_step_costs_what_its_bucket_costs() -> None:
+    steps = ((8, 0.020), (32, 0.050))
+    sizes, seconds = zip(*steps, strict=True)
+    machine = replace(PROFILE, bucket_tokens=sizes, bucket_s=seconds)
+    report = replace(simulation("preserve"), profile=machine, buckets=sizes).run([arrival(0.0, calls=1)])
+    assert report["step_s"]["measured"] == pytest.approx(0.050 + 9 * 0.020)  # the prompt, and all the rest
+
+
+def test_planning_ahead_costs_a_sample_and_hides_the_engines_own_time() -> None:
+    alone = [arrival(0.0, calls=1)]
+    steps = [simulation("preserve", depth=depth).run(alone)["iterations"] for depth in (0, 1)]
+    assert steps[1] - steps[0] == 1  # the sample behind the call; the last one is never planned
+    slow = [simulation("preserve", depth=depth, host_s=0.005).run(alone)["simulated_s"] for depth in (0, 1)]
+    quick = [simulation("preserve", depth=depth).run(alone)["simulated_s"] for depth in (0, 1)]
+    assert slow[0] - quick[0] == pytest.approx(10 * 0.005)
+    assert slow[1] - quick[1] < 4 * 0.005
+
+
+def test_a_call_shorter_than_the_engines_own_time_moves_nothing() -> None:
+    instant = [arrival(0.05 * number, call_s=1e-4) for number in range(12)]
+    seen, unseen = (
+        simulation("swap", depth=1, kv_tokens=1000, host_s=host_s).run(instant)["copied_out_tokens"]
+        for host_s in (0.0, 0.001)
+    )
+    assert seen > 0
+    assert unseen == 0
+
+
+def test_what_is_unfinished_when_the_time_is_over_is_counted() -> None:
+    report = simulation(duration_s=1.0).run([arrival(0.0), arrival(0.0, call_s=10.0)])
+    assert report["unfinished"] == 1
+    assert report["simulated_s"] >= 2.0
+
+
+def test_whole_prompts_need_a_step_that_holds_the_longest_sequence() -> None:
+    with pytest.raises(ConfigError, match="chunked_prefill"):
+        simulation("discard", buckets=(8, 32), chunked_prefill=False)
+    assert simulation("discard", buckets=(8, 32)).chunks()
+    assert not simulation("discard", buckets=(8, 64)).chunks()
+    assert not simulation("discard").chunks()
+    assert simulation("discard", chunked_prefill=True).chunks()
+    assert not simulation("copy_ahead", chunked_prefill=False).chunks()
+
+
+def test_transfers_hide_behind_compute_unless_they_are_synchronous() -> None:
+    copies = tuple(PageCopy(slot, slot) for slot in range(20))  # 20 ms of the link
+    plan = StepPlan(0, 8, (Chunk(0, 0, (1,) * 8, (), None),), copy_out=copies)
+    assert Prices(PROFILE, 4, synchronous=False)(plan) == pytest.approx((0.0108, 0.0092))
+    assert Prices(PROFILE, 4, synchronous=True)(plan) == pytest.approx((0.0108, 0.020))
+    assert Prices(PROFILE, 4, synchronous=True, free_transfers=True)(plan) == pytest.approx((0.0108, 0.0))
+    assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, copy_out=copies)) == pytest.approx((0.0, 0.020))
+
+
+def test_scaling_keeps_at_least_a_token_and_returns_nothing_where_nothing_was_returned() -> None:
+    script = Script("math", 40, (Segment(3, 2.0, 0), Segment(100, 5.0, 4), Segment(1, None, 0)))
+    [(at_s, small)] = scaled([Arrival(10.0, script)], 0.1, 0.5)
+    assert at_s == 5.0
+    assert small == Script("math", 4, (Segment(1, 1.0, 0), Segment(10, 2.5, 1), Segment(1, None, 0)))
+    with pytest.raises(ConfigError, match="--scale-tokens"):
+        scaled([], 0.0, 1.0)

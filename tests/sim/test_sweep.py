@@ -1,0 +1,272 @@
+"""Sweeps: combinations in processes, failures as rows, and what `jinfercept simulate` says and writes."""
+
+import csv
+import io
+import json
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jinfercept.cli.main import main
+from jinfercept.cli.simulate import drawer, exit_status, load, play_here, table
+from jinfercept.errors import ConfigError
+from jinfercept.sched.profile import PROFILES
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.reports import check_outputs, over_seeds, write_csv, write_json
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.sweep import INTERRUPTED, Load, Run, sweep
+from jinfercept.sim.tables import number_text, numbers
+from jinfercept.sim.workload import Script, Segment
+
+GPTJ = PROFILES["paper-gptj-6b-a100"]
+
+
+def a_run(policy: str = "copy_ahead", rate: float = 2.0, seed: int = 0, duration: float = 4.0) -> Run:
+    arrivals = load("math", drawer(None, "math", "trace", 4096), rate, duration, seed)
+    return Run(Simulation(GPTJ, policy, duration_s=duration), arrivals)
+
+
+def impossible() -> Run:
+    """A run that cannot be: a prompt longer than any sequence."""
+    script = Script("math", 100_000, (Segment(1, None, 0),))
+    return Run(Simulation(GPTJ, "copy_ahead", duration_s=4.0), Load("math", 1.0, 0, [Arrival(0.0, script)]))
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def without_wall(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if name != "sim_wall_s"}
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_two_processes_report_what_one_would_and_a_run_that_fails_is_a_row() -> None:
+    runs = [a_run("copy_ahead"), impossible(), a_run("discard", rate=3.0), a_run("swap", seed=1)]
+    console = quiet()
+    reports = sweep(runs, jobs=2, console=console)
+    assert [(report["policy"], report["rate"], report["seed"]) for report in reports] == [
+        ("copy_ahead", 2.0, 0),
+        ("copy_ahead", 1.0, 0),
+        ("discard", 3.0, 0),
+        ("swap", 2.0, 1),
+    ]
+    failed = reports.pop(1)
+    alone = [run.play(lambda now: None) for run in (runs[0], *runs[2:])]
+    assert [without_wall(report) for report in reports] == [without_wall(report) for report in alone]
+    assert "4 of 4: " in text(console)
+    assert exit_status([failed, *reports]) == 1
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(table([failed, *reports]))
+    assert failed["error"][:30] in shown.getvalue()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_interrupting_a_sweep_ends_its_processes_and_keeps_what_is_done() -> None:
+    long = a_run(rate=30.0, duration=100.0)
+    console = quiet()
+
+    def interrupt() -> None:
+        while "1 of 2" not in text(console):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    interrupted, done = sweep([long, a_run()], jobs=2, console=console)
+    thread.join()
+    assert interrupted["error"] == INTERRUPTED
+    assert done["requests"] > 0
+    assert exit_status([interrupted, done]) == 130
+
+
+def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "png")}
+    flags = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--plot", str(files["png"]), "--jobs", "1"]
+    assert (
+        main(["simulate", "--workload", "math", "--duration", "3", "--policy", "lru,swap", "--seed", "0,1", *flags])
+        == 0
+    )
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert set(lines[0].split()) - {"rate", "policy"} <= set(shown.err.replace(",", "").split()), (
+        "the legend is complete"
+    )
+    assert [line.split()[:2] for line in lines] == [["rate", "policy"], ["3.5", "lru"], ["3.5", "swap"]]
+    assert "–" in lines[1]  # the range over two seeds
+    reports = json.loads(files["json"].read_text())
+    assert "slowness" in reports[0]
+    assert [(report["policy"], report["seed"]) for report in reports] == [
+        ("lru", 0),
+        ("swap", 0),
+        ("lru", 1),
+        ("swap", 1),
+    ]
+    with files["csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert not [name for name in rows[0] if name.startswith("slowness")]
+    mean = "normalized_latency_paper_ms_per_token.mean"
+    assert float(rows[0][mean]) == reports[0]["normalized_latency_paper_ms_per_token"]["mean"]
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_file_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    table_file = tmp_path / "out.csv"
+    files = ["--json", "/dev/full", "--csv", str(table_file)]
+    assert main(["simulate", "--workload", "math", "--duration", "3", *files]) == 2
+    assert "not written; got /dev/full (No space left on device)" in capsys.readouterr().err
+    assert len(table_file.read_text().splitlines()) == 2
+
+
+def test_asking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("here")
+    check_outputs((("--json", old), ("--csv", new), ("--plot", None)))
+    assert old.read_text() == "here"
+    assert not new.exists()
+    check_outputs((("--json", "/dev/null"), ("--csv", "/dev/null")))
+
+
+def test_json_has_null_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", [{"a": float("nan"), "b": (float("-inf"), 1.5)}])
+    assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": [None, 1.5]}]
+
+
+def test_rates_that_print_alike_have_files_of_their_own() -> None:
+    names = [a_run(rate=rate).file_name for rate in (2.0, 2.0000001)]
+    assert names == ["copy_ahead-2-0", "copy_ahead-2.0000001-0"]
+
+
+def test_a_bound_has_no_waste_and_an_empty_run_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "x.png"
+    flags = ["--rate", "0.01", "--duration", "1", "--plot", str(picture)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["simulate", "--policy", "bound", *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2] == "-"
+    assert picture.stat().st_size > 1000
+
+
+class Interrupted(list[Arrival]):
+    """Arrivals during which somebody presses Ctrl-C."""
+
+    def __iter__(self) -> Iterator[Arrival]:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_makes_a_single_run_one_that_has_failed() -> None:
+    run = Run(Simulation(GPTJ, "lru", duration_s=4.0), Load("math", 1.0, 0, Interrupted()))
+    report = play_here(run, quiet())
+    assert report == run.failed(INTERRUPTED)
+    assert exit_status([report]) == 130
+
+
+def test_a_single_run_is_a_list_of_one_report(tmp_path: Path) -> None:
+    out = tmp_path / "one.json"
+    assert main(["simulate", "--workload", "math", "--duration", "3", "--json", str(out)]) == 0
+    [report] = json.loads(out.read_text())
+    assert report["policy"] == "copy_ahead"
+    assert report["rate"] == 3.5
+
+
+def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
+    first_token_s = []
+    for flag in ("--chunked-prefill", "--no-chunked-prefill"):
+        out = tmp_path / f"{flag}.json"
+        options = ["--workload", "math", "--duration", "3", "--policy", "lru", flag, "--json", str(out)]
+        assert main(["simulate", *options]) == 0
+        first_token_s.append(json.loads(out.read_text())[0]["ttft_s"]["mean"])
+    chunked, whole = first_token_s
+    assert chunked > whole  # a prompt of 405 tokens takes two steps of 384
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--policy", "lru,nobody"], "no such policy; got nobody"),
+        (["--estimator", "guess"], "no such estimator; got guess"),
+        (["--profile", "abacus"], "no such profile; got abacus"),
+        (["--workload", "poetry"], "no such kind of request; got 'poetry'"),
+        (["--trace", "no/such.jsonl"], "the trace cannot be read"),
+        (["--rate", "2,0"], "rate of arrivals is out of range; got 0.0"),
+        (["--rate", "fast"], "--rate is not a number; got fast"),
+        (["--seed", "0.5"], "--seed is not a number; got 0.5"),
+        (["--duration", "0"], "duration_s of arrivals is out of range; got 0.0"),
+        (["--burstiness", "-1"], "burstiness of arrivals is out of range"),
+        (["--kv-tokens", "100"], "a sequence must fit"),
+        (["--host-tokens", "-1"], "--host-tokens is too small; got -1"),
+        (["--page-size", "0"], "--page-size is too small; got 0"),
+        (["--max-num-seqs", "0"], "--max-num-seqs is too small; got 0"),
+        (["--jobs", "0"], "--jobs is too small; got 0"),
+        (["--csv", "no/such/folder/x.csv"], "--csv cannot be written"),
+        (["--plot", "picture.doc"], "not the name of a picture; got picture.doc"),
+        (["--policy", "nobody"], "copy_ahead, bound, free_pause"),
+        (["--json", "out", "--csv", "./out"], "--csv and --json name the same file"),
+        (["--json", "/proc/x.json"], "--json cannot be written; got /proc/x.json"),
+        (["--decisions", "no/such/x.jsonl", "--rate", "1,2"], "--decisions cannot be written"),
+        (["--rate", "1e9"], "too many requests would arrive; got 1e+09 requests/s for 1200 s"),
+        (["--duration", "1e300"], "too many requests would arrive"),
+        (["--max-num-seqs", "3000000000"], "--max-num-seqs is too large; got 3000000000"),
+        (["--trace", "x.jsonl", "--like", "table"], "--like is for generated workloads"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["simulate", *flags]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "fix:" in error
+
+
+def test_a_trace_with_a_request_too_long_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text('{"kind": "chat", "prompt": 5000, "segments": [{"decode": 1}]}\n')
+    assert main(["simulate", "--trace", str(trace)]) == 2
+    assert "too long; got 5001" in capsys.readouterr().err
+
+
+def test_the_tables_statistics_come_with_a_word_on_the_window(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--like", "table", "--workload", "math", "--duration", "2", "--rate", "1"]) == 0
+    assert "exceed its own window of 2,048 tokens" in capsys.readouterr().err
+
+
+def test_numbers_are_listed_with_commas_or_by_repetition() -> None:
+    assert numbers("--rate", ["3,1", "2", "3"], float) == [1.0, 2.0, 3.0]
+    with pytest.raises(ConfigError, match="--seed is not a number"):
+        numbers("--seed", ["1,"], int)
+
+
+def test_ranges_leave_failures_out() -> None:
+    reports = [{"x": 1.0}, {"error": "gone"}, {"x": 3.0}, {"x": None}]
+    assert over_seeds(reports, lambda report: report["x"]) == (2.0, 1.0, 3.0)
+    assert over_seeds(reports[1:2], lambda report: report["x"]) is None
+
+
+def test_a_csv_file_has_nested_keys_joined_and_gaps_empty(tmp_path: Path) -> None:
+    write_csv(tmp_path / "x.csv", [{"a": {"b": 1}}, {"error": "gone"}])
+    assert (tmp_path / "x.csv").read_text().splitlines() == ["a.b,error", "1,", ",gone"]
+
+
+def test_numbers_are_shown_short() -> None:
+    shown = [number_text(value) for value in (0.0, 7.0, 8.9831, 1234.5, 57_471, 317_123, 2_500_000)]
+    assert shown == ["0", "7", "8.983", "1234", "57.5k", "317k", "2.5M"]

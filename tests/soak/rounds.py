@@ -1,0 +1,266 @@
+"""A soak: rounds of random clients on one server, after each of which everything has to be settled and is checked.
+
+A round is a time of load, then silence: what the server still holds is looked at, and every greedy answer is asked for once
+more, one after another, under a salt that shares no page with the first.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from random import Random
+from subprocess import PIPE
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tests.soak import hostile as soak_hostile
+from tests.soak.client import RESPONSES, TEXT, Ask, Got, Said, send
+from tests.soak.tally import Tally
+from tests.soak.visits import KINDS, Visitor, same
+from tests.soak.watch import Watch
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+TIE = 1e-4
+"""Difference of log probabilities below which the order of sums decides which token is drawn."""
+_SETTLE_S = 20.0
+_RESTART_S = 60.0
+"""For an MCP server to be started again; the pauses between two tries grow up to half of it."""
+
+
+class Plan(NamedTuple):
+    """What is done.
+
+    Attributes:
+        rounds: times of load, each with its checks.
+        round_s: of load.
+        clients: at a time.
+        patience_s: seconds without a byte after which a request counts as hung.
+        seed: of everything that clients do.
+        mcp: whether the server has an MCP server, which is killed once a round.
+        hostile: hostile clients beside the others, in the second half of the rounds.
+        keys: API keys of the ordinary clients and of the hostile ones; none: the server has none.
+    """
+
+    rounds: int
+    round_s: float
+    clients: int
+    patience_s: float
+    seed: int
+    mcp: bool
+    hostile: int = 0
+    keys: tuple[str, str] | None = None
+
+
+class _Answered(NamedTuple):
+    """An answer that has to come out the same on an idle server."""
+
+    kind: str
+    ask: Ask
+    got: Got
+
+
+class Told(Protocol):
+    """Somebody who watches."""
+
+    def doing(self, what: str, done_s: float) -> None:
+        """What is going on, and the seconds of load that are over."""
+        ...
+
+    def over(self, number: int) -> None:
+        """So many rounds are over."""
+        ...
+
+
+async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: Told) -> None:
+    """Do it.
+
+    Args:
+        url: of the server, without a version.
+        pid: of its process.
+        model: to ask for.
+        tally: what comes of it; filled in as it comes, so that there is something to report of one that is interrupted.
+        told: of what is going on.
+    """
+    from httpx2 import AsyncClient, HTTPError, Limits
+
+    limits = Limits(max_connections=None, max_keepalive_connections=0)
+    headers = {"authorization": f"Bearer {plan.keys[0]}"} if plan.keys else {}
+    async with AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False, headers=headers) as http:
+        watch = Watch(http, pid)
+        for number in range(plan.rounds):
+            answered = await _load(http, watch, model, plan, number, tally, told)
+            told.doing("settling", (number + 1) * plan.round_s)
+            try:
+                tally.settle(await watch.settled(_SETTLE_S))
+            except HTTPError as error:
+                tally.fail("lost", "server", f"it does not answer any more: {type(error).__name__} {error}")
+                break
+            told.doing("checking tokens", (number + 1) * plan.round_s)
+            await _check(http, plan, answered, tally)
+            if plan.hostile:
+                tally.resident_bytes.append(await watch.resident_bytes())
+            told.over(number + 1)
+        tally.check_growth()
+        if plan.hostile:
+            tally.check_memory()
+
+
+async def _load(
+    http: "AsyncClient",
+    watch: Watch,
+    model: str,
+    plan: Plan,
+    number: int,
+    tally: Tally,
+    told: Told,
+) -> list[_Answered]:
+    """One round's clients, until all have ended their visits. Returns what is to be checked."""
+    answered = list[_Answered]()
+    began_s, load_s = time.monotonic(), plan.round_s
+    kinds, weights = list(KINDS), [weight for _, weight in KINDS.values()]
+    attacked = plan.hostile > 0 and number >= plan.rounds // 2
+
+    async def client(place: int) -> None:
+        rng, visits = Random(f"{plan.seed}/{number}/{place}"), 0
+        while time.monotonic() < began_s + load_s:
+            [kind] = rng.choices(kinds, weights)
+            name, visits = f"{plan.seed}-{number}-{place}-{visits}", visits + 1
+            await _visit(http, model, plan, kind, rng, name, tally, answered, attacked)
+
+    async def tell() -> None:
+        while True:
+            told.doing("load", number * load_s + min(load_s, time.monotonic() - began_s))
+            await asyncio.sleep(0.5)
+
+    killing = [_kill(watch, load_s, Random(f"{plan.seed}/{number}"), tally)] if plan.mcp else []
+    if attacked:
+        killing.append(_attack(str(http.base_url), model, plan, number, tally))
+    telling = asyncio.ensure_future(tell())
+    try:
+        await asyncio.gather(*(client(place) for place in range(plan.clients)), *killing)
+    finally:
+        telling.cancel()
+    return answered
+
+
+async def _visit(
+    http: "AsyncClient",
+    model: str,
+    plan: Plan,
+    kind: str,
+    rng: Random,
+    name: str,
+    tally: Tally,
+    answered: list[_Answered],
+    attacked: bool,
+) -> None:
+    async def sent(ask: Ask, steady: bool) -> Got:
+        got = await send(http, ask, plan.patience_s)
+        tally.note(kind, got, attacked=attacked)
+        if steady and got.end == "answered":
+            answered.append(_Answered(kind, ask, got))
+        return got
+
+    tally.visits[kind] += 1
+    play, _ = KINDS[kind]
+    try:
+        await play(Visitor(rng, sent, model, plan.mcp, name))
+    except (ValueError, LookupError, TypeError) as error:  # an answer of another shape than was asked for
+        tally.fail("wrong", kind, f"{type(error).__name__}: {error}")
+
+
+async def _kill(watch: Watch, load_s: float, rng: Random, tally: Tally) -> None:
+    """Kill the MCP server at some moment; it has to be there again soon."""
+    import psutil
+
+    await asyncio.sleep(rng.uniform(0.2, 0.6) * load_s)
+    before = watch.mcp_servers()
+    for pid in before:
+        with suppress(psutil.Error):
+            psutil.Process(pid).kill()
+    tally.kills += bool(before)
+    until_s = time.monotonic() + _RESTART_S
+    while not set(watch.mcp_servers()) - set(before):
+        if time.monotonic() > until_s:
+            tally.fail("lost", "MCP server", "it was killed and is not started again")
+            return
+        await asyncio.sleep(0.1)
+
+
+async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -> None:
+    """Run a round's hostile clients in a process of their own: their work does not distort the latencies measured here."""
+    assert plan.keys is not None
+    told = {
+        "url": url,
+        "key": plan.keys[1],
+        "model": model,
+        "seconds": plan.round_s,
+        "clients": plan.hostile,
+        "patience_s": plan.patience_s,
+        "seed": plan.seed * 1000 + number,
+    }
+    command = (sys.executable, "-m", soak_hostile.__name__)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    try:
+        said, _ = await process.communicate(json.dumps(told).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    found = json.loads(said)
+    tally.attacks.update(found["attacks"])
+    for failure, kind, why in found["failures"]:
+        tally.fail(failure, f"attack: {kind}", why)
+
+
+async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered], tally: Tally) -> None:
+    """Ask for every answer once more, alone and without what the first left behind; count what differs."""
+    for kind, ask, got in answered:
+        body = {name: value for name, value in ask.body.items() if name not in ("stream", "stream_options")}
+        body |= {
+            "cache_salt": f"check {tally.checked.total()}",
+            "jinfercept": body.get("jinfercept", {}) | {"release": True},
+        }
+        again = await send(http, Ask(ask.path, body | _reported(ask.path)), plan.patience_s)
+        if again.end != "answered":
+            tally.fail("hung" if again.end == "hung" else "lost", f"check of {kind}", again.detail)
+            continue
+        tally.checked[kind] += 1
+        for index, said in got.choices.items():
+            expected = again.choices[index]
+            if not same(said, expected):
+                if _tied(said, expected):
+                    tally.ties[kind] += 1
+                else:
+                    why = f"{ask.path} {str(ask.body)[:300]}: {_shown(said)}, alone {_shown(expected)}"
+                    tally.fail("wrong", kind, why)
+
+
+def _reported(path: str) -> dict[str, Any]:
+    """Fields that ask for the two best tokens of every place."""
+    if path == RESPONSES:
+        return {"top_logprobs": 2}
+    return {"logprobs": 2} if path == TEXT else {"logprobs": True, "top_logprobs": 2}
+
+
+def _tied(said: Said, expected: Said) -> bool:
+    """Whether the two best tokens are as good as equal where two answers part; without token ids, anywhere."""
+    gaps = [_gap(one) for one in expected.logprobs]
+    if said.token_ids and expected.token_ids:
+        pairs = zip(said.token_ids, expected.token_ids, strict=False)
+        place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+        return place is not None and place < len(gaps) and gaps[place] < TIE
+    return min(gaps, default=1.0) < TIE
+
+
+def _gap(reported: Any) -> float:
+    """Between the two best tokens of one place, as a chat reports them, or a completion (text to log probability)."""
+    best = [one["logprob"] for one in reported["top_logprobs"]] if "top_logprobs" in reported else [*reported.values()]
+    best = sorted(best, reverse=True)
+    return best[0] - best[1] if len(best) > 1 else 1.0
+
+
+def _shown(said: Said) -> str:
+    return f"{said.token_ids or said.text!r} {list(said.calls.values()) or ''}"[:200]

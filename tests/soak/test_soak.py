@@ -1,0 +1,145 @@
+"""The soak: a short one on a real server loses nothing, and what a server can do wrong is counted as what it is."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.soak.__main__ import main
+from tests.soak.client import CHAT, Ask, Got, Said, send
+from tests.soak.command import table, verdict
+from tests.soak.rounds import _tied
+from tests.soak.tally import Tally
+from tests.soak.visits import same
+from tests.soak.watch import Held
+from tests.support.fake_openai import FakeServer, fake_openai
+
+IDLE = Held(requests=0, pages=0, tasks=3, threads=13, files=24)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with fake_openai() as server:
+        yield server
+
+
+def got_of(url: str, model: str, *, stream: bool = True, patience_s: float = 10.0, leave_s: float | None = None) -> Got:
+    async def go() -> Got:
+        body = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}
+        async with httpx2.AsyncClient(base_url=url, timeout=None) as http:
+            return await send(http, Ask(CHAT, body, leave_s=leave_s), patience_s)
+
+    return asyncio.run(go())
+
+
+def test_an_answer_is_read_to_its_end(fake: FakeServer) -> None:
+    got = got_of(fake.url, "good")
+    assert (got.end, got.first.text, got.first.finish_reason) == ("answered", "so0 so1 so2 ", "length")
+
+
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [("busy", "refused"), *((name, "lost") for name in ("broken", "gone", "cut", "stopped", "odd", "list", "failing"))],
+)
+def test_what_a_server_must_not_do_is_lost(fake: FakeServer, model: str, end: str) -> None:
+    assert got_of(fake.url, model).end == end
+
+
+def test_a_server_that_says_nothing_hangs_unless_its_client_left_before(fake: FakeServer) -> None:
+    assert got_of(fake.url, "silent", patience_s=0.1).end == "hung"
+    assert got_of(fake.url, "silent", stream=False, patience_s=0.1).end == "hung"
+    assert got_of(fake.url, "silent", leave_s=0.1).end == "left"
+
+
+def test_only_nonsense_and_conversations_that_are_too_long_may_be_refused() -> None:
+    tally = Tally()
+    tally.note("nonsense", Got("refused", "HTTP 400"))
+    tally.note("session", Got("refused", "HTTP 400: context_length_exceeded"))
+    assert tally.clean
+    tally.note("chat", Got("refused", "HTTP 400"))
+    tally.note("chat", Got("hung"))
+    assert (tally.total("lost"), tally.total("hung"), tally.clean) == (1, 1, False)
+    assert "lost, chat: HTTP 400" in tally.failures
+
+
+def test_what_is_held_after_all_was_answered_is_leaked_and_so_is_what_grows() -> None:
+    tally = Tally()
+    for held in (IDLE, IDLE._replace(threads=16, files=26), IDLE._replace(threads=17, files=27)):
+        tally.settle(held)
+    tally.check_growth()
+    assert tally.clean
+    tally.settle(IDLE._replace(files=40))
+    tally.check_growth()
+    assert tally.failures == ["leaked, server: files grew from 26 to 40"]
+    tally.settle(IDLE._replace(pages=2))
+    assert tally.total("leaked") == 2
+    assert "server" in str([*table(tally).columns[0].cells])
+    assert verdict(tally).startswith("0 lost, 0 hung, 2 leaked, 0 wrong; ")
+
+
+def test_tokens_that_differ_are_wrong_unless_two_were_as_good_as_equal() -> None:
+    def best(gap: float) -> dict[str, list[dict[str, float]]]:
+        return {"top_logprobs": [{"logprob": -1.0}, {"logprob": -1.0 - gap}]}
+
+    alone = Said(token_ids=[1, 2, 3], logprobs=[best(0.5), best(1e-6), best(0.5)])
+    assert same(Said(token_ids=[1, 2, 3]), alone)
+    for other, tied in (([1, 9, 3], True), ([1, 2, 9], False), ([9, 2, 3], False), ([1, 2], False)):
+        assert not same(Said(token_ids=other), alone)
+        assert _tied(Said(token_ids=other), alone) == tied
+    called = Said(calls={0: {"id": "a", "name": "price", "arguments": "{}"}})
+    assert same(called, Said(calls={0: {"id": "b", "name": "price", "arguments": "{}"}}))
+    assert not same(called, Said(calls={0: {"id": "a", "name": "price", "arguments": '{"item": 1}'}}))
+
+
+def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(["--minutes", "0.08", "--clients", "6", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert [found[name] for name in ("lost", "hung", "leaked", "wrong")] == [0, 0, 0, 0]
+    assert sum(kind["requests"] for kind in found["kinds"].values()) > 10
+    assert len(found["held"]) == 2
+    assert "0 lost, 0 hung, 0 leaked, 0 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_an_attack_costs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    main(["--minutes", "0.06", "--clients", "3", "--hostile", "3", "--json", str(out)])
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert [found[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], found["failures"]
+    assert sum(found["hostile"]["attacks"].values()) > 3
+    assert len(found["hostile"]["resident_bytes"]) == 2
+    assert "memory, idle: before" in said
+    assert "hostile" in found["plan"]
+    assert "keys" not in found["plan"] or found["plan"]["keys"] is None
+
+
+def test_of_memory_more_than_a_tenth_is_leaked() -> None:
+    tally = Tally(resident_bytes=[90, 100, 120, 109])
+    tally.check_memory()
+    assert tally.clean
+    tally.resident_bytes.append(112)
+    tally.resident_bytes.insert(0, 90)
+    assert tally.memory == (100, 112)
+    tally.check_memory()
+    assert tally.total("leaked") == 1
+
+
+@pytest.mark.slow
+def test_a_soak_that_is_interrupted_reports_what_it_has_found(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "tests.soak", "--minutes", "1", "--json", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert "round 1 of 2" in next(line for line in process.stdout if line.startswith("round"))
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "0 lost, 0 hung" in said
+    assert len(json.loads(out.read_text())["held"]) == 1

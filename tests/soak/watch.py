@@ -1,0 +1,98 @@
+"""What a server process holds on to: pages and requests by its metrics; threads, files and children by the system."""
+
+import asyncio
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from tests.soak import mcp_server as soak_mcp
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+_POLL_S = 0.2
+_RELEASE_S = 3.0
+_SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Held(NamedTuple):
+    """At one moment, while nobody asks for anything.
+
+    Attributes:
+        requests: that the engine has, kept contexts aside.
+        pages: that are neither free, nor cached, nor of a kept context; or missing from the count.
+        tasks: of the server's event loop.
+        files: that are open; 0 where the system does not tell.
+    """
+
+    requests: int
+    pages: int
+    tasks: int
+    threads: int
+    files: int
+
+
+@final
+class Watch:
+    """One server process.
+
+    Args:
+        http: to its URL.
+        pid: of it.
+    """
+
+    def __init__(self, http: "AsyncClient", pid: int) -> None:
+        import psutil
+
+        self._http, self._process = http, psutil.Process(pid)
+
+    async def settled(self, timeout_s: float) -> Held:
+        """What it holds once that is no more than it has to be; what it still holds when the time is over."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            held = await self.held()
+            if (not held.requests and not held.pages) or time.monotonic() > until_s:
+                return held
+            await asyncio.sleep(_POLL_S)
+
+    async def held(self) -> Held:
+        """What it holds now."""
+        said = (await self._http.get("/metrics")).raise_for_status().text
+        found: dict[str, dict[str, float]] = {}
+        sizes: dict[str, str] = {}
+        for name, labels, value in _SAMPLE.findall(said):
+            told = dict(_LABEL.findall(labels))
+            if name == "vllm:cache_config_info":
+                sizes = told
+            kind = told.get("residency") or told.get("state") or ""
+            found.setdefault(name, {})[kind] = float(value)
+        pages, states = found["jinfercept:pages"], found["jinfercept:requests"]
+        host = pages.pop("host") + pages.pop("host_free")
+        lost = abs(int(sizes["num_gpu_blocks"]) - sum(pages.values())) + abs(int(sizes["num_cpu_blocks"]) - host)
+        return Held(
+            requests=int(sum(number for state, number in states.items() if state != "kept")),
+            pages=int(pages["used"] + lost),
+            tasks=int(found["jinfercept:tasks"][""]),
+            threads=self._process.num_threads(),
+            files=self._process.num_fds() if sys.platform != "win32" else 0,
+        )
+
+    async def resident_bytes(self) -> int:
+        """Memory of the process that is not swapped out, after a while in which a server may give some back."""
+        await asyncio.sleep(_RELEASE_S)
+        return self._process.memory_info().rss
+
+    def mcp_servers(self) -> list[int]:
+        """Process ids of the MCP servers that it has started."""
+        import psutil
+
+        found = []
+        for child in self._process.children(recursive=True):
+            try:
+                if soak_mcp.__name__ in child.cmdline():
+                    found.append(child.pid)
+            except psutil.Error:
+                continue
+        return found

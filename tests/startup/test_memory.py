@@ -1,0 +1,102 @@
+"""Pools are sized by what a device has; what cannot work is refused with what, got and fix."""
+
+import os
+from collections.abc import Mapping
+
+import pytest
+
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError
+from jinfercept.models.load import load
+from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.runner.runner import RunnerShape, step_bytes
+from jinfercept.sched.profile import PROFILES
+from jinfercept.startup.memory import GIB, MOVED_BYTES, MemoryPlan, Room, check_weights, plan_memory
+from tests.support.tiny import GOLDEN, tiny_llm
+
+LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
+TOKEN_BYTES = kv_bytes_per_token(LOADED.model.config, "float32")
+
+
+class Counted:
+    """A device with memory of its own."""
+
+    def __init__(self, stats: Mapping[str, int] | None) -> None:
+        self.stats = stats
+
+    def memory_stats(self) -> Mapping[str, int] | None:
+        return self.stats
+
+
+def planned(room: Room, step_bytes: int = 0, **flags: object) -> MemoryPlan:
+    config = EngineConfig.from_flags({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
+    return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes)
+
+
+def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
+    room = Room.on(Counted({"bytes_limit": 4 * GIB, "bytes_in_use": GIB}))
+    assert room == Room(3 * GIB, shared=False)
+    plan = planned(room, step_bytes=1000)
+    assert plan.reserved_bytes == 2 * MOVED_BYTES + 1000
+    assert plan.moved_tokens == MOVED_BYTES // TOKEN_BYTES
+    left = room.free_bytes - plan.reserved_bytes - plan.kv_bytes
+    assert 0 <= left < 4 * TOKEN_BYTES
+    assert plan.kv_tokens % 4 == 0
+    assert "kept free" in str(plan)
+    assert planned(room, 1000, swap_space=0).reserved_bytes == 1000
+
+
+def test_a_shared_memory_gives_a_modest_part() -> None:
+    assert Room.on(Counted(None)).shared
+    free = 1000 * TOKEN_BYTES
+    plan = planned(Room(free, shared=True), step_bytes=GIB)
+    assert plan.reserved_bytes == 0
+    assert 0.2 * free < plan.kv_bytes <= 0.25 * free + 4 * TOKEN_BYTES
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the weights do not fit; got 3\.00 GiB, 2\.00 GiB free; fix: .*utilization"):
+        check_weights(3 * GIB, Room(2 * GIB, shared=False))
+    check_weights(GIB, Room(2 * GIB, shared=False))
+    with pytest.raises(ConfigError, match="a page for every sequence; got 0 pages"):
+        planned(Room(GIB // 2, shared=False))
+    with pytest.raises(ConfigError, match="a page for every sequence; got 3 pages of 4 tokens, 4 sequences"):
+        planned(Room(GIB, shared=True), kv_tokens=12)
+    with pytest.raises(ConfigError, match="the KV pool does not fit"):
+        planned(Room(2 * GIB, shared=False), kv_tokens=1 << 30)
+    with pytest.raises(ConfigError, match="max_model_len is more than can be served"):
+        planned(Room(GIB, shared=True), kv_tokens=64, max_model_len=100)
+    for share in (0.0, 1.5):
+        with pytest.raises(ConfigError, match="gpu_memory_utilization is a share"):
+            EngineConfig.from_flags({"gpu_memory_utilization": share})
+
+
+def test_what_a_step_takes_is_known_before_there_are_pages_and_grows_with_it() -> None:
+    vocab, embed = LOADED.model.config.vocab_size, LOADED.model.config.hidden_size
+    taken = [
+        step_bytes(LOADED.model, LOADED.params, RunnerShape(10_000, 4, 8, 100, (1, bucket), 1), "reference")
+        for bucket in (8, 32)
+    ]
+    assert taken[1] >= 4 * (8 * vocab + 32 * embed)
+    assert taken[0] < taken[1] < 10_000 * 4 * TOKEN_BYTES
+
+
+def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    flags = {"kv_tokens": 64, "max_num_seqs": 1, "max_num_batched_tokens": 1, "profile": PROFILES["paper-gptj-6b-a100"]}
+    with tiny_llm(gpu_memory_utilization=0.8, **flags):
+        pass
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.8"
+    with tiny_llm(gpu_memory_utilization=0.7, **flags, quiet=False) as llm:
+        times = llm.start_times
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.8"
+    assert times.num_cached == times.num_executables > 2
+    shown = capsys.readouterr().err
+    assert "memory plan: weights" in shown
+    assert f"{times.num_executables} executables in {times.compile_s:.1f} s, {times.num_cached} of them" in shown
+    assert "profile given" in shown

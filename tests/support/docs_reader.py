@@ -1,0 +1,206 @@
+"""A reader who does what a documentation page says, block by block, in a folder of their own.
+
+`jinfercept serve` starts a server with the page's flags on a model that is there. What the page sends to port 8000 goes to it.
+"""
+
+import io
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from jinfercept.cli.main import build_parser
+from jinfercept.cli.main import main as run_command
+from jinfercept.endpoints.tables import read_tables
+from jinfercept.llm import LLM
+from jinfercept.models.protocol import Params
+from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.server.key_file import read_key_file
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.server_tools import open_server_tools
+from tests.support.docs_blocks import Block
+from tests.support.scripted_model import LENGTH, Scripted
+from tests.support.served import END, Running, running
+
+PORT = "http://127.0.0.1:8000"
+
+
+@final
+class Voice:
+    """Has a scripted model say one text after the other, whenever it has read to the end of what it was told.
+
+    It stands before the runner and looks at the plans; one request speaks at a time.
+    """
+
+    def __init__(self, scripted: Scripted) -> None:
+        self._scripted, self._runner = scripted, scripted.llm.runner
+        self.texts: deque[str] = deque()
+        self._begun, self._ids = 0, [0]
+
+    @contextmanager
+    def heard(self) -> Iterator["Voice"]:
+        """Until the end of the block."""
+        submit = self._runner.submit
+
+        def speak(plan: Any, masks: Any = None) -> Any:
+            for chunk in plan.chunks:
+                if self._is_turn(chunk):
+                    self._say(chunk.start + len(chunk.tokens), chunk.tokens[-1])
+            return submit(plan, masks)
+
+        self._runner.submit = speak  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield self
+        finally:
+            del self._runner.submit
+
+    def _is_turn(self, chunk: Chunk) -> bool:
+        """Whether the token that is drawn next is the first of a turn."""
+        if chunk.sample is None or chunk.tokens[-1] == FROM_DEVICE:
+            return False
+        said = chunk.start - self._begun
+        return not (0 <= said < len(self._ids) and chunk.tokens == (self._ids[said],))
+
+    def _say(self, begins: int, after: int) -> None:
+        text = self.texts.popleft() if self.texts else "Yes."
+        self._begun, self._ids = begins, self._scripted.tokenizer.encode(text + END)
+        old = self._runner.params
+        table = np.zeros((LENGTH, self._scripted.llm.model.config.vocab_size), np.int32)
+        for place, (token, follows) in enumerate(zip([after, *self._ids], self._ids, strict=False), begins - 1):
+            table[place, token] = follows
+        self._runner.params = Params(old.embed, ({"next": table},), old.head)
+
+
+@final
+class Reader:
+    """Reads one page.
+
+    Args:
+        llm: the model of the servers that the page starts.
+        scripted: the same, if it is a scripted one: then it says what the page has it say, and what is printed is compared.
+        folder: where they work; everything that is written lands there.
+        packages: read blocks too that need more of them.
+    """
+
+    def __init__(self, llm: LLM, scripted: Scripted | None, folder: Path, *, packages: bool = False) -> None:
+        self._llm, self._folder, self._packages = llm, folder, packages
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._voice = None if scripted is None else Voice(scripted)
+        self._names: dict[str, Any] = {"__name__": "page"}
+        self._server = ExitStack()
+        self.served: Running | None = None
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.close()
+
+    def read(self, block: Block) -> None:
+        """Do what it says. Raises whatever goes wrong, `AssertionError` if something else is printed."""
+        if block.file is not None:
+            (self._folder / block.file).write_text(self._here(block.code), encoding="utf-8")
+        if block.not_run is not None or (block.package is not None and not self._packages):
+            return
+        if self._voice is None:
+            self._do(block)
+            return
+        self._voice.texts.extend(block.writes)
+        with self._voice.heard():
+            printed = self._do(block)
+        assert not self._voice.texts, f"{block.place}: the model was not asked for {list(self._voice.texts)}"
+        if block.prints is not None:
+            assert printed.strip() == block.prints.strip(), f"{block.place} prints\n{printed}"
+
+    def _do(self, block: Block) -> str:
+        """What it prints."""
+        match block.language:
+            case "python" if block.file is None:
+                shown = io.StringIO()
+                with redirect_stdout(shown):
+                    exec(compile(self._here(block.code), block.place, "exec"), self._names)
+                return shown.getvalue()
+            case "python":
+                compile(block.code, block.place, "exec")
+                return ""
+            case "jinja":
+                return ""
+            case "toml":
+                path = self._folder / (block.file or "")
+                _ = read_tables(path) if "[[tool]]" in block.code else read_key_file(str(path))
+                return ""
+            case "bash":
+                return "".join(self._command(lines) for lines in commands_in(block.code))
+        raise AssertionError(f"{block.place}: nobody knows how to run {block.language!r}")
+
+    def _command(self, lines: str) -> str:
+        words = shlex.split(lines, comments=True)
+        if words[:2] == ["jinfercept", "serve"]:
+            self._serve(build_parser().parse_args(words[1:]))
+            return ""
+        if words[:1] == ["jinfercept"]:
+            shown = io.StringIO()
+            with redirect_stdout(shown):
+                assert run_command([self._here(word) for word in words[1:]]) == 0
+            return shown.getvalue()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        (self._folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\nmax-time = 20\n")
+        places = {"PATH": path, "CURL_HOME": str(self._folder)}
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", self._here(lines)],
+            cwd=self._folder,
+            env=os.environ | places,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{lines}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _serve(self, flags: Namespace) -> None:
+        """Another server than before."""
+        self._server.close()
+        given = {field.name: getattr(flags, field.name, None) for field in fields(ServerOptions)}
+        options = {name: _tuple(value) for name, value in given.items() if value is not None}
+        names = {"served_model_name": options.get("served_model_name") or (flags.model,)}
+        tools = self._server.enter_context(open_server_tools(options.pop("tools", ())))
+        self._llm.restart()
+        settings = options | names | {"host": "127.0.0.1", "port": self._port, "uds": None}
+        self.served = self._server.enter_context(running(self._llm, tools, **settings))
+
+    def _here(self, text: str) -> str:
+        """What a page says, with the server's place for the one that it names."""
+        return text.replace(PORT, f"http://127.0.0.1:{self._port}").replace(
+            'command = "python"', f'command = "{sys.executable}"'
+        )
+
+
+def commands_in(script: str) -> Iterable[str]:
+    """Those of jinfercept one by one, what stands between them together."""
+    others: list[str] = []
+    for line in script.replace("\\\n", " ").splitlines():
+        if not line.startswith("jinfercept "):
+            others.append(line)
+            continue
+        if "".join(others).strip():
+            yield "\n".join(others)
+        others = []
+        yield line
+    if "".join(others).strip():
+        yield "\n".join(others)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,248 @@
+"""A runner whose KV is the token ids themselves: whatever page goes to the wrong place, the next token is another one."""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+from jinfercept.engine.clock import Clock, RealClock
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.ports import Endpoints
+from jinfercept.engine.session import Text
+from jinfercept.errors import RequestError
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.kv.manager import KVManager
+from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.request import Finished as FinishedEvent
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator
+from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
+from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.scheduler import Scheduler
+
+__all__ = [
+    "POLICIES",
+    "AffineCost",
+    "FakeRunner",
+    "InstantEndpoints",
+    "ManualClock",
+    "make_engine",
+    "next_token",
+    "run_all",
+    "uninterrupted",
+]
+
+VOCAB = 97
+
+
+@dataclass(frozen=True)
+class AffineCost:
+    """A cost model of a few numbers, without contexts."""
+
+    fixed_s: float = 0.010
+    per_query_s: float = 50e-6
+    link_tokens_per_s: float = 20_000.0
+
+    def step_s(self, query_tokens: int, context_tokens: int) -> float:
+        return self.fixed_s + self.per_query_s * query_tokens
+
+    def link_tokens(self, seconds: float) -> int:
+        return int(self.link_tokens_per_s * seconds)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    name: lambda name=name: Knowledge(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS
+}
+"""Every policy that can be selected, by name."""
+
+
+def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
+    """What the fake model writes after a context; only tokens that the words of a mask allow, if there are any."""
+    allowed = [token for token in range(VOCAB) if words is None or words[token // 32] >> token % 32 & 1]
+    return allowed[hashlib.sha256(array("q", context).tobytes()).digest()[0] % len(allowed)]
+
+
+class FakeRunner:
+    """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and checks what a real one assumes."""
+
+    def __init__(self, page_size: int, buckets: tuple[int, ...], fail_at: int | None = None) -> None:
+        self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
+        self.plans: list[StepPlan] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.device: dict[int, dict[int, tuple[int, int]]] = {}  # slot → offset → (position, token)
+        self.host: dict[int, dict[int, tuple[int, int]]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+        self.last: dict[int, int] = {}
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+        self.plans.append(plan)
+        if self.fail_at == len(self.plans):
+            raise RuntimeError("the device is gone")
+        landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in plan.fetch}
+        for slot in plan.drop:
+            del self.host[slot]
+        for copy in plan.copy_out:
+            assert copy.host_slot not in self.host, "a host slot holds two pages"
+            self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        tokens = self._compute(plan, masks)
+        for copy in plan.land:
+            self.device[copy.device_slot] = landing.pop(copy.device_slot)
+        assert not landing
+        return StepResult(tokens, 0.0)
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        return ticket
+
+    def _compute(self, plan: StepPlan, masks: Masks | None) -> tuple[int, ...]:
+        assert plan.num_tokens <= plan.bucket
+        assert not plan.chunks or plan.bucket in self.buckets
+        assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
+        for chunk in plan.chunks:
+            table = self.tables.setdefault(chunk.slot, {})
+            table.update(chunk.new_pages)
+            for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+                if position % self.page_size == 0:  # a page begins anew
+                    self.device[table[position // self.page_size]] = {}
+        for chunk in plan.chunks:  # everybody writes before anybody reads, as in a layer, in whatever order
+            table = self.tables[chunk.slot]
+            tokens = (self.last[chunk.slot],) if chunk.tokens == (FROM_DEVICE,) else chunk.tokens
+            for position, token in enumerate(tokens, start=chunk.start):
+                slot, offset = table[position // self.page_size], position % self.page_size
+                assert slot != 0
+                self.device[slot][offset] = (position, token)
+        sampled = []
+        allowed = masks() if masks and any(chunk.sample for chunk in plan.chunks) else {}
+        for chunk in plan.chunks:
+            if chunk.sample is None:
+                continue
+            end = chunk.start + len(chunk.tokens)
+            assert chunk.sample.position == end
+            table = self.tables[chunk.slot]
+            entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
+            assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
+            self.last[chunk.slot] = next_token([entry[1] for entry in entries if entry], allowed.get(len(sampled)))
+            sampled.append(self.last[chunk.slot])
+        return tuple(sampled)
+
+
+class ManualClock:
+    """A clock that moves when somebody waits, and a little on every look."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1e-4
+        return self.time
+
+    def wait(self, wake: Event, timeout_s: float) -> None:
+        self.time += timeout_s
+        wake.clear()
+
+
+class InstantEndpoints:
+    """Answers calls on the engine's own clock: `latency(call)` seconds after the call, with `answer(call)`."""
+
+    def __init__(self, clock: Clock, latency: Callable[[Call], float], answer: Callable[[Call], Result]) -> None:
+        self.clock, self.latency, self.answer = clock, latency, answer
+        self.due: dict[str, tuple[float, tuple[Call, ...]]] = {}
+
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+        self.due[request_id] = (self.clock.now() + max(map(self.latency, calls)), calls)
+
+    def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
+        now = self.clock.now()
+        done = [request_id for request_id, (due, _) in self.due.items() if due <= now]
+        return [(request_id, tuple(map(self.answer, self.due.pop(request_id)[1]))) for request_id in done]
+
+    def next_s(self) -> float | None:
+        return min((due for due, _ in self.due.values()), default=None)
+
+    def cancel(self, request_id: str) -> None:
+        self.due.pop(request_id, None)
+
+
+def make_engine(
+    policy: Policy,
+    *,
+    num_pages: int,
+    num_host_pages: int = 0,
+    page_size: int = 4,
+    depth: int = 0,
+    buckets: tuple[int, ...] = (4, 16),
+    max_num_seqs: int = 4,
+    chunk_tokens: int = 1 << 30,
+    max_model_len: int | None = None,
+    clock: Clock | None = None,
+    endpoints: Endpoints | None = None,
+    runner: FakeRunner | None = None,
+    link_tokens_per_s: float = 1e9,
+    prefix_caching: bool = True,
+    eos_token_ids: tuple[int, ...] = (),
+    open_text: Callable[[Request], Text] | None = None,
+    encode: Callable[[str], list[int]] | None = None,
+    estimator: Estimator | None = None,
+) -> Engine:
+    """An engine on a fake runner, checked after every step."""
+    kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
+    scheduler = Scheduler(
+        kv,
+        policy,
+        AffineCost(link_tokens_per_s=link_tokens_per_s),
+        estimator or ElapsedEstimator(),
+        buckets=buckets,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len or num_pages * page_size,
+        chunk_tokens=chunk_tokens,
+    )
+    wake = Event()
+    return Engine(
+        scheduler,
+        runner or FakeRunner(page_size, buckets),
+        endpoints or Dispatcher(wake.set),
+        clock or (ManualClock() if endpoints else RealClock()),
+        wake,
+        depth=depth,
+        vocab_size=VOCAB,
+        eos_token_ids=eos_token_ids,
+        open_text=open_text,
+        encode=encode,
+        check=True,
+    )
+
+
+def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) -> dict[str, RequestOutput]:
+    """Serve the requests to the end; fails if that takes more than `max_steps` iterations."""
+    for request in requests:
+        engine.submit(request)
+    outputs: dict[str, RequestOutput] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        for event in engine.step():
+            if isinstance(event, FinishedEvent):
+                outputs[event.request_id] = event.output
+    assert not engine.has_work, f"hangs: {engine.scheduler.unfinished}"
+    occupancy = engine.scheduler.kv.store.occupancy()
+    assert occupancy.used == 0
+    assert occupancy.claimed == 0
+    return outputs
+
+
+def uninterrupted(
+    prompt: tuple[int, ...], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
+) -> list[int]:
+    """The stream that the fake model writes when nothing disturbs it: `script` gives returned tokens by generated count."""
+    if len(prompt) >= max_model_len:
+        raise RequestError("too long", got=len(prompt), fix="shorten it")
+    context, generated = list(prompt), 0
+    while True:
+        context.append(next_token(context))
+        generated += 1
+        if generated == params.max_tokens or len(context) >= max_model_len:
+            return context[len(prompt) :]
+        if generated in script:
+            context += script[generated][: max_model_len - len(context) - 1]

@@ -1,0 +1,143 @@
+"""A scheduler at a desk of its own: requests come and return by hand, plans are looked at one by one."""
+
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.kv.page import Residency
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.scheduler import Preemption, Scheduler
+from jinfercept.sched.sequence import Sequence
+from tests.support.fakes import VOCAB, AffineCost, FakeRunner
+
+SIZE = 4
+
+
+class Desk:
+    """A scheduler, its runner, and the results in between, as an engine handles them (without calls)."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        num_pages: int = 100,
+        num_host_pages: int = 100,
+        buckets: tuple[int, ...] = (4, 16),
+        max_num_seqs: int = 4,
+        chunk_tokens: int = 1 << 30,
+        link_tokens_per_s: float = 1e9,
+        depth: int = 0,
+        preemption: Preemption = "auto",
+    ) -> None:
+        self.kv = KVManager(num_pages, num_host_pages, SIZE)
+        self.scheduler = Scheduler(
+            self.kv,
+            policy,
+            AffineCost(fixed_s=1.0, per_query_s=0.0, link_tokens_per_s=link_tokens_per_s),
+            ElapsedEstimator(),
+            buckets=buckets,
+            max_num_seqs=max_num_seqs,
+            max_model_len=num_pages * SIZE,
+            chunk_tokens=chunk_tokens,
+            preemption=preemption,
+        )
+        self.runner = FakeRunner(SIZE, buckets)
+        self.depth = depth
+        self.in_flight: list[tuple[Planned, tuple[int, ...]]] = []
+        self.num_wasted = 0
+        self.now_s = -1.0  # a second passes from plan to plan
+
+    def add(self, name: str, num_tokens: int, max_tokens: int = 8, tenant: str = "") -> Sequence:
+        """A sequence of its own tokens: nothing is shared."""
+        tokens = [(len(name) * 31 + ord(name[0]) + i * i) % VOCAB for i in range(num_tokens)]
+        sequence = Sequence(name, tokens, self.kv.open(), max_tokens=max_tokens, tenant=tenant)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> StepPlan:
+        """A plan, executed; and the result that is due."""
+        self.now_s += 1.0
+        planned = self.scheduler.plan(self.now_s)
+        if planned.plan:
+            self.in_flight.append((planned, self.runner.submit(planned.plan).tokens))
+        if self.in_flight and (len(self.in_flight) > self.depth or not planned.plan):
+            self.apply(*self.in_flight.pop(0))
+        self.kv.check([sequence.context for sequence in self.scheduler.unfinished])
+        return planned.plan
+
+    def apply(self, planned: Planned, tokens: tuple[int, ...]) -> None:
+        for (sequence, incarnation), token in zip(planned.sampled, tokens, strict=True):
+            if sequence.incarnation != incarnation:
+                self.num_wasted += 1
+                continue
+            self.scheduler.accept(sequence, token)
+            if sequence.generated == sequence.max_tokens:
+                self.scheduler.finish(sequence, 0.0)
+
+    def steps(self, number: int) -> list[StepPlan]:
+        return [self.step() for _ in range(number)]
+
+    def drain(self) -> list[StepPlan]:
+        """Everybody who runs or waits, to the end."""
+        plans = []
+        while self.scheduler.running or self.scheduler.waiting or self.in_flight:
+            plans.append(self.step())
+            assert len(plans) < 2000, "starved"
+        return plans
+
+    def prefilled(self, name: str, num_tokens: int, max_tokens: int = 8) -> Sequence:
+        """A sequence that decodes."""
+        sequence = self.add(name, num_tokens, max_tokens)
+        while sequence.generated == 0:
+            self.step()
+        return sequence
+
+    def paused(self, name: str, num_tokens: int) -> Sequence:
+        sequence = self.prefilled(name, num_tokens)
+        self.scheduler.intercept(sequence, 0.0)
+        return sequence
+
+
+def names(sequences: Iterable[Sequence]) -> list[str]:
+    return [sequence.id for sequence in sequences]
+
+
+def residencies(sequence: Sequence) -> list[Residency]:
+    return [page.residency for page in sequence.context.pages]
+
+
+@final
+class CopyEverything:
+    """Copies every page of every paused request, as the link allows, and drops none before it must."""
+
+    requeues_at_tail = False
+    protects_paused = False
+    synchronous = False
+
+    def __init__(self) -> None:
+        self.paused: dict[str, Sequence] = {}
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self.paused[sequence.id] = sequence
+
+    def wait(self, sequence: Sequence) -> None:
+        pass
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self.paused.pop(sequence.id, None)
+
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+        for sequence in self.paused.values():
+            for page in sequence.context.pages:
+                yield Move(sequence, page, Action.COPY, "ahead")
+
+    def victims(self, now: float) -> Iterator[Move]:
+        for sequence in list(self.paused.values()):
+            for page in reversed(sequence.context.pages):
+                yield Move(sequence, page, Action.SWAP, "a slot is needed")
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return iter(())

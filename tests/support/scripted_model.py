@@ -1,0 +1,131 @@
+"""A model that writes what a script says: whatever token stands where the script has it, the script's next one follows."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+from tokenizers import models as vocabularies
+
+from jinfercept.llm import LLM
+from jinfercept.models.blocks import Attend
+from jinfercept.models.protocol import Params, Weights
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+    *(
+        "[/TOOL_RESULTS]",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|python_tag|>",
+        "<|begin_of_text|>",
+    ),
+)
+ENDS = ("<|im_end|>", "</s>", "<|eot_id|>")
+LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Numbers:
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    family: str = "scripted"
+    hidden_size: int = 8
+    num_layers: int = 1
+    num_heads: int = 1
+    num_kv_heads: int = 1
+    head_dim: int = 8
+    max_position: int = LENGTH
+
+
+class ScriptedModel:
+    """The token that follows is looked up by position and token; attention is computed and left out."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.config = numbers
+
+    def embed(self, params: Weights, tokens: jax.Array) -> jax.Array:
+        return jnp.zeros((tokens.shape[0], 8)).at[:, 0].set(tokens.astype(jnp.float32)) + params["zero"]
+
+    def layer[KV](
+        self, params: Weights, x: jax.Array, positions: jax.Array, kv: KV, attend: Attend[KV]
+    ) -> tuple[jax.Array, KV]:
+        heads = x[:, None, :]
+        _, kv = attend(heads, heads, heads, kv)
+        follows = params["next"][jnp.clip(positions, 0, LENGTH - 1), x[:, 0].astype(jnp.int32)]
+        return x.at[:, 1].set(follows.astype(jnp.float32)), kv
+
+    def head(self, params: Weights, x: jax.Array) -> jax.Array:
+        return 30.0 * jax.nn.one_hot(x[:, 1].astype(jnp.int32), self.config.vocab_size) + params["zero"]
+
+
+def byte_tokenizer(chat_template: str | None) -> Tokenizer:
+    """A token a byte, and the families' special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(vocabularies.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_special_tokens(list(SPECIAL))
+    ends = frozenset(id for end in ENDS if (id := backend.token_to_id(end)) is not None)
+    templates = {} if chat_template is None else {"default": chat_template}
+    return Tokenizer(
+        backend, eos_token_ids=ends, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}, chat_templates=templates
+    )
+
+
+class Scripted:
+    """An `LLM` of the scripted model."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+
+    def follow(self, *texts: str, end_every: int | None = None) -> None:
+        """Whole streams, prompts included. Of two that have one token in one place, the last counts; what
+        none has is followed by the first token of the vocabulary, or at every so many places by an end."""
+        tokenizer, vocab = self.tokenizer, self.llm.model.config.vocab_size
+        table = np.zeros((LENGTH, vocab), np.int32)
+        if end_every is not None:
+            table[::end_every] = tokenizer.encode(ENDS[0])[0]
+        for text in texts:
+            ids = tokenizer.encode(text)
+            for place, (token, follows) in enumerate(pairwise(ids)):
+                table[place, token] = follows
+        runner = self.llm.runner
+        old = runner.params
+        table = jax.device_put(table, jax.tree.leaves(old.embed)[0].sharding)
+        runner.params = Params(old.embed, ({"next": table},), old.head)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self.llm.tokenizer is not None
+        return self.llm.tokenizer
+
+
+Make = Callable[[str | None], Scripted]
+"""Gives the LLM with a chat template, and empty pages."""
+
+
+@contextmanager
+def scripted_llm() -> Iterator[Make]:
+    """Compiles once."""
+    bare = byte_tokenizer(None)
+    numbers = Numbers(bare.vocab_size, tuple(bare.eos_token_ids))
+    zero = jnp.zeros(1)
+    params = Params({"zero": zero}, ({"next": jnp.zeros((LENGTH, bare.vocab_size), jnp.int32)},), {"zero": zero})
+    sizes = {"kv_tokens": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    options = {"check_pages": True, "profile": "paper-gptj-6b-a100", "quiet": True}
+    with LLM(ScriptedModel(numbers), params=params, tokenizer=bare, **sizes, **options) as llm:
+
+        def with_template(chat_template: str | None) -> Scripted:
+            llm.restart()
+            llm.tokenizer = byte_tokenizer(chat_template)
+            return Scripted(llm)
+
+        yield with_template

@@ -1,0 +1,92 @@
+"""A server in a thread of the tests, on a model that writes what a script says, and clients for it."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import httpx2
+from openai import OpenAI
+
+from jinfercept.chat.conversation import ChatOptions
+from jinfercept.llm import LLM
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.serve import Server, listen
+from jinfercept.server.server_tools import ServerTools
+from jinfercept.server.service import Service
+from tests.support.scripted_model import Scripted
+
+MODEL = "scripted"
+END = "<|im_end|>"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs.
+
+    Attributes:
+        url: without a path.
+        client: of OpenAI's, without a key.
+        http: for what OpenAI's cannot do.
+    """
+
+    url: str
+    llm: LLM
+    server: Server
+    service: Service
+    client: OpenAI
+    http: httpx2.Client
+
+    def chat(self, **fields: Any) -> httpx2.Response:
+        """A raw request."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "temperature": 0} | fields
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def wait_idle(self) -> None:
+        """Until nothing is in the engine but what is kept for follow-ups: no page is in use, and none is lost."""
+        engine = self.llm.engine
+        until(lambda: not self.llm.thread.busy and not engine.has_work and engine.settled)
+        engine.scheduler.kv.check([sequence.context for sequence in engine.scheduler.unfinished])
+        assert engine.scheduler.kv.store.occupancy().used == 0
+        assert engine.scheduler.num_unfinished == engine.num_kept
+
+
+def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that happens on other threads."""
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.002)
+
+
+@contextmanager
+def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Iterator[Running]:
+    """Serve a model, and tools, at a port that is free."""
+    settings = ServerOptions(**({"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0} | options))
+    service = Service(llm, "tiny", settings, tools)
+    listener, url = listen(settings)
+    server = Server(service, listener)
+    thread = threading.Thread(target=server.serve_until_told)
+    thread.start()
+    until(lambda: server.started)
+    key = (*settings.api_key, *settings.operator_key, "none")[0]
+    try:
+        with (
+            OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
+            httpx2.Client(base_url=url, timeout=20) as http,
+        ):
+            yield Running(url, llm, server, service, client, http)
+    finally:
+        if not service.draining:
+            server.handle_exit(signal.SIGTERM, None)
+        thread.join()
+
+
+def prompt_of(scripted: Scripted, messages: Any, tools: Any = (), **options: Unpack[ChatOptions]) -> str:
+    """A conversation as the template writes it."""
+    [request] = scripted.llm.make_chats([messages], None, tools, options).requests
+    assert request.prompt is not None
+    return request.prompt

@@ -1,0 +1,80 @@
+"""Requests for the engine on fakes, and ways to step it to where a test wants it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jinfercept.engine.engine import Engine
+from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.request import (
+    Call,
+    CompletionOutput,
+    Event,
+    Request,
+    RequestOutput,
+    Result,
+    SamplingParams,
+    Tool,
+)
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.sequence import State
+from tests.support.fakes import (
+    InstantEndpoints,
+    ManualClock,
+    make_engine,
+)
+
+TOOLS = {"tool": Tool(str, name="tool", max_result_tokens=50), "short": Tool(str, name="short", max_result_tokens=3)}
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+def request(
+    name: str, prompt: list[int], max_tokens: int = 8, calls: dict[int, list[int]] | None = None, **more: Any
+) -> Request:
+    """A greedy request that calls after so many generated tokens and gets these tokens back."""
+    script = {count: [Call("tool", ",".join(map(str, tokens)))] for count, tokens in (calls or {}).items()}
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    values: dict[str, Any] = {"tools": TOOLS, "detector": ScriptedDetector(script)} | more
+    return Request(name, tuple(prompt), values.pop("params", params), **values)
+
+
+def tokens_in(call: Call) -> Result:
+    return Result("", token_ids=tuple(int(token) for token in call.arguments.split(",") if token))
+
+
+def at_once(call: Call) -> float:
+    return 0.0
+
+
+def serve(
+    policy: Policy,
+    *,
+    latency: Callable[[Call], float] = at_once,
+    answer: Callable[[Call], Result] = tokens_in,
+    **options: Any,
+) -> Engine:
+    clock = ManualClock()
+    return make_engine(policy, clock=clock, endpoints=InstantEndpoints(clock, latency, answer), **options)
+
+
+def only(outputs: dict[str, RequestOutput]) -> CompletionOutput:
+    ((output,),) = (done.outputs for done in outputs.values())
+    return output
+
+
+def steps(engine: Engine, number: int = 1) -> list[Event]:
+    return [event for _ in range(number) for event in engine.step()]
+
+
+def until(engine: Engine, reached: Callable[[], bool]) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(1000):
+        if reached():
+            return events
+        events += engine.step()
+    raise AssertionError("this state is never reached")
+
+
+def state_of(engine: Engine, name: str) -> State | None:
+    return next((sequence.state for sequence in engine.scheduler.unfinished if sequence.id == name), None)

@@ -1,0 +1,27 @@
+"""Calls that wait for a person, without a model that makes them."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.inbox import Inbox
+from tests.support.served import until
+
+
+def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:
+    """A call that waits, as a tool's thread makes it."""
+    answer: Future[str] = Future()
+
+    def wait() -> None:
+        asked = Asked(arguments, "chatcmpl-1", owner, time.monotonic() + 60)
+        try:
+            answer.set_result(asyncio.run(inbox.ask("approve", asked)))
+        except CallFailed as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=wait).start()
+    until(lambda: any(pending.arguments == arguments for pending in inbox.pending()))
+    return answer

@@ -1,0 +1,224 @@
+"""Small worlds for properties of the scheduler: scripted requests, the real engine, a virtual clock, a runner that checks."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from jinfercept.engine.engine import Engine
+from jinfercept.kv.manager import KVManager
+from jinfercept.request import Finished, RequestOutput
+from jinfercept.sched.estimator import ESTIMATORS as HONEST
+from jinfercept.sched.estimator import OracleEstimator
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
+from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.distorted import DISTORTED
+from jinfercept.sim.scripted import ScriptedEndpoints, make_request
+from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+from jinfercept.sim.workload import Script, Segment
+from tests.support.fakes import VOCAB, FakeRunner
+
+NEVER = 1e9
+"""Seconds of a call that does not return while anybody looks."""
+
+SIZE = 4
+MAX_SEQS = 3
+BUCKETS = (4, 12)
+ESTIMATORS = ("elapsed", "history", "oracle", "oracle_wild")
+
+
+@dataclass(frozen=True)
+class World:
+    """What is served, and on what. A sequence may be as long as the pool."""
+
+    arrivals: tuple[Arrival, ...]
+    policy: str = "copy_ahead"
+    estimator: str = "elapsed"
+    depth: int = 0
+    chunk_tokens: int = 12
+    whole_prompts: bool = False
+    num_pages: int = 12
+    num_host_pages: int = 8
+    link_tokens_per_s: float = 800.0
+    fixed_s: float = 0.010
+    num_tenants: int = 1
+
+    @property
+    def profile(self) -> Profile:
+        link = self.link_tokens_per_s
+        return Profile(
+            name="small",
+            source="paper",
+            fixed_s=self.fixed_s,
+            per_query_s=1e-4,
+            per_context_s=1e-6,
+            saturation=12,
+            link_out_tokens_per_s=link,
+            link_in_tokens_per_s=link,
+            link_both_tokens_per_s=link,
+            kv_bytes_per_token=1,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return self.num_pages * SIZE
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Whole prompts need one that holds the longest."""
+        return (*BUCKETS, max(self.max_model_len, 13)) if self.whole_prompts else BUCKETS
+
+
+def hangs(script: Script) -> bool:
+    """Whether a request waits for a call that never returns."""
+    return any(segment.call_s == NEVER for segment in script.segments)
+
+
+def tokens(number: int, place: int, count: int) -> tuple[int, ...]:
+    """A prompt or a result; no two prompts begin alike, so that requests share no page."""
+    return tuple((number + (place + index) * 7) % VOCAB for index in range(count))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, max_context: int) -> Arrival:
+    """A request of at most `max_context` tokens; one in four fills them."""
+    size = max_context if draw(st.integers(0, 3)) == 0 else draw(st.integers(3, max_context))
+    prompt = draw(st.integers(1, max(1, size // 2)))
+    room = size - prompt
+    segments = []
+    while room >= 3 and draw(st.booleans()):
+        decode = draw(st.integers(1, min(6, room - 1)))
+        returned = draw(st.integers(0, min(20, room - decode - 1)))
+        segments.append(Segment(decode, draw(st.sampled_from([0.0, 0.005, 0.1, 0.1, 2.0, NEVER])), returned))
+        room -= decode + returned
+    script = Script(draw(st.sampled_from(["math", "chat"])), prompt, (*segments, Segment(room, None, 0)))
+    return Arrival(draw(st.sampled_from([0.0, 0.0, 0.0, 0.03, 0.3, 2.0])), script)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+    """Pools from one that holds nothing but the longest request; `fixed` options are not drawn."""
+    num_pages = fixed.get("num_pages") or draw(st.integers(3, 14))
+    coming = draw(st.lists(arrivals(num_pages * SIZE), min_size=1, max_size=8))
+
+    def option(name: str, values: tuple[Any, ...]) -> Any:
+        return fixed[name] if name in fixed else draw(st.sampled_from(values))
+
+    return World(
+        tuple(coming),
+        policy=option("policy", tuple(SETTINGS)),
+        estimator=option("estimator", ESTIMATORS),
+        depth=option("depth", (0, 1)),
+        chunk_tokens=option("chunk_tokens", (1, 3, 12)),
+        whole_prompts=option("whole_prompts", (False, False, True)),
+        num_pages=num_pages,
+        num_host_pages=option("num_host_pages", (0, 3, 40)),
+        link_tokens_per_s=option("link_tokens_per_s", (1.0, 800.0, 1e6)),
+        fixed_s=option("fixed_s", (0.001, 0.010)),
+        num_tenants=option("num_tenants", (1, 1, 2, 3)),
+    )
+
+
+class CheckedRunner:
+    """Executes on the fake device, which asserts what a real one assumes, and takes the time that plans are priced at.
+
+    Args:
+        fake: the device.
+        priced: the time.
+        planned: told of every plan before it runs.
+    """
+
+    def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
+        self._fake, self._priced, self._planned = fake, priced, planned
+
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> tuple[StepResult, Any]:
+        self._planned(plan)
+        return self._fake.submit(plan), self._priced.submit(plan)
+
+    def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:
+        done, priced = ticket
+        return StepResult(done.tokens, self._priced.collect(priced).elapsed_s)
+
+    def reset(self) -> None:
+        self._fake.reset()
+
+
+class Play:
+    """A world while it is played.
+
+    Args:
+        world: what is served.
+        watch: looks at the play after every step of the engine.
+        planned: looks at it when a plan was made and has not run.
+        fake: run on the fake device too; without it, plans are only priced, as in a simulation.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        watch: Callable[["Play"], None] = lambda play: None,
+        planned: Callable[["Play", StepPlan], None] = lambda play, plan: None,
+        fake: bool = True,
+    ) -> None:
+        self.world = world
+        self.outputs: dict[int, RequestOutput] = {}
+        self.plans: list[Planned] = []
+        self.clock = VirtualClock()
+        self._watch = watch
+        estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[world.estimator]()
+        policy = Knowledge(world.profile, 12, SIZE, estimator).make(world.policy)
+        self.synchronous = policy.synchronous
+        self.scheduler = Scheduler(
+            KVManager(world.num_pages, world.num_host_pages, SIZE),
+            policy,
+            world.profile,
+            estimator,
+            buckets=world.buckets,
+            max_num_seqs=MAX_SEQS,
+            max_model_len=world.max_model_len,
+            chunk_tokens=world.max_model_len if world.whole_prompts else world.chunk_tokens,
+            whole_prompts=world.whole_prompts,
+        )
+        priced = PricedRunner(Prices(world.profile, SIZE, synchronous=policy.synchronous), self.clock)
+        self._endpoints = ScriptedEndpoints(self.clock, tokens)
+        checked = CheckedRunner(FakeRunner(SIZE, world.buckets), priced, lambda plan: planned(self, plan))
+        self.engine = Engine(
+            self.scheduler,
+            checked if fake else priced,
+            self._endpoints,
+            self.clock,
+            threading.Event(),
+            depth=world.depth,
+            vocab_size=VOCAB,
+            check=fake,
+            observe=lambda planned, result: self.plans.append(planned),
+        )
+
+    def run(self, max_steps: int = 20_000) -> "Play":
+        """Until all have finished but those that wait for a call that never returns; fails after `max_steps` steps."""
+        told = self.world.estimator not in HONEST
+        coming = sorted(enumerate(self.world.arrivals), key=lambda entry: entry[1].at_s)
+        for _ in range(max_steps):
+            while coming and coming[0][1].at_s <= self.clock.time:
+                number, arrival = coming.pop(0)
+                request = make_request(number, arrival.script, tokens, told)
+                self.engine.submit(replace(request, tenant=str(number % self.world.num_tenants)))
+            self._endpoints.next_arrival_s = coming[0][1].at_s if coming else float("inf")
+            if self.engine.has_work:
+                for event in self.engine.step():
+                    if isinstance(event, Finished):
+                        self.outputs[int(event.request_id)] = event.output
+                self._watch(self)
+            elif coming:
+                self.clock.time = coming[0][1].at_s
+            nobody = not (self.scheduler.running or self.scheduler.waiting or coming)
+            if nobody and (not self.engine.has_work or self._endpoints.next_s() >= NEVER):
+                return self
+        raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.unfinished}")
