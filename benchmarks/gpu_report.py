@@ -81,7 +81,7 @@ DETAILS: Mapping[str, Sequence[str]] = {
 """The columns of every part's table; what a row lacks is empty."""
 
 
-class Measured(NamedTuple):
+class MeasuredRow(NamedTuple):
     """One file.
 
     Attributes:
@@ -129,14 +129,14 @@ def gpu_report(files: Sequence[str], *, out: str | None, plot: str | None) -> in
     return 0
 
 
-def read(path: str) -> Measured:
+def read(path: str) -> MeasuredRow:
     """A file of the suite. Raises `ConfigError` if it is none."""
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         version, machine, parts = report["version"], report["machine"], report["parts"]
         devices = [part["device"] for part in parts.values() if "device" in part]
         assert version == VERSION, f"version {version}"
-        return Measured(
+        return MeasuredRow(
             path=path,
             device=devices[0] if devices else "no GPU",
             date=report["date"],
@@ -150,7 +150,7 @@ def read(path: str) -> Measured:
         raise ConfigError("not a file of the GPU suite", got=f"{path} ({error!r})", fix=fix) from None
 
 
-def aims_table(measured: Sequence[Measured]) -> str:
+def aims_table(measured: Sequence[MeasuredRow]) -> str:
     """The aims in Markdown, a line for every figure; `not measured` where there is none."""
     lines = ["| aim | of | reached | met | measured on |", "|---|---|---|---|---|"]
     for aim in AIMS:
@@ -171,7 +171,7 @@ def aims_table(measured: Sequence[Measured]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def details(measured: Sequence[Measured]) -> str:
+def details(measured: Sequence[MeasuredRow]) -> str:
     """All rows in Markdown, a section for every file and a table for every part."""
     lines: list[str] = []
     for run in measured:
@@ -184,7 +184,7 @@ def details(measured: Sequence[Measured]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(measured: Sequence[Measured], path: str) -> None:
+def draw(measured: Sequence[MeasuredRow], path: str) -> None:
     """Link, transfers, decode attention and decode steps of all runs. Raises `ConfigError` as `check_drawing` does."""
     check_drawing(path)
     from matplotlib.figure import Figure

@@ -63,7 +63,7 @@ class Step(NamedTuple):
     apply: float
 
 
-class Device(Protocol):
+class WaitingRunner(Protocol):
     """A runner whose results can be waited for before they are read."""
 
     def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any: ...
@@ -113,7 +113,7 @@ class Sleeping:
 class Stopwatch:
     """Passes plans on, and notes what the parts of a step took."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: WaitingRunner) -> None:
         self._device = device
         self.reset = device.reset
         self.plans: list[StepPlan] = []
@@ -172,7 +172,7 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
     pack_samples(plan.chunks, shape.max_num_seqs, shape.max_num_seqs)
 
 
-def decode(llm: LLM, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
+def decode(llm: LLM, device: WaitingRunner, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
     llm.restart(pipeline_depth=depth)
     wake = threading.Event()
@@ -199,7 +199,7 @@ def decode(llm: LLM, device: Device, batch: int, depth: int, options: argparse.N
     return {part: 1e6 * parts[part] for part in PARTS}
 
 
-def measure(llm: LLM, device: Device, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
+def measure(llm: LLM, device: WaitingRunner, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Microseconds of the parts by pipeline depth, which take turns: the least of all rounds, since what disturbs only adds."""
     rounds = [{depth: decode(llm, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
     return {depth: {part: min(once[depth][part] for once in rounds) for part in PARTS} for depth in (0, 1)}

@@ -95,7 +95,7 @@ def decode(
     return jax.lax.fori_loop(0, NUM_ROWS // ROWS_AT_ONCE, some_rows, jnp.zeros_like(q))
 
 
-def copy_out(layers: list[Array], page_ids: Int[Array, "k"]) -> list[Array]:
+def offload(layers: list[Array], page_ids: Int[Array, "k"]) -> list[Array]:
     """One array per page, all layers in it, as a copy to the host takes them."""
     return list(jnp.stack([pages[page_ids] for pages in layers], axis=1))
 
@@ -154,7 +154,7 @@ def measure_decode(
 
 def measure_copy_out(pools: dict[str, Array], rounds: int) -> dict[str, float]:
     page_ids = jnp.asarray(np.random.default_rng(0).permutation(SIZES["N"])[:COPY_PAGES])
-    gather = jax.jit(copy_out)
+    gather = jax.jit(offload)
     return fastest_ms({order: partial(gather, [pools[order]] * COPY_LAYERS, page_ids) for order in ORDERS}, rounds)
 
 

@@ -7,12 +7,12 @@ from random import Random
 
 from rich.console import Console
 
-from benchmarks.serve_load import Load, run_load
+from benchmarks.serve_load import ClientLoad, run_load
 from benchmarks.serve_report import plot, remarks, report, table
 from jinfercept.bench.client_report import Report
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import Servers
-from jinfercept.bench.session_shape import Shape, bar, check, teller, write_files
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
 from jinfercept.cli.simulate import drawer
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import write_json
@@ -23,7 +23,7 @@ from jinfercept.sim.workload import Script
 def load_command(
     servers: Servers,
     style: Style,
-    shape: Shape,
+    shape: SessionShape,
     *,
     trace: str | None,
     workload: str | None,
@@ -76,10 +76,14 @@ def load_command(
     return int(any(not one["requests_completed"] for one in reports))
 
 
-def make_loads(request_rates: Sequence[str], concurrencies: Sequence[str]) -> list[Load]:
+def make_loads(request_rates: Sequence[str], concurrencies: Sequence[str]) -> list[ClientLoad]:
     """A load for each number. Raises `ConfigError` for what is none."""
-    loads = [Load(rate, None) for rate in numbers("--request-rate", request_rates, float)] if request_rates else []
-    loads += [Load(None, clients) for clients in numbers("--concurrency", concurrencies, int)] if concurrencies else []
+    loads = (
+        [ClientLoad(rate, None) for rate in numbers("--request-rate", request_rates, float)] if request_rates else []
+    )
+    loads += (
+        [ClientLoad(None, clients) for clients in numbers("--concurrency", concurrencies, int)] if concurrencies else []
+    )
     for rate, clients in loads:
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError("--request-rate is out of range", got=rate, fix="sessions per second, above 0")
@@ -88,7 +92,7 @@ def make_loads(request_rates: Sequence[str], concurrencies: Sequence[str]) -> li
     return loads
 
 
-def _source(trace: str | None, workload: str | None, shape: Shape) -> Callable[[Random], Callable[[], Script]]:
+def _source(trace: str | None, workload: str | None, shape: SessionShape) -> Callable[[Random], Callable[[], Script]]:
     if trace is None and workload is None:
         return lambda rng: lambda: shape.script(rng)
     return drawer(trace, workload or "mixed", "trace", sys.maxsize)

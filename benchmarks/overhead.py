@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.offline import OfflineEngine, offline_engine
-from benchmarks.serve_load import Load, run_load
+from benchmarks.serve_load import ClientLoad, run_load
 from benchmarks.serve_report import report
 from jinfercept.bench.client_report import failures, number, percent
 from jinfercept.bench.conversations import Style
-from jinfercept.bench.servers import Server, Servers
-from jinfercept.bench.session_shape import Shape, bar, check, teller, write_files
+from jinfercept.bench.servers import RunningServer, Servers
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import Bars, draw
 from jinfercept.sim.reports import write_json
@@ -39,7 +39,7 @@ Wave = dict[str, Any]
 def overhead_command(
     servers: Servers,
     style: Style,
-    shape: Shape,
+    shape: SessionShape,
     *,
     concurrency: int,
     seed: int,
@@ -114,10 +114,16 @@ def table(waves: Sequence[Wave]) -> Table:
 
 
 def _wave(
-    engine: OfflineEngine, server: Server, style: Style, shape: Shape, concurrency: int, seed: str, http_first: bool
+    engine: OfflineEngine,
+    server: RunningServer,
+    style: Style,
+    shape: SessionShape,
+    concurrency: int,
+    seed: str,
+    http_first: bool,
 ) -> Wave:
     """One wave through both."""
-    work, load = _work(style, shape, concurrency, seed), Load(None, concurrency)
+    work, load = _work(style, shape, concurrency, seed), ClientLoad(None, concurrency)
     scripts = [shape.script(Random(seed))] * concurrency
     offline = {} if http_first else engine.ask(work)
     run = run_load(server.target, server.model, style, scripts, load, seed)
@@ -132,7 +138,7 @@ def _wave(
     }
 
 
-def _work(style: Style, shape: Shape, concurrency: int, seed: str) -> dict[str, Any]:
+def _work(style: Style, shape: SessionShape, concurrency: int, seed: str) -> dict[str, Any]:
     """A wave as the offline engine takes it: what `run_load` says with the same seed."""
     bodies = [style.talk("", shape.prompt_tokens, f"{seed}/{one}").ask(1).body for one in range(concurrency)]
     kind, field = ("chats", "messages") if style.vocabulary is None else ("prompts", "prompt")

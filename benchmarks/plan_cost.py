@@ -20,10 +20,10 @@ from rich.table import Table
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 
 PAGE_SIZE = 32
 CONTEXT_TOKENS = 2000
@@ -43,7 +43,7 @@ class Desk:
         profile, estimator = PROFILES["paper-gptj-6b-a100"], HistoryEstimator()
         self.scheduler = Scheduler(
             self.kv,
-            Knowledge(profile, profile.saturation, PAGE_SIZE, estimator).make(policy),
+            PolicyInputs(profile, profile.saturation, PAGE_SIZE, estimator).make(policy),
             profile,
             estimator,
             buckets=(1, 8, 32, 128, 512, 2048),
@@ -81,7 +81,7 @@ class Desk:
         for sequence in pausing:
             self.pause(sequence)
         for sequence in returning:
-            self.scheduler.resume(sequence, [0] * 8, (Ended(self.now - sequence.paused_s),))
+            self.scheduler.resume(sequence, [0] * 8, (CallDuration(self.now - sequence.paused_s),))
 
 
 def measure(policy: str, running: int, intercepted: int, plans: int, share: float) -> dict[str, float]:

@@ -11,11 +11,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 from jinfercept.bench.conversations import Style
-from jinfercept.bench.openai_client import Client, Reply, Target
+from jinfercept.bench.openai_client import Client, ClientReply, Target
 from jinfercept.sim.workload import Script
 
 
-class Load(NamedTuple):
+class ClientLoad(NamedTuple):
     """How sessions come: `request_rate` of them a second, as a Poisson process, or always `concurrency` at a time."""
 
     request_rate: float | None
@@ -32,7 +32,7 @@ class Load(NamedTuple):
         return f"{self.concurrency} clients" if self.request_rate is None else f"{self.request_rate:g}/s"
 
 
-class Played(NamedTuple):
+class PlayedSession(NamedTuple):
     """What came of one session.
 
     Attributes:
@@ -46,10 +46,10 @@ class Played(NamedTuple):
     began_s: float
     ended_s: float
     tool_s: float
-    replies: list[Reply]
+    replies: list[ClientReply]
 
 
-class Run(NamedTuple):
+class LoadRun(NamedTuple):
     """Everything that was played.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
     seconds: float
     client_cpu_s: float
-    sessions: list[Played]
+    sessions: list[PlayedSession]
     asked: int
     interrupted: bool
 
@@ -72,10 +72,10 @@ def run_load(
     model: str,
     style: Style,
     scripts: Sequence[Script],
-    load: Load,
+    load: ClientLoad,
     seed: str,
     told: Callable[[int], None] = lambda done: None,
-) -> Run:
+) -> LoadRun:
     """Play all sessions.
 
     Args:
@@ -93,7 +93,7 @@ def run_load(
         ConfigError: the server cannot do what `style` needs.
         KeyboardInterrupt: before any session was over.
     """
-    played: dict[int, Played] = {}
+    played: dict[int, PlayedSession] = {}
 
     async def go() -> None:
         async with Client(target) as client:
@@ -115,10 +115,10 @@ def run_load(
         raise KeyboardInterrupt
     sessions = [played[number] for number in sorted(played)]
     began_s, ended_s = min(one.began_s for one in sessions), max(one.ended_s for one in sessions)
-    return Run(ended_s - began_s, cpu_s, sessions, len(scripts), interrupted)
+    return LoadRun(ended_s - began_s, cpu_s, sessions, len(scripts), interrupted)
 
 
-async def _drive(one: Callable[[int], Coroutine[Any, Any, None]], number: int, load: Load, seed: str) -> None:
+async def _drive(one: Callable[[int], Coroutine[Any, Any, None]], number: int, load: ClientLoad, seed: str) -> None:
     """Play so many sessions as the load says."""
     waiting = iter(enumerate(load.arrivals(number, seed)))
     began_s = time.perf_counter()
@@ -131,9 +131,9 @@ async def _drive(one: Callable[[int], Coroutine[Any, Any, None]], number: int, l
     await asyncio.gather(*(client() for _ in range(load.concurrency or number)))
 
 
-async def _play(client: Client, model: str, style: Style, script: Script, seed: str) -> Played:
+async def _play(client: Client, model: str, style: Style, script: Script, seed: str) -> PlayedSession:
     """One session, to its end or to its first failure."""
-    talk, replies, tool_s = style.talk(model, script.prompt, seed), list[Reply](), 0.0
+    talk, replies, tool_s = style.talk(model, script.prompt, seed), list[ClientReply](), 0.0
     for segment in script.segments:
         reply = await client.ask(talk.ask(segment.decode))
         replies.append(reply)
@@ -143,4 +143,4 @@ async def _play(client: Client, model: str, style: Style, script: Script, seed: 
         await asyncio.sleep(segment.call_s)
         tool_s += time.perf_counter() - paused_s
         talk.go_on(reply, segment.returned)
-    return Played(script, replies[0].sent_s, replies[-1].end_s, tool_s, replies)
+    return PlayedSession(script, replies[0].sent_s, replies[-1].end_s, tool_s, replies)

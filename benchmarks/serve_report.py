@@ -7,16 +7,16 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.serve_load import Load, Played, Run
+from benchmarks.serve_load import ClientLoad, LoadRun, PlayedSession
 from jinfercept.bench.client_report import Report, failures, number, percent, row, share, spread, total
-from jinfercept.bench.openai_client import Reply
+from jinfercept.bench.openai_client import ClientReply
 from jinfercept.sim.plots import Bars, draw
 
 BUSY_CLIENT = 0.8
 """Share of a core above which the client may be what is measured."""
 
 
-def report(server: str, model: str, load: Load, seed: int, run: Run) -> Report:
+def report(server: str, model: str, load: ClientLoad, seed: int, run: LoadRun) -> Report:
     """Everything of one run. Latencies are of what succeeded; what failed is counted by kind, and has its row.
 
     Returns:
@@ -62,7 +62,7 @@ def report(server: str, model: str, load: Load, seed: int, run: Run) -> Report:
     }
 
 
-def _rows(number: int, session: Played, run: Run) -> list[dict[str, Any]]:
+def _rows(number: int, session: PlayedSession, run: LoadRun) -> list[dict[str, Any]]:
     origin_s = min(one.began_s for one in run.sessions)
     return [
         {"session": number, "kind": session.script.kind, "turn": turn} | row(reply, origin_s)
@@ -70,11 +70,11 @@ def _rows(number: int, session: Played, run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _gaps(reply: Reply) -> list[float]:
+def _gaps(reply: ClientReply) -> list[float]:
     return [after - before for before, after in zip(reply.piece_s, reply.piece_s[1:], strict=False)]
 
 
-def _token_s(reply: Reply) -> float | None:
+def _token_s(reply: ClientReply) -> float | None:
     if reply.first_s is None or reply.completion_tokens is None or reply.completion_tokens < 2:
         return None
     return (reply.seconds - reply.first_s) / (reply.completion_tokens - 1)
@@ -119,7 +119,7 @@ def table(reports: Sequence[Report]) -> Table:
         errors = ", ".join(f"{count} × {kind}" for kind, count in one["errors"].items())
         done = f"{one['sessions_completed']}/{one['sessions']}"
         seed = (str(one["seed"]),) if seeds else ()
-        shown.add_row(one["server"], str(Load(**one["load"])), *seed, *cells, done, errors)
+        shown.add_row(one["server"], str(ClientLoad(**one["load"])), *seed, *cells, done, errors)
     return shown
 
 
@@ -158,7 +158,7 @@ def _by_load(reports: Sequence[Report], name: str) -> Mapping[str, Mapping[str, 
     found: dict[str, dict[str, list[float]]] = {}
     for one in reports:
         value = _value(one, name)
-        by_server = found.setdefault(str(Load(**one["load"])), {})
+        by_server = found.setdefault(str(ClientLoad(**one["load"])), {})
         if value is not None:
             by_server.setdefault(one["server"], []).append(value)
     return {load: {server: fmean(values) for server, values in each.items()} for load, each in found.items()}

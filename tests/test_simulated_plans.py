@@ -18,9 +18,9 @@ def without_tokens(play: Play) -> list[StepPlan]:
                 chunk._replace(tokens=tuple(token if token == FROM_DEVICE else 0 for token in chunk.tokens))
                 for chunk in plan.chunks
             ),
-            plan.copy_out,
+            plan.offload,
             plan.fetch,
-            plan.land,
+            plan.scatter,
             plan.drop,
         )
         for plan in (planned.plan for planned in play.plans)

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from benchmarks.gpu_suite.sizes import AttentionCase, Heads
+from benchmarks.gpu_suite.sizes import AttentionCase, HeadSizes
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape
-from jinfercept.runner.packing import Shape, pack, unpack
+from jinfercept.runner.packing import PackedShape, pack, unpack
 from jinfercept.sched.plan import Chunk
 
 BLOCK_PAGES = 1024
 
 
-def random_pages(heads: Heads, num_pages: int, page_size: int, dtype: str) -> KVPages:
+def random_pages(heads: HeadSizes, num_pages: int, page_size: int, dtype: str) -> KVPages:
     """One layer's pages; a block of random ones, repeated."""
     shape = kv_shape(num_pages, page_size, heads.kv, heads.dim)
     block = min(BLOCK_PAGES, num_pages)
@@ -44,7 +44,7 @@ def make_batch(
     """
     chunks = tuple(Chunk(slot, start, (1,) * tokens, (), None) for slot, (start, tokens) in enumerate(rows))
     num_tokens = sum(tokens for _, tokens in rows) + spare_tokens
-    shape = Shape(num_tokens, len(rows) + spare_rows, tables.shape[1])
+    shape = PackedShape(num_tokens, len(rows) + spare_rows, tables.shape[1])
     packed = pack(chunks, tables, page_size, shape)
     return jax.jit(unpack, static_argnums=2)(packed, np.zeros(len(rows), np.int32), shape)
 
@@ -68,6 +68,6 @@ def scattered_batches(case: AttentionCase, num_pages: int, page_size: int, count
     return batches
 
 
-def random_queries(heads: Heads, num_tokens: int, dtype: str) -> Float[Array, "T H D"]:
+def random_queries(heads: HeadSizes, num_tokens: int, dtype: str) -> Float[Array, "T H D"]:
     """Queries of one step."""
     return jax.random.normal(jax.random.key(1), (num_tokens, heads.query, heads.dim), dtype)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
-from benchmarks.gpu_suite.sizes import Heads, Row, Sizes
+from benchmarks.gpu_suite.sizes import HeadSizes, Row, Sizes
 from jinfercept.models.config import ModelConfig
 from jinfercept.pallas.attention import available, paged_attention
 from jinfercept.pallas.layout import Batch, kv_shape
@@ -31,12 +31,12 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     for heads in sizes.checked_heads:
         for page_size in sizes.checked_pages:
             for dtype, limit in sizes.checked_dtypes.items():
-                yield from _check_kernels(Heads("", *heads), page_size, dtype, limit)
+                yield from _check_kernels(HeadSizes("", *heads), page_size, dtype, limit)
     for name, config in sizes.checked_models.items():
         yield from _check_tokens(name, config)
 
 
-def _check_kernels(heads: Heads, page_size: int, dtype: str, limit: float) -> Iterator[Row]:
+def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float) -> Iterator[Row]:
     reference, cpu = jax.jit(paged_attention_reference), jax.local_devices(backend="cpu")[0]
     for name in available(dtype, dtype, heads.dim, page_size):
         run = jax.jit(partial(paged_attention, implementation=name))
@@ -61,7 +61,9 @@ def _wide(array: jax.Array) -> jax.Array:
     return array.astype(jnp.float32)
 
 
-def _inputs(heads: Heads, page_size: int, dtype: str, rng: np.random.Generator) -> tuple[jax.Array, jax.Array, Batch]:
+def _inputs(
+    heads: HeadSizes, page_size: int, dtype: str, rng: np.random.Generator
+) -> tuple[jax.Array, jax.Array, Batch]:
     """Queries; pages, of which only what the rows see is a number; the rows' batch, with padding."""
     spans = [(context - 1, 1) for context in rng.permutation(DECODE_CONTEXTS).tolist()]
     spans += [(before, tokens) for before, tokens in rng.permutation(CHUNKS).tolist()]

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from benchmarks.gpu_suite.attention_cases import random_pages, random_queries, scattered_batches
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
-from benchmarks.gpu_suite.timing import Timing, timed
+from benchmarks.gpu_suite.timing import RunTiming, timed
 from jinfercept.pallas.attention import available, paged_attention
 from jinfercept.pallas.layout import KVPages
 
@@ -38,7 +38,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             pages = None  # the last ones go before the next ones come
             pages, drawn = random_pages(case.heads, _num_pages(sizes, case), sizes.page_size, sizes.dtype), case.heads
         assert pages is not None
-        candidates: dict[str, Callable[[Sizes, AttentionCase], Timing]] = {
+        candidates: dict[str, Callable[[Sizes, AttentionCase], RunTiming]] = {
             name: partial(_time_ours, name, pages)
             for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
@@ -55,7 +55,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
                 yield row | _reached(case, timing, sizes.calls, copy, matmul)
 
 
-def _reached(case: AttentionCase, timing: Timing, calls: int, copy: float, matmul: float) -> Row:
+def _reached(case: AttentionCase, timing: RunTiming, calls: int, copy: float, matmul: float) -> Row:
     seconds = timing.seconds / calls
     return {
         "seconds": seconds,
@@ -77,7 +77,7 @@ def _num_inputs(case: AttentionCase) -> int:
     return max(1, min(MOST_INPUTS, BEYOND_CACHE_BYTES // case.kv_bytes))
 
 
-def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Sequence[tuple[Any, ...]]) -> Timing:
+def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Sequence[tuple[Any, ...]]) -> RunTiming:
     """Time some calls of `attend(q, *input)`, one after the other in one executable, with all inputs in turn."""
 
     @jax.jit
@@ -92,7 +92,7 @@ def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Se
     return timed(lambda: calls(q, list(islice(turns, sizes.calls))), sizes.enough_s)
 
 
-def _time_ours(name: str, pages: KVPages, sizes: Sizes, case: AttentionCase) -> Timing:
+def _time_ours(name: str, pages: KVPages, sizes: Sizes, case: AttentionCase) -> RunTiming:
     longest = max(other.context for other in sizes.attention if other.heads == case.heads)
     width = -(-longest // sizes.page_size)
     batches = scattered_batches(case, pages.shape[0], sizes.page_size, _num_inputs(case), width)
@@ -101,7 +101,7 @@ def _time_ours(name: str, pages: KVPages, sizes: Sizes, case: AttentionCase) -> 
     return _time_calls(sizes, attend, q, [(pages, batch) for batch in batches])
 
 
-def _time_cudnn(sizes: Sizes, case: AttentionCase) -> Timing:
+def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:
     """cuDNN's paged attention, over keys and values of its own, which lie apart there.
 
     A chunk behind other tokens goes without the causal mask, which means another thing there: a little more work.

@@ -70,7 +70,7 @@ SMALL_LLAMA = replace(
 )
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """The heads of one attention layer, and whose they are."""
 
     model: str
@@ -94,7 +94,7 @@ class AttentionCase(NamedTuple):
         context: tokens that each row's last query sees, itself included.
     """
 
-    heads: Heads
+    heads: HeadSizes
     rows: int
     chunk: int
     context: int
@@ -191,7 +191,7 @@ class Sizes:
     policies: Policies
 
 
-def _cases(heads: Heads, batches: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[AttentionCase, ...]:
+def _cases(heads: HeadSizes, batches: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[AttentionCase, ...]:
     decoding = (AttentionCase(heads, rows, 1, context) for rows in batches for context in contexts)
     chunks = ((1, 512, 512), (1, 2048, 2048), (1, 512, 4096), (4, 512, 2048))
     return (*decoding, *(AttentionCase(heads, *case) for case in chunks))
@@ -208,7 +208,7 @@ FULL = Sizes(
     calls=8,
     attention=tuple(
         case
-        for heads in (Heads("gptj-6b", 16, 16, 256), Heads("llama-3-8b", 32, 8, 128))
+        for heads in (HeadSizes("gptj-6b", 16, 16, 256), HeadSizes("llama-3-8b", 32, 8, 128))
         for case in _cases(heads, (64, 32, 256, 16, 1), (2048, 512, 8192))
     ),
     attention_pool_bytes=9 * 10**9,
@@ -237,7 +237,7 @@ TINY = Sizes(
     matmul_size=64,
     link_bytes=(64 << 10,),
     calls=1,
-    attention=tuple(AttentionCase(Heads("small", 4, 2, 16), *case) for case in ((2, 1, 12), (1, 8, 12))),
+    attention=tuple(AttentionCase(HeadSizes("small", 4, 2, 16), *case) for case in ((2, 1, 12), (1, 8, 12))),
     attention_pool_bytes=MIB,
     checked_heads=((4, 2, 16),),
     checked_pages=(16,),

@@ -15,7 +15,7 @@ import jax
 
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.plans import fill, pages_of, settled, steady_s, step
-from benchmarks.gpu_suite.sizes import GIB, AttentionCase, Heads, Row, Sizes
+from benchmarks.gpu_suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
@@ -26,7 +26,7 @@ SPARE_BYTES = 5 * GIB  # of a GPU's memory, for what steps need besides pages
 POOL_SHARE = 0.95
 
 
-class Case(NamedTuple):
+class StepCase(NamedTuple):
     """A step: rows that decode with a context each, and a chunk from its first token beside them."""
 
     batch: int
@@ -83,10 +83,10 @@ def _measure(
         runner.close()
 
 
-def _cases(sizes: Sizes) -> list[Case]:
-    decoding = [Case(batch, context, 0) for batch in sizes.batches for context in sizes.contexts]
+def _cases(sizes: Sizes) -> list[StepCase]:
+    decoding = [StepCase(batch, context, 0) for batch in sizes.batches for context in sizes.contexts]
     batch, context, chunk = sizes.mixed
-    return [*decoding[: len(sizes.contexts)], Case(batch, context, chunk), *decoding[len(sizes.contexts) :]]
+    return [*decoding[: len(sizes.contexts)], StepCase(batch, context, chunk), *decoding[len(sizes.contexts) :]]
 
 
 def _shape(sizes: Sizes, config: ModelConfig, params: Params, layers_per_step: int) -> RunnerShape:
@@ -111,7 +111,7 @@ def _pool_tokens(sizes: Sizes, config: ModelConfig, params: Params) -> int:
     return min(sizes.pool_tokens, int(free) // kv_bytes_per_token(config, sizes.dtype))
 
 
-def _floors(config: ModelConfig, sizes: Sizes, case: Case, copy: float, matmul: float) -> tuple[float, float]:
+def _floors(config: ModelConfig, sizes: Sizes, case: StepCase, copy: float, matmul: float) -> tuple[float, float]:
     """Least seconds by bytes, and by operations."""
     shapes = abstract_params(config, sizes.dtype)
     layer_sizes, head_sizes = ([leaf.size for leaf in jax.tree.leaves(part)] for part in (shapes.layers, shapes.head))
@@ -119,7 +119,7 @@ def _floors(config: ModelConfig, sizes: Sizes, case: Case, copy: float, matmul: 
     tokens, sampled = case.batch + case.chunk, case.batch + bool(case.chunk)
     contexts = case.batch * case.context + case.chunk
     num_bytes = itemsize * (sum(layer_sizes) + sum(head_sizes)) + contexts * kv_bytes_per_token(config, sizes.dtype)
-    heads = Heads("", config.num_heads, config.num_kv_heads, config.head_dim)
+    heads = HeadSizes("", config.num_heads, config.num_kv_heads, config.head_dim)
     attention = AttentionCase(heads, case.batch, 1, case.context).flops
     if case.chunk:
         attention += AttentionCase(heads, 1, case.chunk, case.chunk).flops

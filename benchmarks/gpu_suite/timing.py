@@ -11,7 +11,7 @@ TURNS = 5
 MOST_RUNS = 1000
 
 
-class Timing(NamedTuple):
+class RunTiming(NamedTuple):
     """Seconds of one run: the median turn, which counts, and the extremes; how many runs a turn had."""
 
     seconds: float
@@ -20,7 +20,7 @@ class Timing(NamedTuple):
     runs: int
 
 
-def timed(run: Callable[[], Any], enough_s: float) -> Timing:
+def timed(run: Callable[[], Any], enough_s: float) -> RunTiming:
     """Time what a function dispatches; it returns what has to be waited for.
 
     Args:
@@ -31,7 +31,7 @@ def timed(run: Callable[[], Any], enough_s: float) -> Timing:
     once_s = _turn(run, 1)
     count = max(1, min(MOST_RUNS, round(enough_s / once_s)))
     turns = [_turn(run, count) for _ in range(TURNS)]
-    return Timing(median(turns), min(turns), max(turns), count)
+    return RunTiming(median(turns), min(turns), max(turns), count)
 
 
 def _turn(run: Callable[[], Any], count: int) -> float:

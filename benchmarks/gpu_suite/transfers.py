@@ -109,19 +109,19 @@ def _loaded_s(bench: Bench, plan: StepPlan, way: str, pages: int, enough_s: floa
     leaving = [bench.first_spare + index for index in range(pages)]
     landing = [slot + pages for slot in leaving]
     there = tuple(map(PageCopy, landing, kept))
-    runner.collect(runner.submit(StepPlan(0, 0, copy_out=there)))
+    runner.collect(runner.submit(StepPlan(0, 0, offload=there)))
     left: deque[tuple[int, ...]] = deque()
 
     def plans() -> Iterator[StepPlan]:
         for number in count(1):
             coming = there if way in ("in", "both") else ()
             if way == "in":
-                yield replace(plan, fetch=coming, land=coming)
+                yield replace(plan, fetch=coming, scatter=coming)
                 continue
             slots = tuple(range(number * pages, (number + 1) * pages))
             left.append(slots)
             drop = left.popleft() if len(left) > FORGOTTEN_AFTER else ()
-            yield replace(plan, fetch=coming, land=coming, drop=drop, copy_out=tuple(map(PageCopy, leaving, slots)))
+            yield replace(plan, fetch=coming, scatter=coming, drop=drop, offload=tuple(map(PageCopy, leaving, slots)))
 
     try:
         return steady_s(runner, plans(), enough_s)

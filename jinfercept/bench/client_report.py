@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from jinfercept.bench.openai_client import Reply
+from jinfercept.bench.openai_client import ClientReply
 from jinfercept.sim.tables import number_text
 
 Report = dict[str, Any]
@@ -24,7 +24,7 @@ def share(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def row(reply: Reply, origin_s: float) -> dict[str, Any]:
+def row(reply: ClientReply, origin_s: float) -> dict[str, Any]:
     """A request as plain values; times are seconds, `sent_s` since the origin."""
     return {
         "sent_s": reply.sent_s - origin_s,

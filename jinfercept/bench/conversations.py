@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol, final
 
-from jinfercept.bench.openai_client import Ask, Reply
+from jinfercept.bench.openai_client import Ask, ClientReply
 from jinfercept.errors import ConfigError
 
 WORDS = (
@@ -29,7 +29,7 @@ class Talk(Protocol):
         """Its next request."""
         ...
 
-    def go_on(self, reply: Reply, returned: int) -> None:
+    def go_on(self, reply: ClientReply, returned: int) -> None:
         """The answer came, and after it what a tool returned: so many tokens."""
         ...
 
@@ -80,7 +80,7 @@ class ChatTalk:
     def ask(self, new_tokens: int) -> Ask:
         return Ask("/chat/completions", self._common | {"messages": self.messages, "max_tokens": new_tokens})
 
-    def go_on(self, reply: Reply, returned: int) -> None:
+    def go_on(self, reply: ClientReply, returned: int) -> None:
         result = {"role": self._tool_role, "content": _words(self._rng, returned)}
         if self._tool_role == "tool":
             result["tool_call_id"] = f"call_{len(self.messages)}"
@@ -101,7 +101,7 @@ class TokenTalk:
     def ask(self, new_tokens: int) -> Ask:
         return Ask("/completions", self._common | {"prompt": self.prompt, "max_tokens": new_tokens})
 
-    def go_on(self, reply: Reply, returned: int) -> None:
+    def go_on(self, reply: ClientReply, returned: int) -> None:
         """As for every talk. Raises `ConfigError` if the server does not say which tokens it has generated."""
         if not reply.token_ids:
             raise ConfigError(

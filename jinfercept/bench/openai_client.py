@@ -54,7 +54,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reply:
+class ClientReply:
     """What came of one request; it grows while the answer comes. Times are of `time.perf_counter`.
 
     Attributes:
@@ -144,11 +144,11 @@ class Client:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self._target.name} names no model", got=error, fix="give --model") from None
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: Ask) -> ClientReply:
         """Send a request and read its stream to the end, or until it fails."""
         from httpx2 import ConnectError, HTTPError, InvalidURL
 
-        reply = Reply(time.perf_counter())
+        reply = ClientReply(time.perf_counter())
         try:
             async with (
                 asyncio.timeout(self._target.timeout_s),
@@ -199,7 +199,7 @@ async def _message(response: "Response") -> str:
         return said.decode(errors="replace")[:_SHOWN]
 
 
-async def _read(response: "Response", reply: Reply) -> bool:
+async def _read(response: "Response", reply: ClientReply) -> bool:
     """Read events into a reply; whether the answer has come to its end."""
     rest, ended = b"", False
     pieces = response.aiter_bytes()
@@ -229,7 +229,7 @@ async def _finish(pieces: AsyncIterator[bytes]) -> None:
                 pass
 
 
-def _note(chunk: dict[str, Any], reply: Reply, now: float) -> bool:
+def _note(chunk: dict[str, Any], reply: ClientReply, now: float) -> bool:
     """Take a chunk into a reply; whether it ends the answer."""
     if chunk.get("error"):
         error = chunk["error"]

@@ -16,13 +16,13 @@ from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.llm import LLM
 from jinfercept.request import Request
-from jinfercept.runner.runner import ModelRunner, Ticket
+from jinfercept.runner.runner import ModelRunner, StepTicket
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.sched.policies import Knowledge
-from jinfercept.sim.recording import NO_RECORDS, Recording, Records
-from jinfercept.sim.run_stats import Accounts, Report
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
+from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import Prices
@@ -45,13 +45,13 @@ class TimedRunner:
         self._runner = runner
         self.seconds = 0.0
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepTicket:
         started_s = time.thread_time()
         ticket = self._runner.submit(plan, masks)
         self.seconds += time.thread_time() - started_s
         return ticket
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: StepTicket) -> StepResult:
         started_s = time.thread_time()
         result = self._runner.collect(ticket)
         self.seconds += time.thread_time() - started_s
@@ -68,7 +68,7 @@ def replay(
     write: Writer,
     duration_s: float,
     progress: Progress = lambda now, end: None,
-    records: Records = NO_RECORDS,
+    records: RecordFiles = NO_RECORDS,
 ) -> Replayed:
     """Play requests in real time under a policy, on the weights and executables of an `LLM` that nobody else uses meanwhile.
 
@@ -84,7 +84,7 @@ def replay(
     """
     clock, recordings = RealClock(), list[Recording]()
 
-    def record(kv: KVManager, known: Knowledge) -> tuple[Observer, Estimator]:
+    def record(kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
         asked = ESTIMATORS[llm.config.scheduler.estimator]()
         run = {"policy": policy, "estimator": llm.config.scheduler.estimator, "profile": llm.profile.name}
         recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
@@ -94,7 +94,7 @@ def replay(
     config, shape = llm.config, llm.shape
     scheduler = llm.engine.scheduler
     prices = Prices(llm.profile, shape.page_size, synchronous=False)
-    accounts = Accounts(scheduler, clock, prices, shape.buckets)
+    accounts = RunStats(scheduler, clock, prices, shape.buckets)
     endpoints = ScriptedEndpoints(clock, write)
     runner = TimedRunner(llm.runner)
     engine = Engine(

@@ -13,7 +13,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least
 
 
-class Server(NamedTuple):
+class RunningServer(NamedTuple):
     """One that runs, and the model that it is asked for."""
 
     target: Target
@@ -56,7 +56,7 @@ class Servers(NamedTuple):
             raise ConfigError("servers of one name cannot be told apart", got=", ".join(names), fix="give NAME=URL")
 
     @contextmanager
-    def running(self, console: Console) -> Iterator[list[Server]]:
+    def running(self, console: Console) -> Iterator[list[RunningServer]]:
         """All of them, while they run. Raises `ConfigError` if one does not answer."""
         if self.own is None:
             yield [self._server(target) for target in self._targets()]
@@ -71,9 +71,9 @@ class Servers(NamedTuple):
     def _targets(self) -> list[Target]:
         return [make_target(url, self.api_key, self.timeout_s) for url in self.urls]
 
-    def _server(self, target: Target) -> Server:
+    def _server(self, target: Target) -> RunningServer:
         async def ask() -> str:
             async with Client(target) as client:
                 return await client.model(self.model)
 
-        return Server(target, asyncio.run(ask()))
+        return RunningServer(target, asyncio.run(ask()))

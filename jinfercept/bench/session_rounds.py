@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jinfercept.bench.client_report import row, share, total
 from jinfercept.bench.conversations import Style, Talk
-from jinfercept.bench.openai_client import Client, Reply
+from jinfercept.bench.openai_client import Client, ClientReply
 from jinfercept.sim.workload import Script
 
 
@@ -21,7 +21,7 @@ class Visit(NamedTuple):
 
     session: int
     turn: int
-    reply: Reply
+    reply: ClientReply
 
 
 class Going(NamedTuple):
@@ -137,7 +137,7 @@ def _turns(visits: Sequence[Visit]) -> list[int]:
     return sorted({one.turn for one in visits})
 
 
-def _round(replies: Sequence[Reply], turn: int, concurrent: bool) -> dict[str, Any]:
+def _round(replies: Sequence[ClientReply], turn: int, concurrent: bool) -> dict[str, Any]:
     done = [reply for reply in replies if reply.error is None]
     prompt, cached = (total(getattr(reply, name) for reply in done) for name in ("prompt_tokens", "cached_tokens"))
     together_s = max(reply.end_s for reply in replies) - min(reply.sent_s for reply in replies)

@@ -17,7 +17,7 @@ from jinfercept.sim.tables import check_least
 from jinfercept.sim.workload import Script, Segment
 
 
-class Shape(NamedTuple):
+class SessionShape(NamedTuple):
     """Sessions that are all alike but for what is said and how long tools take.
 
     Attributes:
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
         return Script("agent", self.prompt_tokens, (*calls, Segment(self.new_tokens, None, 0)))
 
 
-def check(servers: Servers, style: Style, shape: Shape, json_path: str | None, plot_path: str | None) -> None:
+def check(servers: Servers, style: Style, shape: SessionShape, json_path: str | None, plot_path: str | None) -> None:
     """Raise `ConfigError` for what cannot work, before anything is started."""
     servers.check()
     shape.check()

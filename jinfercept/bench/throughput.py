@@ -35,7 +35,7 @@ class Cell(NamedTuple):
     prefill_tokens_per_s: float
 
 
-class Work(NamedTuple):
+class ThroughputWork(NamedTuple):
     """What is measured: every batch at every context.
 
     Attributes:
@@ -60,7 +60,9 @@ class Work(NamedTuple):
         }
 
 
-def measure(llm: LLM, work: Work, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Cell]:
+def measure(
+    llm: LLM, work: ThroughputWork, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[Cell]:
     """Measure every cell; starts the engine over again and again, so it must be idle.
 
     Args:

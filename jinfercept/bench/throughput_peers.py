@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinfercept.bench.throughput import Cell, Work
+from jinfercept.bench.throughput import Cell, ThroughputWork
 from jinfercept.errors import ConfigError
 
 TRANSFORMERS = "transformers"
@@ -25,7 +25,7 @@ class Peer(NamedTuple):
     command: tuple[str, ...]
 
 
-class Measured(NamedTuple):
+class PeerCells(NamedTuple):
     """What an engine reached in one dtype."""
 
     engine: str
@@ -71,7 +71,7 @@ def command_peer(text: str) -> Peer:
     return Peer(name, command)
 
 
-def measure_peer(peer: Peer, model: str, dtype: str, work: Work, vocab_size: int) -> Measured:
+def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab_size: int) -> PeerCells:
     """Run a peer's command in one dtype.
 
     It reads `{"model", "dtype", "batches", "contexts", "new_tokens", "vocab_size"}` and its last line is
@@ -91,7 +91,7 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: Work, vocab_size: int
     try:
         found: dict[str, Any] = json.loads(_last_line(done.stdout))
         cells = [Cell(**cell) for cell in found["cells"]]
-        return Measured(peer.name, str(found.get("version", "")), dtype, cells)
+        return PeerCells(peer.name, str(found.get("version", "")), dtype, cells)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"the peer {peer.name} printed no result",

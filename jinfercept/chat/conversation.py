@@ -15,7 +15,7 @@ from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.template import ChatTemplate, Message, ToolMessages
 from jinfercept.chat.tool_choice import ToolChoice, compile_calls, tool_choice
 from jinfercept.chat.turn_grammar import Turnwise
-from jinfercept.chat.turns import ChatReader, Turns
+from jinfercept.chat.turns import ChatReader, ChatTurns
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
@@ -119,7 +119,7 @@ def make_chats(
         follows = template.between([Call(declared[0].name, "{}", id="123456789")])  # refuses what could not go on later
         later = thinking.beginning(follows[1]) if thinking else later
     marks = (*(form.tags if form else ()), *((thinking.opening, thinking.closing) if thinking else ()))
-    first = Turns(
+    first = ChatTurns(
         tokenizer=tokenizer,
         form=form,
         thinking=thinking,
@@ -161,7 +161,7 @@ class Chats(NamedTuple):
     readers: dict[str, ChatReader]
 
 
-def _chat(request: Request, turns: Turns, renderer: ToolMessages | None, calls: Grammar | None) -> Request:
+def _chat(request: Request, turns: ChatTurns, renderer: ToolMessages | None, calls: Grammar | None) -> Request:
     """A request as one chat of its own, with its own count of turns.
 
     Args:

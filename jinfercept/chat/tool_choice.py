@@ -23,7 +23,7 @@ _UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError) 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TurnCalls:
     """What a chat's model may do with its tools.
 
     Attributes:
@@ -39,14 +39,14 @@ class Choice:
     once: bool = False
 
 
-def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> Choice:
+def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
     """The options, checked. Raises `RequestError` for what cannot be meant."""
     if type(parallel) is not bool:
         raise RequestError("parallel_tool_calls is a truth value", got=repr(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
     match given:
         case None | "auto" | "none":
-            return Choice(bool(names) and given != "none", frozenset(), parallel)
+            return TurnCalls(bool(names) and given != "none", frozenset(), parallel)
         case "required":
             asked = names
         case {"type": "function", "function": {"name": str(name)}}:
@@ -63,11 +63,11 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
             got=f"{given!r:.80}, tools {sorted(names)}",
             fix="declare it in tools",
         )
-    return Choice(True, asked, parallel, once=given != "required")
+    return TurnCalls(True, asked, parallel, once=given != "required")
 
 
 def compile_calls(
-    choice: Choice, form: Format, template: str, tokenizer: Tokenizer, grammars: Grammars
+    choice: TurnCalls, form: Format, template: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> TokenGrammar | None:
     """The grammar of a turn that calls what it must; None if it need not.
 

@@ -14,7 +14,16 @@ from jinfercept.chat.template import Message, call_message
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.intercept.format_detector import FormatDetector
 from jinfercept.parsers.formats import Format
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, FirstCall, Parser, Piece, Reasoning
+from jinfercept.parsers.pieces import (
+    Arguments,
+    CallEnded,
+    CallParser,
+    CallStarted,
+    Content,
+    FirstCall,
+    Piece,
+    Reasoning,
+)
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningParser, Thinking
 from jinfercept.request import (
     Call,
@@ -33,7 +42,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 @final
 @dataclass(frozen=True, slots=True)
-class Turns:
+class ChatTurns:
     """How one chat's turns are read. A `Detector`.
 
     Attributes:
@@ -72,10 +81,10 @@ class Turns:
 class _TurnParsers:
     """Makes the parsers of the turns, in order; ids of calls are counted from the first again."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: ChatTurns) -> None:
         self._turns, self._num_turns, self._numbers = turns, 0, count()
 
-    def parser(self) -> Parser:
+    def parser(self) -> CallParser:
         turns, later = self._turns, self._num_turns > 0
         self._num_turns += 1
         answer = PlainParser() if turns.form is None else turns.form.parser(self._new_id)
@@ -94,7 +103,7 @@ class _TurnParsers:
 class _TurnWatch:
     """Hands on the calls of a turn, unless it is one too many."""
 
-    def __init__(self, watch: Watch, turns: Turns) -> None:
+    def __init__(self, watch: Watch, turns: ChatTurns) -> None:
         self._watch, self._turns, self._rounds = watch, turns, 0
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
@@ -111,7 +120,7 @@ class _TurnWatch:
 class _Turn:
     """One turn's text on its way to a person."""
 
-    def __init__(self, turns: Turns, parser: Parser, params: SamplingParams, num_before: int = 0) -> None:
+    def __init__(self, turns: ChatTurns, parser: CallParser, params: SamplingParams, num_before: int = 0) -> None:
         """Args: num_before: tokens that the model generated in the turns before."""
         self._turns, self._parser = turns, parser
         self.num_generated = num_before
@@ -138,7 +147,7 @@ class ChatReader:
     `Token.text` and `CompletionOutput.text` stay as the model wrote them, markup included; what a person sees is `Content`.
     """
 
-    def __init__(self, turns: Turns, params: SamplingParams) -> None:
+    def __init__(self, turns: ChatTurns, params: SamplingParams) -> None:
         self._turns, self._params = turns, params
         self._parsers = _TurnParsers(turns)
         self._turn = _Turn(turns, self._parsers.parser(), params)

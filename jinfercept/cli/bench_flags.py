@@ -8,7 +8,7 @@ from jinfercept.cli.flags import MODEL_HELP, Commands, add_flags
 if TYPE_CHECKING:
     from jinfercept.bench.conversations import Style
     from jinfercept.bench.servers import Servers
-    from jinfercept.bench.session_shape import Shape
+    from jinfercept.bench.session_shape import SessionShape
 
 SEVERAL = "; repeat it, or give several with commas"
 
@@ -98,11 +98,11 @@ def _sessions(
     )
 
 
-def taken(rest: dict[str, Any]) -> "tuple[Servers, Style, Shape]":
+def taken(rest: dict[str, Any]) -> "tuple[Servers, Style, SessionShape]":
     """What is measured, how a client talks and in which lengths; all that is left are the engine's flags."""
     from jinfercept.bench.conversations import Style
     from jinfercept.bench.servers import Servers
-    from jinfercept.bench.session_shape import Shape
+    from jinfercept.bench.session_shape import SessionShape
     from jinfercept.bench.tool_times import tool_times
 
     take = rest.pop
@@ -112,7 +112,7 @@ def taken(rest: dict[str, Any]) -> "tuple[Servers, Style, Shape]":
         tool_role=take("tool_role"),
         ignore_eos=take("ignore_eos"),
     )
-    shape = Shape(
+    shape = SessionShape(
         turns=take("turns"),
         prompt_tokens=take("prompt_tokens"),
         tool_tokens=take("tool_tokens"),

@@ -78,7 +78,7 @@ _OPERATORS: dict[type, Callable[[float, float], float]] = {
 }
 
 
-class Run(NamedTuple):
+class DemoRun(NamedTuple):
     """All problems under one policy."""
 
     outputs: list[RequestOutput]
@@ -148,7 +148,7 @@ def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int
     return 0
 
 
-def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Console) -> Run:
+def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
     """All problems at once under one policy, with a live line of what they are doing."""
     llm.restart(policy=policy)
     tools = [
@@ -177,10 +177,10 @@ def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Conso
         params = SamplingParams(temperature=0.0, max_tokens=64, stop="\n\n")
         outputs = llm.generate(prompts(num_requests), params, tools=tools, on_event=show)
         progress.update(task, now="")
-    return Run(outputs, llm.counters, time.monotonic() - started)
+    return DemoRun(outputs, llm.counters, time.monotonic() - started)
 
 
-def _table(runs: dict[str, Run]) -> Table:
+def _table(runs: dict[str, DemoRun]) -> Table:
     table = Table(
         title=f"{NAME} in float32, KV pool of {KV_TOKENS:,} tokens", box=None, padding=(0, 1, 0, 0), pad_edge=False
     )

@@ -19,7 +19,7 @@ from jinfercept.sim.plots import Bars, Panel, check_drawing, draw
 from jinfercept.sim.reports import check_outputs, group, latency_ms, write_all, write_json
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.single_request import RULES, cost_over_optimum
-from jinfercept.sim.sweep import Report, Run, sweep
+from jinfercept.sim.sweep import Report, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, show
 from jinfercept.sim.workload import MIXED_WEIGHTS, Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
@@ -54,7 +54,7 @@ def study(
     if plot_path is not None:
         check_drawing(plot_path)
     runs = [
-        Run(Simulation(machine, policy, estimator, duration, kv_tokens=kv_tokens, host_tokens=host_tokens), coming)
+        SweepRun(Simulation(machine, policy, estimator, duration, kv_tokens=kv_tokens, host_tokens=host_tokens), coming)
         for name, kinds in KINDS.items()
         for coming in [load(name, source(kinds, trace, like), rate, duration, seed)]
         for policy in listed(policies)

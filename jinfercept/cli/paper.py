@@ -23,7 +23,7 @@ from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.published import load_figure
 from jinfercept.sim.reports import check_outputs, write_all, write_csv
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.sweep import Load, Run, sweep
+from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace, load_trace
 
@@ -147,7 +147,7 @@ def _runs(
     duration: float,
     rates: Sequence[float],
     seed: int,
-) -> list[Run]:
+) -> list[SweepRun]:
     """The mixed workload at all rates on all machines under all policies; each kind alone on the first."""
     base = {
         name: Simulation(machine, "copy_ahead", duration_s=duration, kv_tokens=pools[name].tokens)
@@ -156,11 +156,11 @@ def _runs(
     first = next(iter(base.values()))
     mixed = drawer(trace, "mixed", "trace", first.max_model_len)
     loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
-    runs = [Run(_under(base[name], policy), one) for name in base for one in loads for policy in POLICIES]
+    runs = [SweepRun(_under(base[name], policy), one) for name in base for one in loads for policy in POLICIES]
     wide = {name: _wide(simulation) for name, simulation in base.items()}
-    runs += [Run(wide[name], one._replace(workload=WIDE_STEPS)) for name in base for one in loads]
+    runs += [SweepRun(wide[name], one._replace(workload=WIDE_STEPS)) for name in base for one in loads]
     alone = _kinds(trace, mixed, rates[len(rates) // 2], duration, seed)
-    return runs + [Run(_under(first, policy), one) for one in alone for policy in KIND_POLICIES]
+    return runs + [SweepRun(_under(first, policy), one) for one in alone for policy in KIND_POLICIES]
 
 
 def _under(base: Simulation, policy: str) -> Simulation:
@@ -176,7 +176,7 @@ def _wide(base: Simulation) -> Simulation:
 Source = Callable[[Random], Callable[[], Script]]
 
 
-def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[Load]:
+def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[SimulatedLoad]:
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:

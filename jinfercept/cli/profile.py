@@ -10,7 +10,7 @@ from jinfercept.llm import LLM
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
-from jinfercept.startup.layer_groups import SLACK, Turns, tolerated
+from jinfercept.startup.layer_groups import SLACK, CandidateTiming, tolerated
 from jinfercept.startup.progress import StartDisplay
 
 
@@ -52,7 +52,9 @@ def _group_table(profile: Profile) -> Table:
     """Candidates for the layers per executable; times are those of the steps named."""
     tried = profile.tables["groups"]
     num_buckets = len(tried[0]["steps"])
-    turns = [Turns(step["seconds"], step["again_s"], step["dispatch_s"]) for row in tried for step in row["steps"]]
+    turns = [
+        CandidateTiming(step["seconds"], step["again_s"], step["dispatch_s"]) for row in tried for step in row["steps"]
+    ]
     table = Table(
         title=f"layers per executable, {profile.name}",
         caption=f"executables of layers, for {num_buckets} buckets; ms per step, dispatched one ahead; cost: geometric mean, "

@@ -14,7 +14,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.sched.policies import check_name
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.recording import NO_RECORDS, Records, name_files
+from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
@@ -58,7 +58,7 @@ def replay_command(
     host_tokens: int | None,
     simulate: bool,
     json_path: str | None,
-    records: Records = NO_RECORDS,
+    records: RecordFiles = NO_RECORDS,
     **flags: Any,
 ) -> int:
     """Run the command.
@@ -129,7 +129,7 @@ def _check_lengths(arrivals: Sequence[Arrival], llm: LLM) -> None:
 
 def _play(
     llm: LLM,
-    plays: Mapping[str, Records],
+    plays: Mapping[str, RecordFiles],
     arrivals: Sequence[Arrival],
     duration_s: float,
     seed: int,

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from jinfercept.bench.client_report import number, percent
 from jinfercept.bench.conversations import Style
-from jinfercept.bench.openai_client import Client, Reply
-from jinfercept.bench.servers import Server, Servers
+from jinfercept.bench.openai_client import Client, ClientReply
+from jinfercept.bench.servers import RunningServer, Servers
 from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns, visit_rows
-from jinfercept.bench.session_shape import Shape, bar, check, teller, write_files
+from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import Bars, draw
 from jinfercept.sim.reports import write_json
@@ -34,7 +34,7 @@ Report = dict[str, Any]
 def sessions_command(
     servers: Servers,
     style: Style,
-    shape: Shape,
+    shape: SessionShape,
     going: Going,
     *,
     sessions: Sequence[str],
@@ -86,9 +86,9 @@ def sessions_command(
 
 
 async def _measure(
-    server: Server,
+    server: RunningServer,
     style: Style,
-    shape: Shape,
+    shape: SessionShape,
     going: Going,
     count: int,
     newcomer: bool,
@@ -99,13 +99,13 @@ async def _measure(
     name = f"{seed}/{count} sessions"
     async with Client(server.target) as client:
 
-        async def first(who: str) -> Reply:
+        async def first(who: str) -> ClientReply:
             talk = style.talk(server.model, shape.prompt_tokens, f"{name}/{who}")
             return await client.ask(talk.ask(shape.new_tokens))
 
         await first("warm-up")
         idle = [await first(f"idle {one}") for one in range(IDLE_TRIES)] if newcomer else []
-        new = list[Reply]()
+        new = list[ClientReply]()
 
         async def somebody_new() -> None:
             new.append(await first(f"newcomer {len(new)}"))
@@ -135,7 +135,7 @@ async def _measure(
     }
 
 
-def _newcomer(idle: Sequence[Reply], new: Sequence[Reply]) -> Report | None:
+def _newcomer(idle: Sequence[ClientReply], new: Sequence[ClientReply]) -> Report | None:
     """First-token times, seconds, and the ratio of their medians; None if they were not wanted or did not come."""
     usual, found = ([one.first_s for one in replies if one.first_s is not None] for replies in (idle, new))
     if not usual or not found:

@@ -20,11 +20,11 @@ from jinfercept.sched.profile import load_profile
 from jinfercept.sched.scheduler import Preemption
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.fits import Like
-from jinfercept.sim.plots import COLOURS, Curve, Curves, check_drawing, draw
-from jinfercept.sim.recording import NO_RECORDS, Records, name_files
+from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve, check_drawing, draw
+from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, group, latency_ms, over_seeds, write_all, write_csv, write_json
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.sweep import INTERRUPTED, Load, Report, Run, rate_text, sweep
+from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, rate_text, sweep
 from jinfercept.sim.tables import check_least, listed, number_text, numbers, show
 from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
@@ -63,7 +63,7 @@ def simulate(
     json_path: str | None,
     csv_path: str | None,
     plot_path: str | None,
-    records: Records = NO_RECORDS,
+    records: RecordFiles = NO_RECORDS,
 ) -> int:
     """Run the command.
 
@@ -123,7 +123,7 @@ def simulate(
         for rate in numbers("--rate", rates, float)
         for seed in numbers("--seed", seeds, int)
     ]
-    runs = [Run(simulation, load) for load in loads for simulation in simulations]
+    runs = [SweepRun(simulation, load) for load in loads for simulation in simulations]
     if len(runs) == 1:
         runs = [replace(runs[0], records=records)]
     else:
@@ -189,16 +189,16 @@ def load(
     duration: float,
     seed: int,
     burstiness: float = 1.0,
-) -> Load:
+) -> SimulatedLoad:
     """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
     rng = Random(seed)
-    return Load(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
+    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
 
 
 # -- one run, in this process ------------------------------------------------------------------------------------------
 
 
-def play_here(run: Run, console: Console) -> Report:
+def play_here(run: SweepRun, console: Console) -> Report:
     """The report of a run; what Ctrl-C ends is one that has failed, as in a sweep."""
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(run.simulation.policy, total=2 * run.simulation.duration_s)
@@ -269,11 +269,11 @@ def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, An
     return f"{found.mean:.1%}" if name == "waste" else number_text(found.mean)
 
 
-def curves(title: str, reports: Sequence[Report]) -> Curves:
+def curves(title: str, reports: Sequence[Report]) -> CurvePanel:
     """Latency against rate, a line for each policy."""
     lines = []
     for policy, same in group(reports, lambda report: report["policy"]).items():
         by_rate = group(same, lambda report: report["rate"])
         points = [(rate, found) for rate in sorted(by_rate) if (found := over_seeds(by_rate[rate], latency_ms))]
-        lines.append(Curve(policy, points, COLOURS.get(policy)))
-    return Curves(title, lines)
+        lines.append(PlottedCurve(policy, points, COLOURS.get(policy)))
+    return CurvePanel(title, lines)

@@ -223,10 +223,10 @@ def _simulate(
     **options: Any,
 ) -> int:
     from jinfercept.cli.simulate import simulate
-    from jinfercept.sim.recording import Records
+    from jinfercept.sim.recording import RecordFiles
 
     return simulate(
-        records=Records(decisions, chrome_trace),
+        records=RecordFiles(decisions, chrome_trace),
         policies=policy or ["copy_ahead"],
         rates=rate or ["3.5"],
         seeds=seed or ["0"],
@@ -292,12 +292,12 @@ def _replay(
     **options: Any,
 ) -> int:
     from jinfercept.cli.replay import replay_command
-    from jinfercept.sim.recording import Records
+    from jinfercept.sim.recording import RecordFiles
 
     return replay_command(
         model,
         policies=policy or ["copy_ahead"],
         json_path=json,
-        records=Records(decisions, chrome_trace),
+        records=RecordFiles(decisions, chrome_trace),
         **options,
     )

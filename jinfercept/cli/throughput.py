@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from jinfercept import __version__
-from jinfercept.bench.throughput import Cell, Work, measure
+from jinfercept.bench.throughput import Cell, ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
     TRANSFORMERS,
-    Measured,
     Peer,
+    PeerCells,
     command_peer,
     measure_peer,
     transformers_peer,
@@ -63,13 +63,13 @@ def throughput(
     for name in dtypes:
         if name not in DTYPES:
             raise ConfigError("no such --dtype", got=name, fix=f"one of {', '.join(DTYPES)}")
-    work = Work(numbers("--batch", batch, int), numbers("--context", context, int), new_tokens)
+    work = ThroughputWork(numbers("--batch", batch, int), numbers("--context", context, int), new_tokens)
     for flag, value, least in (("--batch", work.batches[0], 1), ("--context", work.contexts[0], 1)):
         check_least(flag, value, least)
     check_least("--new-tokens", new_tokens, 2)
     check_outputs((("--json", json_path),))
     peers = _peers(peer, peer_python, peer_command)
-    console, measured = Console(stderr=True), list[Measured]()
+    console, measured = Console(stderr=True), list[PeerCells]()
     try:
         for name in dtypes:
             measured.append(_measure_ours(model, name, work, flags, console))
@@ -82,7 +82,7 @@ def throughput(
     return 0
 
 
-def table(measured: Sequence[Measured]) -> Table:
+def table(measured: Sequence[PeerCells]) -> Table:
     """A row for each dtype, batch and context; how many times as fast as each peer we are."""
     peers = list(dict.fromkeys(one.engine for one in measured if one.engine != OURS))
     shown = Table(
@@ -123,16 +123,16 @@ def _peers(peer: str | None, python: str | None, commands: Sequence[str]) -> lis
     return peers
 
 
-def _measure_ours(model: str, dtype: str, work: Work, flags: dict[str, Any], console: Console) -> Measured:
+def _measure_ours(model: str, dtype: str, work: ThroughputWork, flags: dict[str, Any], console: Console) -> PeerCells:
     options: dict[str, Any] = work.engine_flags(flags.get("page_size", 16)) | flags | {"dtype": dtype}
     with StartDisplay() as start, LLM(model, progress=start, quiet=True, **options) as llm:
         start.close()
         with console.status(f"{OURS}, {dtype}") as status:
             cells = measure(llm, work, lambda done, total: status.update(f"{OURS}, {dtype}: {done} of {total}"))
-    return Measured(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells)
+    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells)
 
 
-def _measure_other(peer: Peer, model: str, dtype: str, work: Work, console: Console) -> Measured:
+def _measure_other(peer: Peer, model: str, dtype: str, work: ThroughputWork, console: Console) -> PeerCells:
     path = str(embedded.fetch()) if model == embedded.NAME else model
     with console.status(f"{peer.name}, {dtype}"):
         return measure_peer(peer, path, dtype, work, read_config(model).vocab_size)
@@ -147,7 +147,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _plain(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+def _plain(measured: Sequence[PeerCells]) -> list[dict[str, Any]]:
     return [one._asdict() | {"cells": [cell._asdict() for cell in one.cells]} for one in measured]
 
 

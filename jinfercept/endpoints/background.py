@@ -15,7 +15,7 @@ _CLOSING_S = 10.0
 
 
 @final
-class Background:
+class BackgroundLoop:
     """An event loop that runs until it is closed."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.background import Background
+from jinfercept.endpoints.background import BackgroundLoop
 from jinfercept.endpoints.tables import Limits
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
@@ -29,7 +29,7 @@ class CallFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallRequest:
     """A call, as an endpoint gets it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked:
     expires_s: float
 
 
-Endpoint = Callable[[Asked], Coroutine[Any, Any, str]]
+Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
 """Answers; runs on the background's loop and is cancelled when nobody waits any more."""
 
 
@@ -58,7 +58,7 @@ class _Calls:
 
 
 @final
-class Turns:
+class FairSlots:
     """Slots that owners take turns at. Of one event loop.
 
     A slot that becomes free goes to the owner with the fewest running calls; of several, to the one whose last call began or
@@ -128,7 +128,7 @@ class Turns:
 
 
 @final
-class Line:
+class CallQueue:
     """Lets so many calls run at once; the others wait, their owners in turns.
 
     Args:
@@ -137,7 +137,7 @@ class Line:
     """
 
     def __init__(self, most: int | None, *, to_the_end: bool = False) -> None:
-        self._turns = Turns(most) if most is not None else None
+        self._turns = FairSlots(most) if most is not None else None
         self._to_the_end = to_the_end
 
     async def run[T](self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -165,8 +165,8 @@ def endpoint_tool(
     declaration: Mapping[str, Any],
     limits: Limits,
     endpoint: Endpoint,
-    background: Background,
-    line: Line,
+    background: BackgroundLoop,
+    line: CallQueue,
     late: str = "it took longer than",
 ) -> ChatTool:
     """A tool that an endpoint answers.
@@ -178,7 +178,7 @@ def endpoint_tool(
     """
 
     async def answer(arguments: str, request_id: str, owner: str, expires_s: float) -> str:
-        asked, begun_s = Asked(_object(arguments), request_id, owner, expires_s), expires_s
+        asked, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s), expires_s
 
         async def begin() -> str:
             nonlocal begun_s

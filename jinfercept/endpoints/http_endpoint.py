@@ -7,7 +7,7 @@ from typing import Any, final
 
 import httpx2
 
-from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.hosts import Hosts, is_address, is_public
 from jinfercept.endpoints.schemas import check_of, texts
 from jinfercept.endpoints.tables import HttpTable, Place
@@ -41,7 +41,7 @@ class HttpEndpoint:
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         self._hosts = Hosts(table.allow_hosts or [host], named=table.allow_hosts is not None)
 
-    async def __call__(self, asked: Asked) -> str:
+    async def __call__(self, asked: CallRequest) -> str:
         """The text of the answer. Raises `CallFailed` if there is none or it is an error's."""
         self._check(asked.arguments)
         table = self._table

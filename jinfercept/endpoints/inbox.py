@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, final
 
-from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.errors import RequestError
 
 
@@ -60,7 +60,7 @@ class Inbox:
         """Tell a call that there will be no answer. Raises `RequestError` as `answer`."""
         self._take(id, owner).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
-    async def ask(self, tool: str, asked: Asked) -> str:
+    async def ask(self, tool: str, asked: CallRequest) -> str:
         """Wait for an answer. Raises `CallFailed` if it is declined; cancelled, the call waits no more."""
         now = time.time()
         expires_at = now + asked.expires_s - time.monotonic()

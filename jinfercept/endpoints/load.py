@@ -8,8 +8,8 @@ from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.endpoints.background import Background
-from jinfercept.endpoints.calls import Endpoint, Line, declare, endpoint_tool
+from jinfercept.endpoints.background import BackgroundLoop
+from jinfercept.endpoints.calls import CallQueue, Endpoint, declare, endpoint_tool
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.python_endpoint import PythonEndpoint, python_endpoint, python_endpoints
 from jinfercept.endpoints.tables import (
@@ -119,7 +119,7 @@ class _Loader:
 
     def __init__(self, inbox: Inbox) -> None:
         self.ends = ExitStack()
-        self._background = Background()
+        self._background = BackgroundLoop()
         self.ends.callback(self._background.close)
         self._inbox = inbox
         self._modules: dict[Path, ModuleType] = {}
@@ -175,16 +175,21 @@ class _Loader:
         return LoadedTools(self._sources, self._inbox, self.ends)
 
     def _add(
-        self, declaration: dict[str, Any], limits: Limits, endpoint: Endpoint, line: Line | None = None, **more: str
+        self,
+        declaration: dict[str, Any],
+        limits: Limits,
+        endpoint: Endpoint,
+        line: CallQueue | None = None,
+        **more: str,
     ) -> None:
-        line = line or Line(limits.max_concurrency)
+        line = line or CallQueue(limits.max_concurrency)
         tool = endpoint_tool(declaration, limits, endpoint, self._background, line, **more)
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:
         from jinfercept.endpoints.mcp_server import McpServer
 
-        server, line, background = McpServer(table, place), Line(table.max_concurrency), self._background
+        server, line, background = McpServer(table, place), CallQueue(table.max_concurrency), self._background
         self.ends.callback(lambda: background.submit(server.close).result())
         self._connect.append(server.start)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.questions import QUESTION, conversation
 from jinfercept.endpoints.schemas import check_of
 from jinfercept.endpoints.tables import ModelTable, Place
@@ -35,7 +35,7 @@ class LocalModel:
         options: dict[str, Any] = {"quiet": True} | self._table.options
         self._llm = LLM(self._table.path, **options)
 
-    async def __call__(self, asked: Asked) -> str:
+    async def __call__(self, asked: CallRequest) -> str:
         """The answer. Raises `CallFailed` if there is none; cancelled, the model's request is given up."""
         self._check(asked.arguments)
         assert self._llm is not None, "not loaded"

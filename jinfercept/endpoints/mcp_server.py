@@ -26,7 +26,7 @@ from mcp_types import (
 from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from jinfercept.endpoints.calls import Asked, CallFailed, Endpoint, declare
+from jinfercept.endpoints.calls import CallFailed, CallRequest, Endpoint, declare
 from jinfercept.endpoints.mcp_results import result_text
 from jinfercept.endpoints.tables import McpTable, Place
 
@@ -93,7 +93,7 @@ class McpServer:
             for tool in self._tools
         ]
 
-    async def _call(self, name: str, asked: Asked) -> str:
+    async def _call(self, name: str, asked: CallRequest) -> str:
         """Call one of its tools. Raises `CallFailed` for a result that is an error, or when there is no connection."""
         client = self._client
         if client is None:

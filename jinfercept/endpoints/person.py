@@ -2,7 +2,7 @@
 
 from typing import final
 
-from jinfercept.endpoints.calls import Asked
+from jinfercept.endpoints.calls import CallRequest
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.questions import QUESTION
 from jinfercept.endpoints.schemas import check_of
@@ -19,7 +19,7 @@ class Person:
         self.parameters = table.parameters or QUESTION
         self._check = check_of(self.parameters, place)
 
-    async def __call__(self, asked: Asked) -> str:
+    async def __call__(self, asked: CallRequest) -> str:
         """What the person says. Raises `CallFailed` if that is no."""
         self._check(asked.arguments)
         return await self._inbox.ask(self._name, asked)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
-from jinfercept.endpoints.calls import Asked, Line
+from jinfercept.endpoints.calls import CallQueue, CallRequest
 from jinfercept.endpoints.tables import Place, PythonTable
 from jinfercept.errors import RequestError
 from jinfercept.request import Tool
@@ -37,11 +37,11 @@ class PythonEndpoint:
     function: Callable[[str], Any]
     in_thread: bool
 
-    def line(self, max_concurrency: int | None) -> Line:
+    def line(self, max_concurrency: int | None) -> CallQueue:
         """The line of its calls. A thread keeps its slot until it has ended, so there are never more of them than slots."""
-        return Line(max_concurrency or (MAX_THREADS if self.in_thread else None), to_the_end=self.in_thread)
+        return CallQueue(max_concurrency or (MAX_THREADS if self.in_thread else None), to_the_end=self.in_thread)
 
-    async def __call__(self, asked: Asked) -> str:
+    async def __call__(self, asked: CallRequest) -> str:
         """What the function returns, as text."""
         arguments = json.dumps(dict(asked.arguments))
         if not self.in_thread:

@@ -5,7 +5,7 @@ from typing import Any, final
 
 import httpx2
 
-from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.questions import QUESTION, conversation
 from jinfercept.endpoints.schemas import check_of
 from jinfercept.endpoints.tables import ModelTable, Place
@@ -34,7 +34,7 @@ class RemoteModel:
         self.parameters = table.parameters or QUESTION
         self._check = check_of(self.parameters, place)
 
-    async def __call__(self, asked: Asked) -> str:
+    async def __call__(self, asked: CallRequest) -> str:
         """The answer. Raises `CallFailed` if there is none."""
         self._check(asked.arguments)
         table = self._table

@@ -15,7 +15,7 @@ from typing import Any
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.ports import Endpoints, Runner
-from jinfercept.engine.retained_contexts import Returners
+from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, Text
 from jinfercept.errors import RequestError, describe_failure
 from jinfercept.intercept.rendering import render_each
@@ -35,7 +35,7 @@ from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.sampling_options import draw_options
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Ended, Sequence, State
+from jinfercept.sched.sequence import CallDuration, Sequence, State
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Engine:
         self._seed = seed
         self._check = check
         self._inbox: deque[Request | str] = deque()
-        self._returners = Returners(scheduler)
+        self._retained = RetainedContexts(scheduler)
         self._settled = True
         self._ids: dict[str, object] = {}
         self._sessions: dict[str, Session] = {}
@@ -122,9 +122,9 @@ class Engine:
         self.wake.set()
 
     @property
-    def num_kept(self) -> int:
+    def num_retained(self) -> int:
         """Contexts of finished requests that somebody is expected to go on from."""
-        return len(self._returners)
+        return len(self._retained)
 
     @property
     def num_waiting(self) -> int:
@@ -140,7 +140,7 @@ class Engine:
 
     def release(self, request_id: str) -> None:
         """Nobody goes on from a finished request: its context is kept no more. One that is not kept is ignored."""
-        self._returners.drop(request_id, self._clock.now())
+        self._retained.drop(request_id, self._clock.now())
 
     @property
     def has_work(self) -> bool:
@@ -157,7 +157,7 @@ class Engine:
         events: list[Event] = []
         try:
             self._poll(events)
-            self._returners.look(self._clock.now())
+            self._retained.look(self._clock.now())
             planned = self.scheduler.plan(self._clock.now())
             self._settled = not planned.plan
             if planned.plan:
@@ -182,7 +182,7 @@ class Engine:
         """Give up every request."""
         for session in list(self._sessions.values()):
             self._finish(session, "abort", None, [])
-        self._returners.clear(self._clock.now())
+        self._retained.clear(self._clock.now())
         self._inbox.clear()
         self._ids.clear()
         while self._in_flight:
@@ -202,7 +202,7 @@ class Engine:
             self._resume(self._sessions[request_id], results, events)
 
     def _open(self, request: Request, events: list[Event]) -> None:
-        self._returners.drop(request.id, self._clock.now())  # one of the same name
+        self._retained.drop(request.id, self._clock.now())  # one of the same name
         params, number = request.params, self._num_requests
         self._num_requests += 1
         seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
@@ -223,7 +223,7 @@ class Engine:
             tenant=request.tenant,
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
-        if not self._returners.follow(request, sequence, self._clock.now()):
+        if not self._retained.follow(request, sequence, self._clock.now()):
             self.scheduler.add(sequence)
         try:
             session.text = self._open_text(request) if self._open_text else None
@@ -240,8 +240,8 @@ class Engine:
         Their constraints go on from their last tokens, so the plan before this one is read first: while this one computes.
         """
         rows = [
-            (row, session, incarnation)
-            for row, (sequence, incarnation) in enumerate(planned.sampled)
+            (row, session, epoch)
+            for row, (sequence, epoch) in enumerate(planned.sampled)
             if (session := self._constrained.get(sequence.id))
         ]
 
@@ -250,8 +250,8 @@ class Engine:
                 self._collect(events)
             return {
                 row: words
-                for row, session, incarnation in rows
-                if session.sequence.incarnation == incarnation and (words := self._allowed(session, events)) is not None
+                for row, session, epoch in rows
+                if session.sequence.epoch == epoch and (words := self._allowed(session, events)) is not None
             }
 
         return masks if rows else None
@@ -280,12 +280,12 @@ class Engine:
     def _apply(self, planned: Planned, result: StepResult, events: list[Event]) -> None:
         """Hand every sampled token to its sequence, unless the sequence has paused or ended since."""
         now = self._clock.now()
-        for (sequence, incarnation), scores in zip(planned.scored, result.scores, strict=False):
-            if sequence.incarnation == incarnation:
+        for (sequence, epoch), scores in zip(planned.scored, result.scores, strict=False):
+            if sequence.epoch == epoch:
                 self._sessions[sequence.id].note_scores(scores)
         reports = result.logprobs or (None,) * len(result.tokens)
-        for (sequence, incarnation), token, report in zip(planned.sampled, result.tokens, reports, strict=True):
-            if sequence.incarnation == incarnation:
+        for (sequence, epoch), token, report in zip(planned.sampled, result.tokens, reports, strict=True):
+            if sequence.epoch == epoch:
                 self.scheduler.accept(sequence, token)
                 self._accept(self._sessions[sequence.id], token, report, now, events)
 
@@ -364,7 +364,9 @@ class Engine:
             min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
         )
         shown = session.text.inject(tokens) if session.text else ""
-        ended = tuple(Ended(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results)
+        ended = tuple(
+            CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results
+        )
         self.scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, kept, tuple(tokens), shown))
 
@@ -380,7 +382,7 @@ class Engine:
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
         self._settled = False
-        if reason not in ("stop", "length") or not self._returners.keep(session, now):
+        if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self.scheduler.finish(sequence, now)
         del self._sessions[request.id]
         self._constrained.pop(request.id, None)
@@ -394,7 +396,7 @@ class Engine:
         self._in_flight.clear()
         for session in list(self._sessions.values()):
             self._finish(session, "error", describe_failure(error), events, error)
-        self._returners.clear(self._clock.now())
+        self._retained.clear(self._clock.now())
         self.scheduler.kv.store.begin()
         self.scheduler.kv.store.clear()
         self.scheduler.kv.store.drain_dropped()

@@ -25,7 +25,7 @@ LONGEST_S = 3600.0
 """Seconds for which one is kept."""
 
 
-class _Kept(NamedTuple):
+class _Retained(NamedTuple):
     """A kept context.
 
     Attributes:
@@ -42,7 +42,7 @@ class _Kept(NamedTuple):
 
 
 @final
-class Returners:
+class RetainedContexts:
     """The kept contexts of one scheduler.
 
     Args:
@@ -58,7 +58,7 @@ class Returners:
         self._scheduler = scheduler
         self._longest_s = longest_s
         self._quota = Quota(most, most_of_owner=most_of_owner)
-        self._kept: dict[str, _Kept] = {}  # by request, longest kept first
+        self._kept: dict[str, _Retained] = {}  # by request, longest kept first
         self._by_session: dict[tuple[str, bytes, str], str] = {}
         self._by_prompt: dict[tuple[str, bytes], dict[str, None]] = {}
         self._turns: list[str] = []  # who is looked at next
@@ -81,7 +81,7 @@ class Returners:
         self._scheduler.intercept(sequence, now, pending)
         root, chain, tenant = sequence.context.root, sequence.context.chain, sequence.tenant
         num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
-        kept = _Kept(
+        kept = _Retained(
             sequence,
             (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
             (tenant, root, keep.session) if keep.session else None,
@@ -144,7 +144,7 @@ class Returners:
         for request_id in list(self._kept):
             self.drop(request_id, now)
 
-    def _followed(self, request: Request, sequence: Sequence) -> tuple[_Kept | None, int]:
+    def _followed(self, request: Request, sequence: Sequence) -> tuple[_Retained | None, int]:
         """The kept one that a request goes on from, and how many leading tokens they share."""
         tokens, context, tenant = sequence.tokens, sequence.context, sequence.tenant
         for name in (request.follows, self._session_of(request, sequence)):
@@ -181,7 +181,7 @@ class Returners:
             end = start + size
         return start + sum(1 for _ in takewhile(bool, map(eq, kept.tokens[start:end], tokens[start:end])))
 
-    def _forget(self, kept: _Kept) -> None:
+    def _forget(self, kept: _Retained) -> None:
         name = kept.sequence.id
         del self._kept[name]
         self._quota.remove(kept.sequence.tenant, name)

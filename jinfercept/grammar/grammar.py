@@ -40,7 +40,7 @@ token, and in `start: A A` with `A: /b+/` it has no end."""
 _starting = threading.Lock()
 
 
-class Asked(Protocol):
+class GrammarSource(Protocol):
     """What can be compiled; `StructuredOutputsParams` are one."""
 
     @property
@@ -78,7 +78,7 @@ class Grammars:
         with self._lock:
             return sum(num_bytes for _, num_bytes in self._holders.values())
 
-    def compile(self, asked: Asked) -> "TokenGrammar":
+    def compile(self, asked: GrammarSource) -> "TokenGrammar":
         """The grammar that is asked for; compiled only if it is not among the tenant's last ones.
 
         Raises:

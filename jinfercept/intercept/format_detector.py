@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol, final
 
-from jinfercept.parsers.pieces import CallEnded, Parser, Piece
+from jinfercept.parsers.pieces import CallEnded, CallParser, Piece
 from jinfercept.request import Call, Watch
 
 
 class Parsers(Protocol):
     """Makes a parser for every turn, in order; a `Format` is one."""
 
-    def parser(self) -> Parser: ...
+    def parser(self) -> CallParser: ...
 
 
 @final
@@ -53,7 +53,7 @@ class _FormatWatch:
         return calls
 
     def _begin_turn(self) -> None:
-        self._parser: Parser = self._format.parser()
+        self._parser: CallParser = self._format.parser()
         self._calls: list[Call] = []
         self._starts: list[int] = []
         self._tokens: list[int] = []

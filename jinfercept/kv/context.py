@@ -8,9 +8,9 @@ from jinfercept.kv.page import Page
 class Context:
     """The pages of one sequence, first token first; mutable, owned by the `KVManager`.
 
-    `held` says whether its pages are referenced (the sequence runs) or only claimed. `ready` is the number of leading
-    tokens whose KV is on the device and readable now; it is kept only while the context is held. `chain` holds the digests
-    of the leading full pages whose tokens are accepted.
+    `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
+    the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
+    `chain` holds the digests of the leading full pages whose tokens are accepted.
     """
 
     __slots__ = ("chain", "held", "pages", "ready", "root")

@@ -1,6 +1,6 @@
 """The only door to pages: what contexts consist of, who uses which page, what can be computed. Decides nothing: policies do.
 
-A running context references its pages, a paused one claims them; where the pages are is the `PageStore`'s.
+A running context holds references on its pages, a paused one evictable references; where the pages are is the `PageStore`'s.
 """
 
 from collections import Counter
@@ -63,11 +63,11 @@ class KVManager:
                     break
                 continue
             if index < len(context.pages):
-                self.store.count(context.pages[index], claims=-1)
+                self.store.count(context.pages[index], evictable_refs=-1)
                 context.pages[index] = found
             else:
                 context.pages.append(found)
-            self.store.count(found, claims=1)
+            self.store.count(found, evictable_refs=1)
 
     def names(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
         """The names that the full pages of these tokens have or would have, first page first.
@@ -79,20 +79,20 @@ class KVManager:
         return context.chain
 
     def hold(self, context: Context) -> None:
-        """The sequence starts to run: turn its claims into references."""
+        """The sequence starts to run: turn its evictable references into references."""
         assert not context.held
         context.held = True
         for page in context.pages:
-            self.store.count(page, refs=1, claims=-1)
+            self.store.count(page, refs=1, evictable_refs=-1)
         context.ready = 0
         self.advance(context)
 
     def release(self, context: Context) -> None:
-        """The sequence pauses: turn its references into claims."""
+        """The sequence pauses: turn its references into evictable references."""
         assert context.held
         context.held = False
         for page in context.pages:
-            self.store.count(page, refs=-1, claims=1)
+            self.store.count(page, refs=-1, evictable_refs=1)
 
     def close(self, context: Context) -> None:
         """The sequence is gone: give everything back, children before parents."""
@@ -100,7 +100,7 @@ class KVManager:
             if context.held:
                 self.store.count(page, refs=-1)
             else:
-                self.store.count(page, claims=-1)
+                self.store.count(page, evictable_refs=-1)
         context.pages.clear()
         context.held = False
 
@@ -108,14 +108,14 @@ class KVManager:
         """The sequence keeps its first `num_tokens` tokens and has others behind them: give back the pages of the rest."""
         assert not context.held
         size = self.page_size
-        num_kept = num_tokens // size
-        if num_kept < len(context.pages):
-            page = context.pages[num_kept]
-            if num_kept * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
-                num_kept += 1  # its tail, which ends before the others begin
-        for page in reversed(context.pages[num_kept:]):
-            self.store.count(page, claims=-1)
-        del context.pages[num_kept:]
+        num_retained = num_tokens // size
+        if num_retained < len(context.pages):
+            page = context.pages[num_retained]
+            if num_retained * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
+                num_retained += 1  # its tail, which ends before the others begin
+        for page in reversed(context.pages[num_retained:]):
+            self.store.count(page, evictable_refs=-1)
+        del context.pages[num_retained:]
         del context.chain[num_tokens // size :]
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class KVManager:
         while (index := context.ready // size) < len(pages):
             page = pages[index]
             end = index * size + page.filled
-            if page.device is None or page.landing or end <= context.ready:
+            if page.device is None or page.fetching or end <= context.ready:
                 return
             context.ready = end
 
@@ -154,7 +154,7 @@ class KVManager:
         index = context.ready // size
         if index < len(context.pages):
             page = context.pages[index]
-            if page.landing or (page.device is None and page.host is not None):
+            if page.fetching or (page.device is None and page.host is not None):
                 return context.ready
         while (index := index + 1) * size < limit:
             if index < len(context.pages) and context.pages[index].residency is not Residency.MISSING:
@@ -223,17 +223,17 @@ class KVManager:
 
     def host_only(self, context: Context) -> Iterator[Page]:
         """The pages that can be fetched now, first token first."""
-        return (page for page in context.pages if page.device is None and page.host is not None and not page.leaving)
+        return (page for page in context.pages if page.device is None and page.host is not None and not page.offloading)
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def check(self, contexts: Sequence[Context]) -> None:
         """Assert that pages, references, slots and names agree; `contexts` are all open ones."""
         refs: Counter[Page] = Counter()
-        claims: Counter[Page] = Counter()
+        evictable_refs: Counter[Page] = Counter()
         for context in contexts:
-            (refs if context.held else claims).update(context.pages)
-        self.store.check(refs, claims)
+            (refs if context.held else evictable_refs).update(context.pages)
+        self.store.check(refs, evictable_refs)
 
     def _extend_chain(self, context: Context, tokens: Sequence[int], num_full: int) -> None:
         size = self.page_size

@@ -29,22 +29,32 @@ class Residency(Enum):
 class Page:
     """One page; mutable, owned by the `KVManager`, to be read by everybody else.
 
-    `refs` counts running contexts that use the page (it may not move), `claims` counts contexts that wait or are
-    intercepted (it may be lost). `filled` and `host_filled` are the tokens whose KV is valid at either place.
+    `refs` counts running contexts that use the page (it may not move), `evictable_refs` contexts that wait or are
+    intercepted (it may be evicted). `filled` and `host_filled` are the tokens whose KV is valid at either place.
     """
 
-    __slots__ = ("claims", "device", "digest", "filled", "host", "host_filled", "landing", "leaving", "refs")
+    __slots__ = (
+        "device",
+        "digest",
+        "evictable_refs",
+        "fetching",
+        "filled",
+        "host",
+        "host_filled",
+        "offloading",
+        "refs",
+    )
 
     def __init__(self) -> None:
         self.digest: bytes | None = None
         self.refs = 0
-        self.claims = 0
+        self.evictable_refs = 0
         self.device: int | None = None
         self.filled = 0
         self.host: int | None = None
         self.host_filled = 0
-        self.landing = False  # fetched by the plan being made: readable from the next one on
-        self.leaving = False  # copied out by the plan being made: can be fetched from the next one on
+        self.fetching = False  # fetched by the plan being made: readable from the next one on
+        self.offloading = False  # copied out by the plan being made: can be fetched from the next one on
 
     @property
     def residency(self) -> Residency:
@@ -57,7 +67,7 @@ class Page:
         name = self.digest.hex()[:8] if self.digest else "tail"
         return (
             f"Page({name} {self.residency.value} device={self.device}:{self.filled} host={self.host}:{self.host_filled} "
-            f"refs={self.refs} claims={self.claims})"
+            f"refs={self.refs} evictable_refs={self.evictable_refs})"
         )
 
 

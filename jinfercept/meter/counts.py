@@ -30,7 +30,7 @@ _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 
 
 @final
-class Names:
+class BoundedNames:
     """Keeps the number of names bounded: the tools of an MCP server change, and policies word their reasons as they like.
 
     Args:
@@ -76,7 +76,7 @@ class ToolCounts:
 
 
 @dataclass(slots=True)
-class Waste:
+class WasteTotals:
     """Device memory that was held without being used, in token·seconds; as `bench.accounts` has it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Counts:
     copied_out: int = 0
     copied_in: int = 0
     link_budget: float = 0.0
-    waste: Waste = field(default_factory=Waste)
+    waste: WasteTotals = field(default_factory=WasteTotals)
     tools: dict[str, ToolCounts] = field(default_factory=dict)
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))

@@ -4,15 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jinfercept.meter.outcome import Pause
+from jinfercept.meter.outcome import PauseAccount
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
 from jinfercept.sched.waste import Waste, choice, chunk_tokens, chunked_discard_waste, preserve_waste, swap_waste
 
 
-class Case(NamedTuple):
+class DecisionCase(NamedTuple):
     """What a decision was about.
 
     Attributes:
@@ -41,8 +41,8 @@ class Decision:
         freed_dirty: left it and have none.
     """
 
-    pause: Pause
-    case: Case
+    pause: PauseAccount
+    case: DecisionCase
     action: Action
     why: str
     pages: int = 0
@@ -61,7 +61,7 @@ class Costs:
         synchronous: steps wait for transfers.
     """
 
-    def __init__(self, known: Knowledge, *, synchronous: bool) -> None:
+    def __init__(self, known: PolicyInputs, *, synchronous: bool) -> None:
         self._known, self._synchronous = known, synchronous
         self._link_tokens_per_s = known.cost.link_tokens(1.0)
 
@@ -69,7 +69,7 @@ class Costs:
         """Tokens that one step recomputes beside so many query tokens."""
         return chunk_tokens(self._known.saturation, running_queries, self._known.page_size)
 
-    def waste(self, case: Case) -> Waste:
+    def waste(self, case: DecisionCase) -> Waste:
         """Equations (2), (4) and (3) for all that is on the device; (2) is not a number without an expected return."""
         rest_s = math.nan if case.remaining_s is None else case.remaining_s
         return Waste(
@@ -78,7 +78,7 @@ class Costs:
             swap_waste(case.context, case.others, self._swap_s),
         )
 
-    def predicted(self, case: Case, clean: int, dirty: int) -> float:
+    def predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
         """Token·seconds from here on if of the context's tokens so many leave the device with a host copy, so many without.
 
         Equation (5) for what is still there, since it is decided anew every iteration; (4) for what goes without a copy; for
@@ -106,7 +106,7 @@ class Costs:
 
     def moved(self, plan: StepPlan) -> int:
         """Tokens that a plan's transfers carry, empty places of pages included."""
-        return (len(plan.copy_out) + len(plan.fetch)) * self._known.page_size
+        return (len(plan.offload) + len(plan.fetch)) * self._known.page_size
 
     def _swap_s(self, num_tokens: int) -> float:
         return num_tokens / self._link_tokens_per_s if self._link_tokens_per_s else math.inf

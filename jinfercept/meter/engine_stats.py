@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import Counts, Names
+from jinfercept.meter.counts import BoundedNames, Counts
 from jinfercept.meter.decision import Costs
-from jinfercept.meter.pauses import Pause, Pauses
+from jinfercept.meter.pauses import OpenPause, Pauses
 from jinfercept.request import Event, Finished, Intercepted, RequestOutput, Resumed, Token
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence, State
 
@@ -49,7 +49,7 @@ class Pages(NamedTuple):
     host_free: int
 
 
-class Sample(NamedTuple):
+class PoolSample(NamedTuple):
     """The pool at one moment, and what had been done until then, in tokens."""
 
     at_s: float
@@ -87,11 +87,11 @@ class _Times:
 
     started_s: float
     token_s: float | None = None
-    returned: Pause | None = None
+    returned: OpenPause | None = None
 
 
 @final
-class Meter:
+class EngineStats:
     """An `Observer` and an engine's `observe`, which is told of events too.
 
     Args:
@@ -108,23 +108,23 @@ class Meter:
         decisions: the last ones, newest last.
     """
 
-    def __init__(self, now: Callable[[], float], kv: KVManager, known: Knowledge, *, synchronous: bool) -> None:
+    def __init__(self, now: Callable[[], float], kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
         self.now, self.kv, self.known = now, kv, known
         self.costs = Costs(known, synchronous=synchronous)
         self.counts = Counts()
         self.running: dict[str, Sequence] = {}
         self.waiting: dict[str, Sequence] = {}
         self.pauses = Pauses(self.counts.tools, known.estimator)
-        self.history: deque[Sample] = deque(maxlen=HISTORY_S)
+        self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[Decided] = deque(maxlen=NUM_DECISIONS)
         self.last_queries = 0
-        self._reasons = Names(_MOST_REASONS)
+        self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
-        self._entered: list[tuple[Sequence, Pause | None]] = []  # run since the last plan
+        self._entered: list[tuple[Sequence, OpenPause | None]] = []  # run since the last plan
         self._fetching: dict[str, Sequence] = {}  # run, and wait for pages from the host
         self._last_s = self._held_s = now()
-        self._claimed = 0  # pages, when the last step had ended
+        self._paused_pages = 0  # pages, when the last step had ended
 
     # -- told by the scheduler -------------------------------------------------------------------------------------
 
@@ -213,32 +213,32 @@ class Meter:
         self._settle(self.now())
         return pickle.loads(pickle.dumps(self.counts))  # five times as fast as copy.deepcopy
 
-    def sample(self) -> Sample:
+    def sample(self) -> PoolSample:
         """The pool as it is now."""
         counts = self.counts
-        return Sample(
+        return PoolSample(
             self.now(), self.pages(), counts.generated, counts.copied_out, counts.copied_in, counts.link_budget
         )
 
     def pages(self) -> Pages:
         """The pools by residency."""
         store = self.kv.store
-        occupancy, clean, host = store.occupancy(), store.num_claimed_clean, store.num_host_used
-        dirty = occupancy.claimed - clean
+        occupancy, clean, host = store.occupancy(), store.num_paused_clean, store.num_host_used
+        dirty = occupancy.paused - clean
         return Pages(occupancy.free, occupancy.used, dirty, clean, occupancy.cached, host, store.num_host_pages - host)
 
     # -- the parts -------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
         """Account for what paused contexts have held since the last step, in idle seconds too."""
-        self.counts.waste.preserve += self._claimed * self.kv.page_size * (now - self._held_s)
-        self._held_s, self._claimed = now, self.kv.store.num_claimed
+        self.counts.waste.preserve += self._paused_pages * self.kv.page_size * (now - self._held_s)
+        self._held_s, self._paused_pages = now, self.kv.store.num_paused
 
     def _count_link(self, plan: StepPlan, step_s: float) -> None:
         counts, size = self.counts, self.kv.page_size
         counts.link_budget += self.known.cost.link_tokens(step_s)
-        if plan.copy_out or plan.fetch:
-            counts.copied_out += len(plan.copy_out) * size
+        if plan.offload or plan.fetch:
+            counts.copied_out += len(plan.offload) * size
             counts.copied_in += len(plan.fetch) * size
             if plan.chunks:
                 counts.waste.stall += self._used() * min(step_s, self.costs.stall_s(plan))
@@ -269,8 +269,8 @@ class Meter:
     def _count_tokens(self, planned: Planned, now: float) -> None:
         """The tokens that were sampled, and how long each took."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
-        for sequence, incarnation in planned.sampled:
-            if sequence.incarnation != incarnation:
+        for sequence, epoch in planned.sampled:
+            if sequence.epoch != epoch:
                 continue
             counts.generated += 1
             self._fetching.pop(sequence.id, None)
@@ -291,7 +291,7 @@ class Meter:
         """The first token of all, or the first after a pause."""
         if not sequence.generated:
             self.counts.first_token_s.add(now - sequence.arrival_s)
-            self.counts.prompt += sequence.given[0][1]
+            self.counts.prompt += sequence.external_spans[0][1]
             self.counts.cached += sequence.num_cached or 0
         if times.returned is not None and times.returned.returned_s is not None:
             self.pauses.counts(times.returned).resume_s.add(now - times.returned.returned_s)

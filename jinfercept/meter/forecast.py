@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, final
 
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Of the predicted remaining seconds."""
@@ -70,9 +70,9 @@ class Overheard:
 
     def __init__(self, asked: Estimator, listener: Estimator, before_end: Callable[[], None] = lambda: None) -> None:
         self._asked, self._listener, self._before_end = asked, listener, before_end
-        self._ended: dict[Hashable, Ended] = {}
+        self._ended: dict[Hashable, CallDuration] = {}
 
-    def take_ended(self, call_key: Hashable) -> Ended | None:
+    def take_ended(self, call_key: Hashable) -> CallDuration | None:
         """How a call ended, once."""
         return self._ended.pop(call_key, None)
 
@@ -82,7 +82,7 @@ class Overheard:
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._before_end()
-        self._ended[call.key] = Ended(duration_s, clean)
+        self._ended[call.key] = CallDuration(duration_s, clean)
         self._asked.observe(call, duration_s, clean)
         self._listener.observe(call, duration_s, clean)
 

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
         return self.held + self.recompute + self.fetch + self.stall
 
 
-class Pause:
+class PauseAccount:
     """One pause of one sequence while it is accounted for; mutable, owned by a `DecisionLog`.
 
     Args:
@@ -162,8 +162,8 @@ class Pause:
 
 
 def own_tokens(context: Context) -> int:
-    """Tokens on the device that this context alone uses or claims: C of the waste equations."""
-    return sum([page.filled for page in context.pages if page.refs + page.claims == 1])
+    """Tokens on the device that this context alone has references on: C of the waste equations."""
+    return sum([page.filled for page in context.pages if page.refs + page.evictable_refs == 1])
 
 
 def residency(sequence: Sequence) -> Found:
@@ -174,4 +174,4 @@ def residency(sequence: Sequence) -> Found:
             device += page.filled
         else:
             host += page.host_filled
-    return Found(device, host, max(0, sequence.high_water - device - host))
+    return Found(device, host, max(0, sequence.max_computed - device - host))

@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any
 
 from jinfercept.kv.page import Residency
-from jinfercept.meter.decision import Case
-from jinfercept.meter.engine_stats import Decided, Meter, Sample
-from jinfercept.meter.pauses import Pause
+from jinfercept.meter.decision import DecisionCase
+from jinfercept.meter.engine_stats import Decided, EngineStats, PoolSample
+from jinfercept.meter.pauses import OpenPause
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.sequence import Sequence, State
 
@@ -19,7 +19,7 @@ SHOWN_DECISIONS = 40
 """Decisions that are shown."""
 
 
-def overview(meter: Meter, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
+def overview(meter: EngineStats, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
     """Everything of it, for JSON; the latest pause is first. Seconds are ages or, where their name is `at_s`, of the clock.
 
     Asks the policy's estimator, as the policy itself does all the time.
@@ -75,7 +75,7 @@ def _decided(decided: Decided, now: float) -> dict[str, Any]:
     }
 
 
-def _point(sample: Sample) -> dict[str, Any]:
+def _point(sample: PoolSample) -> dict[str, Any]:
     return sample._asdict() | {"pages": sample.pages._asdict()}
 
 
@@ -85,17 +85,17 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
         "age_s": now - sequence.arrival_s,
         "tokens": sequence.length,
         "generated": sequence.generated,
-        "computed": min(sequence.high_water, sequence.length),
+        "computed": min(sequence.max_computed, sequence.length),
         "preemptions": sequence.preemptions,
     }
 
 
-def _paused(meter: Meter, pause: Pause, now: float, others: int, texts: bool) -> dict[str, Any]:
+def _paused(meter: EngineStats, pause: OpenPause, now: float, others: int, texts: bool) -> dict[str, Any]:
     """One paused context: where it is, and what keeping it, or losing what has no copy, would waste in token·seconds."""
     sequence, age_s = pause.sequence, now - pause.began_s
     rest_s = remaining_s(meter.known.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
-    case = Case(now, State.INTERCEPTED, rest_s, own, others, meter.costs.chunk(meter.last_queries))
+    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, meter.costs.chunk(meter.last_queries))
     lost = case._replace(context=alone)
     price = {"per_s": own, "keep": meter.costs.waste(case).preserve, "drop": meter.costs.waste(lost).discard}
     return {
@@ -111,7 +111,7 @@ def _paused(meter: Meter, pause: Pause, now: float, others: int, texts: bool) ->
 
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
-    """Where a context's tokens are, how many on the device only it uses or claims, and how many of these are nowhere else."""
+    """Where a context's tokens are, how many on the device no other context shares, and how many of these have no copy."""
     dirty = clean = host = own = alone = 0
     for page in sequence.context.pages:
         residency = page.residency
@@ -121,8 +121,8 @@ def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
             clean += page.filled
         elif residency is Residency.HOST:
             host += page.host_filled
-        if page.refs + page.claims == 1:
+        if page.refs + page.evictable_refs == 1:
             own += page.filled
             alone += page.filled if residency is Residency.DIRTY else 0
-    missing = max(0, sequence.high_water - dirty - clean - host)
+    missing = max(0, sequence.max_computed - dirty - clean - host)
     return {"dirty": dirty, "clean": clean, "host": host, "missing": missing}, own, alone

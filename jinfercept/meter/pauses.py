@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
-from jinfercept.meter.counts import Names, ToolCounts
+from jinfercept.meter.counts import BoundedNames, ToolCounts
 from jinfercept.request import Call, Request, Result
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import PendingCall, Sequence
@@ -22,7 +22,7 @@ SHOWN_CHARS = 300
 
 
 @dataclass(slots=True)
-class Pause:
+class OpenPause:
     """One that is not over.
 
     Attributes:
@@ -60,10 +60,10 @@ class Pauses:
 
     def __init__(self, tools: dict[str, ToolCounts], estimator: Estimator) -> None:
         self._tools, self._estimator = tools, estimator
-        self._names = Names(MOST_TOOLS)
-        self.open: dict[str, Pause] = {}
+        self._names = BoundedNames(MOST_TOOLS)
+        self.open: dict[str, OpenPause] = {}
         self.answers: dict[str, tuple[str, ...]] = {}
-        self._left: Pause | None = None
+        self._left: OpenPause | None = None
 
     def begin(self, sequence: Sequence, now: float) -> None:
         """It was intercepted: by its calls; without any, it goes on from the kept one that has just left."""
@@ -76,7 +76,7 @@ class Pauses:
         tool = _one({call.name for call in sequence.calls})
         label = _one({self._label(call) for call in sequence.calls})
         expected_s = remaining_s(self._estimator, sequence, 0.0)
-        self.open[sequence.id] = pause = Pause(sequence, tool, label, now, expected_s)
+        self.open[sequence.id] = pause = OpenPause(sequence, tool, label, now, expected_s)
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
@@ -123,7 +123,7 @@ class Pauses:
         pause.kept, pause.said = True, text[-SHOWN_CHARS:]
         return True
 
-    def counts(self, pause: Pause) -> ToolCounts:
+    def counts(self, pause: OpenPause) -> ToolCounts:
         """Of its label."""
         return self._tool(pause.label)
 

@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from jinfercept.models.config import ModelConfig
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where a weight lies in a checkpoint.
 
     `name` has `{i}` for the layer. Matrices are stored `[out, in]`: the first `inputs` axes of our array are the input,
@@ -32,12 +32,12 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Names:
+class TensorNames:
     """The stored tensors of the three kinds of block, by our names; those that end in one of `ignored` mean nothing."""
 
-    embed: Mapping[str, Stored]
-    layer: Mapping[str, Stored]
-    head: Mapping[str, Stored]
+    embed: Mapping[str, StoredTensor]
+    layer: Mapping[str, StoredTensor]
+    head: Mapping[str, StoredTensor]
     ignored: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class Checkpoint(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def names(self) -> Names: ...
+    def names(self) -> TensorNames: ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

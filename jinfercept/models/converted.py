@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import Names, Stored
+from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.protocol import Params
@@ -31,7 +31,7 @@ class ConvertedCheckpoint:
     """An opened directory; every array is stored as it is used."""
 
     config: ModelConfig
-    names: Names
+    names: TensorNames
     _arrays: Mapping[str, Any]
 
     @classmethod
@@ -41,10 +41,10 @@ class ConvertedCheckpoint:
 
         config = read_config(directory)
         once = untied(config, abstract_params(config, np.float32))
-        names = Names(
-            embed={ours: Stored(f"embed.{ours}") for ours in once.embed},
-            layer={ours: Stored(f"layers.{{i}}.{ours}") for ours in once.layers[0]},
-            head={ours: Stored(f"head.{ours}") for ours in once.head},
+        names = TensorNames(
+            embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
+            layer={ours: StoredTensor(f"layers.{{i}}.{ours}") for ours in once.layers[0]},
+            head={ours: StoredTensor(f"head.{ours}") for ours in once.head},
         )
         stored = [*names.embed.values(), *names.head.values(), *names.layer.values()]
         full = {array.name.format(i=i) for array in stored for i in range(config.num_layers)}

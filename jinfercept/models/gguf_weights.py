@@ -15,29 +15,29 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import Names, Stored
+from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
 from jinfercept.models.gguf_header import Header, TensorInfo, read_header
 
-_NAMES = Names(
-    embed={"embedding": Stored("token_embd.weight")},
+_NAMES = TensorNames(
+    embed={"embedding": StoredTensor("token_embd.weight")},
     layer={
-        "attn_norm": Stored("blk.{i}.attn_norm.weight"),
-        "q": Stored("blk.{i}.attn_q.weight", inputs=1),
-        "k": Stored("blk.{i}.attn_k.weight", inputs=1),
-        "v": Stored("blk.{i}.attn_v.weight", inputs=1),
-        "o": Stored("blk.{i}.attn_output.weight", inputs=2),
-        "q_bias": Stored("blk.{i}.attn_q.bias", flat=True),
-        "k_bias": Stored("blk.{i}.attn_k.bias", flat=True),
-        "v_bias": Stored("blk.{i}.attn_v.bias", flat=True),
-        "q_norm": Stored("blk.{i}.attn_q_norm.weight"),
-        "k_norm": Stored("blk.{i}.attn_k_norm.weight"),
-        "ffn_norm": Stored("blk.{i}.ffn_norm.weight"),
-        "gate": Stored("blk.{i}.ffn_gate.weight", inputs=1),
-        "up": Stored("blk.{i}.ffn_up.weight", inputs=1),
-        "down": Stored("blk.{i}.ffn_down.weight", inputs=1),
+        "attn_norm": StoredTensor("blk.{i}.attn_norm.weight"),
+        "q": StoredTensor("blk.{i}.attn_q.weight", inputs=1),
+        "k": StoredTensor("blk.{i}.attn_k.weight", inputs=1),
+        "v": StoredTensor("blk.{i}.attn_v.weight", inputs=1),
+        "o": StoredTensor("blk.{i}.attn_output.weight", inputs=2),
+        "q_bias": StoredTensor("blk.{i}.attn_q.bias", flat=True),
+        "k_bias": StoredTensor("blk.{i}.attn_k.bias", flat=True),
+        "v_bias": StoredTensor("blk.{i}.attn_v.bias", flat=True),
+        "q_norm": StoredTensor("blk.{i}.attn_q_norm.weight"),
+        "k_norm": StoredTensor("blk.{i}.attn_k_norm.weight"),
+        "ffn_norm": StoredTensor("blk.{i}.ffn_norm.weight"),
+        "gate": StoredTensor("blk.{i}.ffn_gate.weight", inputs=1),
+        "up": StoredTensor("blk.{i}.ffn_up.weight", inputs=1),
+        "down": StoredTensor("blk.{i}.ffn_down.weight", inputs=1),
     },
-    head={"norm": Stored("output_norm.weight"), "unembed": Stored("output.weight")},
+    head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
     ignored=("rope_freqs.weight",),
 )
 _TYPES = (
@@ -94,7 +94,7 @@ class GGUFCheckpoint:
         return cls(config, shapes, header.metadata["general.architecture"] == "llama", file, header.tensors)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TensorNames:
         return _NAMES
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:

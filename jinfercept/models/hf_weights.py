@@ -13,54 +13,54 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import Names, Stored
+from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
 
 _MAX_JSON_BYTES = 64 << 20  # an index of a hundred thousand tensors has 10 MB
 
-_NAMES: dict[Family, Names] = {
-    "llama": Names(
-        embed={"embedding": Stored("model.embed_tokens.weight")},
+_NAMES: dict[Family, TensorNames] = {
+    "llama": TensorNames(
+        embed={"embedding": StoredTensor("model.embed_tokens.weight")},
         layer={
-            "attn_norm": Stored("model.layers.{i}.input_layernorm.weight"),
-            "q": Stored("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
-            "k": Stored("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
-            "v": Stored("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
-            "o": Stored("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
-            "q_bias": Stored("model.layers.{i}.self_attn.q_proj.bias", flat=True),
-            "k_bias": Stored("model.layers.{i}.self_attn.k_proj.bias", flat=True),
-            "v_bias": Stored("model.layers.{i}.self_attn.v_proj.bias", flat=True),
-            "q_norm": Stored("model.layers.{i}.self_attn.q_norm.weight"),
-            "k_norm": Stored("model.layers.{i}.self_attn.k_norm.weight"),
-            "ffn_norm": Stored("model.layers.{i}.post_attention_layernorm.weight"),
-            "gate": Stored("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
-            "up": Stored("model.layers.{i}.mlp.up_proj.weight", inputs=1),
-            "down": Stored("model.layers.{i}.mlp.down_proj.weight", inputs=1),
+            "attn_norm": StoredTensor("model.layers.{i}.input_layernorm.weight"),
+            "q": StoredTensor("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
+            "k": StoredTensor("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
+            "v": StoredTensor("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
+            "o": StoredTensor("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
+            "q_bias": StoredTensor("model.layers.{i}.self_attn.q_proj.bias", flat=True),
+            "k_bias": StoredTensor("model.layers.{i}.self_attn.k_proj.bias", flat=True),
+            "v_bias": StoredTensor("model.layers.{i}.self_attn.v_proj.bias", flat=True),
+            "q_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight"),
+            "k_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight"),
+            "ffn_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
+            "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
+            "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
+            "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
         },
-        head={"norm": Stored("model.norm.weight"), "unembed": Stored("lm_head.weight")},
+        head={"norm": StoredTensor("model.norm.weight"), "unembed": StoredTensor("lm_head.weight")},
         ignored=(".rotary_emb.inv_freq",),
     ),
-    "gptj": Names(
-        embed={"embedding": Stored("transformer.wte.weight")},
+    "gptj": TensorNames(
+        embed={"embedding": StoredTensor("transformer.wte.weight")},
         layer={
-            "norm": Stored("transformer.h.{i}.ln_1.weight"),
-            "norm_bias": Stored("transformer.h.{i}.ln_1.bias"),
-            "q": Stored("transformer.h.{i}.attn.q_proj.weight", inputs=1),
-            "k": Stored("transformer.h.{i}.attn.k_proj.weight", inputs=1),
-            "v": Stored("transformer.h.{i}.attn.v_proj.weight", inputs=1),
-            "o": Stored("transformer.h.{i}.attn.out_proj.weight", inputs=2),
-            "up": Stored("transformer.h.{i}.mlp.fc_in.weight", inputs=1),
-            "up_bias": Stored("transformer.h.{i}.mlp.fc_in.bias"),
-            "down": Stored("transformer.h.{i}.mlp.fc_out.weight", inputs=1),
-            "down_bias": Stored("transformer.h.{i}.mlp.fc_out.bias"),
+            "norm": StoredTensor("transformer.h.{i}.ln_1.weight"),
+            "norm_bias": StoredTensor("transformer.h.{i}.ln_1.bias"),
+            "q": StoredTensor("transformer.h.{i}.attn.q_proj.weight", inputs=1),
+            "k": StoredTensor("transformer.h.{i}.attn.k_proj.weight", inputs=1),
+            "v": StoredTensor("transformer.h.{i}.attn.v_proj.weight", inputs=1),
+            "o": StoredTensor("transformer.h.{i}.attn.out_proj.weight", inputs=2),
+            "up": StoredTensor("transformer.h.{i}.mlp.fc_in.weight", inputs=1),
+            "up_bias": StoredTensor("transformer.h.{i}.mlp.fc_in.bias"),
+            "down": StoredTensor("transformer.h.{i}.mlp.fc_out.weight", inputs=1),
+            "down_bias": StoredTensor("transformer.h.{i}.mlp.fc_out.bias"),
         },
         head={
-            "norm": Stored("transformer.ln_f.weight"),
-            "norm_bias": Stored("transformer.ln_f.bias"),
-            "unembed": Stored("lm_head.weight"),
-            "unembed_bias": Stored("lm_head.bias"),
+            "norm": StoredTensor("transformer.ln_f.weight"),
+            "norm_bias": StoredTensor("transformer.ln_f.bias"),
+            "unembed": StoredTensor("lm_head.weight"),
+            "unembed_bias": StoredTensor("lm_head.bias"),
         },
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
@@ -92,7 +92,7 @@ class HFCheckpoint:
         return cls(config, shapes, holders)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> TensorNames:
         return _NAMES[self.config.family]
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
-from jinfercept.models.checkpoint import Checkpoint, Stored
+from jinfercept.models.checkpoint import Checkpoint, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
 from jinfercept.models.converted import read_config as read_converted
@@ -144,7 +144,7 @@ def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
     least, most = PIECE_BYTES
     piece_bytes = min(max(param_bytes(config, dtype) // 64, least), most)
 
-    def block(stored: Mapping[str, Stored], shapes: Weights, i: int = 0) -> Weights:
+    def block(stored: Mapping[str, StoredTensor], shapes: Weights, i: int = 0) -> Weights:
         return {
             ours: _read(checkpoint, stored[ours].name.format(i=i), stored[ours], shape.shape, dtype, piece_bytes)
             for ours, shape in shapes.items()
@@ -154,7 +154,7 @@ def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
     return tied(config, Params(block(names.embed, expected.embed), layers, block(names.head, expected.head)))
 
 
-def _stored(names: Mapping[str, Stored], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
+def _stored(names: Mapping[str, StoredTensor], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
     """The shapes that a block's tensors should have in the checkpoint."""
     return {names[ours].name.format(i=i): names[ours].shape(leaf.shape) for ours, leaf in block.items()}
 
@@ -183,7 +183,7 @@ def _check(
 
 
 def _read(
-    checkpoint: Checkpoint, name: str, stored: Stored, shape: tuple[int, ...], dtype: str, piece_bytes: int
+    checkpoint: Checkpoint, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str, piece_bytes: int
 ) -> Shaped[Array, "..."]:
     """A weight on the device. A large one comes in pieces, so that the host holds little beside what is placed already."""
     num_rows, *columns = stored.shape(shape)

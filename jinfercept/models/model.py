@@ -18,7 +18,7 @@ from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
-from jinfercept.models.protocol import ModelNumbers, Params, Weights
+from jinfercept.models.protocol import ModelDimensions, Params, Weights
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
 
@@ -84,6 +84,6 @@ def param_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def kv_bytes_per_token(config: ModelNumbers, dtype: DTypeLike) -> int:
+def kv_bytes_per_token(config: ModelDimensions, dtype: DTypeLike) -> int:
     """Keys and values of one token over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

@@ -22,7 +22,7 @@ class Params(NamedTuple):
     head: Weights
 
 
-class ModelNumbers(Protocol):
+class ModelDimensions(Protocol):
     """What memory, pages and executables are planned with. Its `repr` names the model where profiles and pages are kept.
 
     Attributes:
@@ -63,7 +63,7 @@ class ServedModel(Protocol):
     """
 
     @property
-    def config(self) -> ModelNumbers: ...
+    def config(self) -> ModelDimensions: ...
 
     def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens, in the weights' dtype; `params` is `Params.embed`."""

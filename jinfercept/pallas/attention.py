@@ -18,9 +18,9 @@ from jinfercept.pallas.triton_attention import (
     AMPERE,
     Heads,
     compute_capability,
-    deal_out,
     is_supported,
     paged_attention_triton,
+    schedule_work,
 )
 
 
@@ -37,7 +37,7 @@ IMPLEMENTATIONS = {
     "triton": paged_attention_triton,
     "mosaic": lambda q, pages, batch: _mosaic().paged_attention_mosaic(q, pages, batch),
 }
-DEALERS = {"triton": deal_out, "mosaic": lambda batch, heads: _mosaic().deal_out_mosaic(batch, heads)}
+SCHEDULES = {"triton": schedule_work, "mosaic": lambda batch, heads: _mosaic().deal_out_mosaic(batch, heads)}
 """What deals out a step's work once for all layers, where an implementation has such a thing."""
 
 
@@ -75,7 +75,7 @@ def prepare(batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str
     """
     if implementation == "auto":
         implementation = _best(dtype, dtype, heads.head_dim)
-    dealer = DEALERS.get(implementation)
+    dealer = SCHEDULES.get(implementation)
     return batch if dealer is None else batch._replace(work=dealer(batch, heads))
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
 from jinfercept.pallas.tiles import HOPPER, Tiles, choose_tiles
-from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, deal_out
-from jinfercept.pallas.work_schedule import Work
+from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, schedule_work
+from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
@@ -50,7 +50,7 @@ def paged_attention_mosaic(
     return attend_decode_rows(q, pages, batch, splits, out, _tiles(heads, interpret).decode, interpret)
 
 
-def deal_out_mosaic(batch: Batch, heads: Heads) -> tuple[Work, Work]:
+def deal_out_mosaic(batch: Batch, heads: Heads) -> tuple[WorkSchedule, WorkSchedule]:
     """The units of the chunks and of the decode rows, once for all layers of a step."""
     return _deal_out(batch, heads, interpret=False)
 
@@ -62,8 +62,8 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-def _deal_out(batch: Batch, heads: Heads, interpret: bool) -> tuple[Work, Work]:
-    return deal_out(batch, heads, _tiles(heads, interpret))
+def _deal_out(batch: Batch, heads: Heads, interpret: bool) -> tuple[WorkSchedule, WorkSchedule]:
+    return schedule_work(batch, heads, _tiles(heads, interpret))
 
 
 def _tiles(heads: Heads, interpret: bool) -> Tiles:
@@ -72,7 +72,7 @@ def _tiles(heads: Heads, interpret: bool) -> Tiles:
 
 
 def _attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: Work, heads: Heads, interpret: bool
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, heads: Heads, interpret: bool
 ) -> Float[Array, "T H D"]:
     """The results of all chunks; zeros for all other tokens."""
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
@@ -120,7 +120,12 @@ def _to_tiles(
 
 
 def _from_tiles(
-    rows: Float[Array, "tile_rows KD"], batch: Batch, work: Work, heads: Heads, tile_queries: int, num_tokens: int
+    rows: Float[Array, "tile_rows KD"],
+    batch: Batch,
+    work: WorkSchedule,
+    heads: Heads,
+    tile_queries: int,
+    num_tokens: int,
 ) -> Float[Array, "T H D"]:
     """The tokens of the chunks back in their places."""
     token = jnp.arange(num_tokens)

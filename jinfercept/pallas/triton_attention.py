@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles, power_of_two
 from jinfercept.pallas.triton_softmax import LOWEST, load_rows, look_at, nothing_yet, store_rows
-from jinfercept.pallas.work_schedule import Work, split_contexts, tile_chunks
+from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
 
 AMPERE = 80  # its compute capability
 DTYPES = ("bfloat16", "float16", "float32")
@@ -58,7 +58,7 @@ def paged_attention_triton(
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
         tiles = choose_tiles(head_dim, heads.group, heads.itemsize, AMPERE if interpret else compute_capability())
-    chunks, splits = batch.work or deal_out(batch, heads, tiles)
+    chunks, splits = batch.work or schedule_work(batch, heads, tiles)
     out = jnp.zeros_like(q)
     out = _attend_chunks(q, pages, batch, chunks, out, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
@@ -78,7 +78,7 @@ class Heads(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
 
-def deal_out(batch: Batch, heads: Heads, tiles: Tiles | None = None) -> tuple[Work, Work]:
+def schedule_work(batch: Batch, heads: Heads, tiles: Tiles | None = None) -> tuple[WorkSchedule, WorkSchedule]:
     """The units of the chunks and of the decode rows: the same for all layers of a step, so that they are made once."""
     if tiles is None:
         tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, compute_capability())
@@ -106,7 +106,7 @@ def _attend_chunks(
     q: Float[Array, "T H D"],
     pages: KVPages,
     batch: Batch,
-    work: Work,
+    work: WorkSchedule,
     out: Float[Array, "T H D"],
     tile: Tile,
     interpret: bool,
@@ -172,7 +172,7 @@ def attend_decode_rows(
     q: Float[Array, "T H D"],
     pages: KVPages,
     batch: Batch,
-    work: Work,
+    work: WorkSchedule,
     out: Float[Array, "T H D"],
     tile: Tile,
     interpret: bool,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from jinfercept.pallas.layout import Batch
 
 
-class Work(NamedTuple):
+class WorkSchedule(NamedTuple):
     """Units of work, ragged: row `s` has the units `row_units[s] : row_units[s + 1]`. `W` is static, all else is data.
 
     Unit `u` is piece `u - row_units[r]` of row `r = unit_rows[u]`, in pieces of `unit_tokens`; the row's last may be shorter.
@@ -22,7 +22,7 @@ class Work(NamedTuple):
     unit_tokens: Int[Array, "1"]
 
 
-def split_contexts(batch: Batch, spare_units: int, tile_tokens: int, least_split: int) -> Work:
+def split_contexts(batch: Batch, spare_units: int, tile_tokens: int, least_split: int) -> WorkSchedule:
     """Cut the contexts of the decode rows into at most `S + spare_units` pieces of one length.
 
     However few the rows are, and however unequal, the pieces are about as many as there are spare units, unless that would
@@ -34,7 +34,7 @@ def split_contexts(batch: Batch, spare_units: int, tile_tokens: int, least_split
     return _work(contexts, _ceil_div(least, tile_tokens) * tile_tokens, num_rows + spare_units)
 
 
-def tile_chunks(batch: Batch, num_tokens: int, tile_queries: int) -> Work:
+def tile_chunks(batch: Batch, num_tokens: int, tile_queries: int) -> WorkSchedule:
     """Cut the queries of all rows that are not decoded into tiles of at most `tile_queries` tokens."""
     num_rows = batch.context_lens.shape[0]
     queries = jnp.where(jnp.arange(num_rows) < batch.num_decode, 0, jnp.diff(batch.query_starts))
@@ -42,12 +42,12 @@ def tile_chunks(batch: Batch, num_tokens: int, tile_queries: int) -> Work:
     return _work(queries, jnp.int32(tile_queries), most_rows + (num_tokens - most_rows) // tile_queries)
 
 
-def _work(lengths: Int[Array, "S"], unit_tokens: Int[Array, ""], most_units: int) -> Work:
+def _work(lengths: Int[Array, "S"], unit_tokens: Int[Array, ""], most_units: int) -> WorkSchedule:
     """Comparisons of all with all: a search or a running sum would be many small kernels."""
     units, row = _ceil_div(lengths, unit_tokens), jnp.arange(lengths.shape[0])
     row_units = jnp.sum(jnp.where(row < jnp.arange(row.size + 1)[:, None], units, 0), axis=1, dtype=jnp.int32)
     unit_rows = jnp.sum(row_units[1:-1] <= jnp.arange(most_units)[:, None], axis=1, dtype=jnp.int32)
-    return Work(row_units, unit_rows, unit_tokens[None])
+    return WorkSchedule(row_units, unit_rows, unit_tokens[None])
 
 
 def _ceil_div(number: Int[Array, "*any"], by: Int[Array, ""] | int) -> Int[Array, "*any"]:

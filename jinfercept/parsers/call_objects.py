@@ -2,7 +2,14 @@
 
 from collections.abc import Collection
 
-from jinfercept.parsers.json_values import Broken, Ended, plain_arguments, read_short_string, read_value, stream_value
+from jinfercept.parsers.json_values import (
+    Broken,
+    TextEnded,
+    plain_arguments,
+    read_short_string,
+    read_value,
+    stream_value,
+)
 from jinfercept.parsers.python_calls import read_literal_call
 from jinfercept.parsers.source import Source, Steps
 
@@ -53,7 +60,7 @@ def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> S
         yield from reading.read()
     except Broken:
         reading.whole = reading.begun
-    except Ended:
+    except TextEnded:
         if tagged and not reading.begun:
             source.drop()
             return True
@@ -89,7 +96,7 @@ class _CallObject:
                 break
             key = yield from read_short_string(source, None if self._tagged or self.begun else _KEYS)
             if (char := (yield from source.skip())) != ":":
-                raise Broken if char else Ended
+                raise Broken if char else TextEnded
             source.at += 1
             yield from source.skip()
             yield from self._member(key)
@@ -101,7 +108,7 @@ class _CallObject:
         """An object as Python prints it, with single quotes; Mistral 7B likes to write that."""
         said = yield from read_literal_call(self._source)
         if said is None:
-            raise Ended if self._source.ended and self._source.at == len(self._source.text) else Broken
+            raise TextEnded if self._source.ended and self._source.at == len(self._source.text) else Broken
         self._name, arguments = said
         self._begin(arguments)
         self.whole = True

@@ -9,7 +9,7 @@ from typing import final
 from jinfercept.parsers.hermes import BARE, CLOSING, OPENING, hermes
 from jinfercept.parsers.llama import PYTHON_END, PYTHON_START, PYTHON_TAG, llama3_json, llama4_json
 from jinfercept.parsers.mistral import ARGS, CALL_ID, TOOL_CALLS, mistral
-from jinfercept.parsers.pieces import Parser
+from jinfercept.parsers.pieces import CallParser
 from jinfercept.parsers.pythonic import pythonic
 from jinfercept.parsers.qwen_xml import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, qwen3_coder
 from jinfercept.parsers.source import GrammarParser, Marks, Source, Steps, ToolSchemas
@@ -52,7 +52,7 @@ class Format:
     openings: tuple[str, ...] = ()
     tools: ToolSchemas | None = None
 
-    def parser(self, new_id: Callable[[], str] | None = None) -> Parser:
+    def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:
         """A parser for one turn.
 
         Args:

@@ -17,7 +17,7 @@ class Broken(Exception):
     """This is not what a call looks like."""
 
 
-class Ended(Exception):
+class TextEnded(Exception):
     """The text is over in the middle of a call."""
 
 
@@ -29,11 +29,11 @@ def read_short_string(source: Source, among: Collection[str] | None = None) -> S
     """
     start, char = source.at, (yield from source.peek())
     if char != '"':
-        raise Broken if char else Ended
+        raise Broken if char else TextEnded
     source.at += 1
     while (char := (yield from source.peek())) != '"':
         if not char:
-            raise Ended
+            raise TextEnded
         if char in "<[\n":
             raise Broken
         source.at += 1
@@ -58,7 +58,7 @@ def stream_arguments(source: Source) -> Steps[bool]:
         yield from stream_value(source)
     except Broken:
         return True
-    except Ended:
+    except TextEnded:
         return False
     return True
 
@@ -85,7 +85,7 @@ def read_value(source: Source, parts: list[str]) -> Steps[None]:
     if (yield from source.peek()) not in ("{", "[", '"'):
         parts.append((yield from source.match(_SCALAR)))
         if not parts[-1]:
-            raise Broken if source.at < len(source.text) else Ended
+            raise Broken if source.at < len(source.text) else TextEnded
         return
     closing: list[str] = []
     inside = False
@@ -98,14 +98,14 @@ def read_value(source: Source, parts: list[str]) -> Steps[None]:
         parts.append(part.translate(_ESCAPES) if inside else part)
         if not found:
             if source.ended:
-                raise Ended
+                raise TextEnded
             yield
         elif char == "<":
             raise Broken
         elif char == "\\":
             parts.append((yield from source.peek()))
             if not parts[-1]:
-                raise Ended
+                raise TextEnded
             source.at += 1
         elif char == '"':
             inside = not inside

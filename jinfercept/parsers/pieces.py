@@ -62,7 +62,7 @@ class CallEnded:
 Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
 
 
-class Parser(Protocol):
+class CallParser(Protocol):
     """Reads one turn of one request; how the text is divided makes no difference to the joined pieces."""
 
     def feed(self, text: str) -> list[Piece]:
@@ -86,7 +86,7 @@ class Parser(Protocol):
 class FirstCall:
     """A parser for turns of one call: later ones are read and dropped."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, parser: CallParser) -> None:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:

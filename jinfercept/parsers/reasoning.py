@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from jinfercept.parsers.pieces import CallEnded, Content, Parser, Piece, Reasoning
+from jinfercept.parsers.pieces import CallEnded, CallParser, Content, Piece, Reasoning
 
 Beginning = Literal["thinking", "undecided", "answering"]
 """Where a turn begins: within its reasoning, before a mark that may come or not, or behind it."""
@@ -82,7 +82,7 @@ class ReasoningParser:
         answer: reads what comes behind the reasoning.
     """
 
-    def __init__(self, thinking: Thinking, beginning: Beginning, answer: Parser) -> None:
+    def __init__(self, thinking: Thinking, beginning: Beginning, answer: CallParser) -> None:
         self._thinking, self._at, self._answer = thinking, beginning, answer
         self._held = ""  # undecided: all there is; thinking: what may be white space at its end, or half a mark
         self._thought, self._trims = False, False

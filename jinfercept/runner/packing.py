@@ -11,7 +11,7 @@ from jinfercept.pallas.layout import SCRATCH_PAGE, Batch
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
 
-class Shape(NamedTuple):
+class PackedShape(NamedTuple):
     """The static sizes of one bucket's executable."""
 
     num_tokens: int  # T
@@ -27,7 +27,7 @@ def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> No
 
 
 def pack(
-    chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], page_size: int, shape: Shape
+    chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], page_size: int, shape: PackedShape
 ) -> Int32[np.ndarray, "packed"]:
     """The batch of a plan. Chunks of one token come first.
 
@@ -63,7 +63,7 @@ def pack(
     return vector
 
 
-def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: Shape) -> Batch:
+def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:
     """The batch on the device, with the tokens that only the device knows filled in."""
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
         packed, shape
@@ -72,12 +72,12 @@ def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape
     return Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
 
 
-def _size(shape: Shape) -> int:
+def _size(shape: PackedShape) -> int:
     num_tokens, num_rows, pages_per_row = shape
     return 4 * num_tokens + (num_rows + 1) + num_rows + num_rows * pages_per_row + 1
 
 
-def _split(vector, shape: Shape):
+def _split(vector, shape: PackedShape):
     num_tokens, num_rows, pages_per_row = shape
     sizes = (num_tokens,) * 4 + (num_rows + 1, num_rows, num_rows * pages_per_row, 1)
     parts, first = [], 0

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, Int32
 
 from jinfercept.runner.logits_processors import IN_PROMPT, NOTHING, Slots, mask_words
 from jinfercept.sampling_params import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, MAX_BIASED_TOKENS
-from jinfercept.sched.sampling_options import DrawOptions, History
+from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 _RECENT = MAX_BAD_TOKENS - 1
 
@@ -26,7 +26,7 @@ class _Parts(NamedTuple):
     bad: np.ndarray
 
 
-def pack_slot(options: DrawOptions, history: History, vocab_size: int) -> Int32[np.ndarray, "slot"]:
+def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> Int32[np.ndarray, "slot"]:
     """What the device has to know of a sequence that gets a slot."""
     params = options.params
     vector = np.zeros(slot_size(vocab_size), np.int32)
@@ -85,11 +85,11 @@ def slot_size(vocab_size: int) -> int:
     return _slot_ends(vocab_size)[-1]
 
 
-def _count(parts: _Parts, history: History, vocab_size: int) -> None:
-    """How often every token was generated, which were given, and what was generated last."""
+def _count(parts: _Parts, history: TokenHistory, vocab_size: int) -> None:
+    """How often every token was generated, which came from outside, and what was generated last."""
     tokens = np.array(history.tokens, np.int32)
     generated = np.ones(len(tokens), bool)
-    for start, end in history.given:
+    for start, end in history.external_spans:
         generated[start:end] = False
     parts.counts[:] = np.bincount(tokens[generated], minlength=vocab_size)
     parts.counts[tokens[~generated]] |= IN_PROMPT

@@ -86,8 +86,8 @@ class KVArrays:
         self.layers: tuple[KVPages, ...] = ()
         self.host: dict[int, list[HostPage]] = {}
         self._coming: list[tuple[int, list[HostPage]]] = []
-        self._leaving: Sequence[PageCopy] = ()
-        self._landing: list[HostPage] = []
+        self._offloading: Sequence[PageCopy] = ()
+        self._fetching: list[HostPage] = []
         self._under_way: deque[list[HostPage]] = deque(maxlen=2)  # the copies out of the last two steps
         self.reset()
 
@@ -101,7 +101,7 @@ class KVArrays:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._coming, self._leaving, self._landing = [], (), []
+        self._coming, self._offloading, self._fetching = [], (), []
         self._under_way.clear()
 
     def reset(self) -> None:
@@ -109,7 +109,7 @@ class KVArrays:
         self.close()
         self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
 
-    def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], copy_out: Sequence[PageCopy]) -> None:
+    def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]) -> None:
         """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order.
 
         Copies of the step before the last one have arrived long since if they hid behind its compute; if not, this waits for
@@ -121,34 +121,34 @@ class KVArrays:
         self._coming = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
         for slot in drop:
             del self.host[slot]
-        self._leaving = copy_out
-        for copy in copy_out:
+        self._offloading = offload
+        for copy in offload:
             self.host[copy.host_slot] = []
 
     def start(self, part: int) -> None:
         """Start the copies of one part, both ways: pages leave as they are before anything that is dispatched later."""
         first, end = self.parts[part]
         if self._coming:
-            self._landing = jax.device_put([pieces[part] for _, pieces in self._coming], self._on_device)
-        for start, size in _cover(len(self._leaving)):
-            group = self._leaving[start : start + size]
+            self._fetching = jax.device_put([pieces[part] for _, pieces in self._coming], self._on_device)
+        for start, size in _cover(len(self._offloading)):
+            group = self._offloading[start : start + size]
             gather = self._run["gather", size, end - first]
             pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
             for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
                 self.host[copy.host_slot].append(piece)
                 self._under_way[-1].append(piece)
 
-    def land(self, part: int) -> None:
+    def scatter(self, part: int) -> None:
         """Write what one part has fetched to its device slots, after everything that was dispatched before."""
         first, end = self.parts[part]
         slots = [slot for slot, _ in self._coming]
         for start, size in _cover(len(slots)):
             group = slots[start : start + size]
-            pages = self._landing[start : start + size] + [self._blank[end - first]] * (size - len(group))
+            pages = self._fetching[start : start + size] + [self._blank[end - first]] * (size - len(group))
             scatter = self._run["scatter", size, end - first]
             written = scatter(self.layers[first:end], _padded(group, size), tuple(pages))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
-        self._landing = []
+        self._fetching = []
 
     def wait(self) -> None:
         """Wait for every copy that was started: for a plan that does nothing else."""

@@ -20,13 +20,13 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.pallas.attention import Heads, paged_attention, prepare
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.runner.executables import Executables, Progress, silent
-from jinfercept.runner.packing import Shape, enter, pack, unpack
+from jinfercept.runner.packing import PackedShape, enter, pack, unpack
 from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.sampler import Drawn, Sampler, add_sampler, slots_bytes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
-class Ticket(NamedTuple):
+class StepTicket(NamedTuple):
     """A submitted plan: what it draws, and when it was submitted."""
 
     drawn: Drawn
@@ -56,10 +56,10 @@ class RunnerShape:
     layers_per_step: int
     transfer_parts: int = 1
 
-    def bucket(self, num_tokens: int) -> Shape:
+    def bucket(self, num_tokens: int) -> PackedShape:
         """The batch of a bucket."""
         pages_per_row = -(-self.max_model_len // self.page_size)
-        return Shape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
+        return PackedShape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:
         """First layer and end of every executable's layers."""
@@ -111,24 +111,24 @@ class ModelRunner:
         add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self._run)
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepTicket:
         """Dispatch a plan; the order is the one that `StepPlan` promises.
 
         Args:
             masks: what constrained rows may draw; called after the forward was dispatched, before sampling is.
         """
         submitted_s = time.monotonic()
-        assert plan.land == plan.fetch
-        self.kv.begin(plan.fetch, plan.drop, plan.copy_out)
+        assert plan.scatter == plan.fetch
+        self.kv.begin(plan.fetch, plan.drop, plan.offload)
         if plan.chunks:
-            return Ticket(self._compute(plan, masks), submitted_s)
+            return StepTicket(self._compute(plan, masks), submitted_s)
         for part in range(len(self._parts)):
             self.kv.start(part)
-            self.kv.land(part)
+            self.kv.scatter(part)
         self.kv.wait()  # there is nothing to hide the transfers behind
-        return Ticket(Drawn(), submitted_s)
+        return StepTicket(Drawn(), submitted_s)
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: StepTicket) -> StepResult:
         """Wait for a plan's tokens."""
         tokens, logprobs, scores = self._sampler.read(ticket.drawn)
         return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores)
@@ -176,7 +176,7 @@ class ModelRunner:
                 step = self._run["layers", size, end - first]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
             kv.layers = tuple(layers)
-            kv.land(part)
+            kv.scatter(part)
         return x
 
 
@@ -236,7 +236,7 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
 
 def _embed(
     model: ServedModel,
-    shape: Shape,
+    shape: PackedShape,
     attention: str,
     params: Weights,
     last_tokens: Int[Array, "slots"],

@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     censored: bool
 
 
-class Curve(NamedTuple):
+class SurvivalCurve(NamedTuple):
     """A distribution of durations X, as atoms in ascending order. Every question costs O(log n).
 
     Attributes:
@@ -93,7 +93,7 @@ class Curve(NamedTuple):
 
 
 @final
-class History:
+class DurationHistory:
     """The last `RING` durations of one tool, and its calls in flight."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class History:
         self._sorted: list[Seen] = []
         self._running: dict[Hashable, float] = {}  # when they began
         self._now_s = 0.0
-        self._curve = Curve.from_seen([])
+        self._curve = SurvivalCurve.from_seen([])
         self._num_changes = 0  # since the curve was made
 
     def start(self, call_key: Hashable, at_s: float) -> None:
@@ -126,7 +126,7 @@ class History:
         return bool(self._ring)
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> SurvivalCurve:
         """The distribution; it lags behind by at most one change in 32.
 
         A call in flight counts with its age when a call of this tool last began or ended.
@@ -134,7 +134,7 @@ class History:
         if 32 * self._num_changes > len(self._ring):
             self._num_changes = 0
             ages = [Seen(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
-            self._curve = Curve.from_seen(sorted(self._sorted + ages))
+            self._curve = SurvivalCurve.from_seen(sorted(self._sorted + ages))
         return self._curve
 
     def _pass(self, now_s: float) -> None:
@@ -152,7 +152,7 @@ class SharedHistory:
 
     def __init__(self) -> None:
         self._tenants: dict[str, deque[Seen]] = {}
-        self._curve = Curve.from_seen([])
+        self._curve = SurvivalCurve.from_seen([])
         self._num_changes = 0  # since the curve was made
 
     def end(self, tenant: str, seen: Seen) -> None:
@@ -161,11 +161,11 @@ class SharedHistory:
         self._num_changes += 1
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> SurvivalCurve:
         """The distribution; it lags behind by at most one change in 32."""
         if 32 * self._num_changes > self._curve.num_seen:
             self._num_changes = 0
-            self._curve = Curve.from_seen(sorted(chain.from_iterable(self._tenants.values())))
+            self._curve = SurvivalCurve.from_seen(sorted(chain.from_iterable(self._tenants.values())))
         return self._curve
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Protocol, final
 
-from jinfercept.sched.durations import Curve, History, Seen, SharedHistory, recent
+from jinfercept.sched.durations import DurationHistory, Seen, SharedHistory, SurvivalCurve, recent
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 TRUST = 1 / 64
@@ -134,8 +134,8 @@ class _Tenant:
     __slots__ = ("pooled", "tools")
 
     def __init__(self) -> None:
-        self.tools: dict[str, History] = {}
-        self.pooled = History()
+        self.tools: dict[str, DurationHistory] = {}
+        self.pooled = DurationHistory()
 
 
 @final
@@ -163,13 +163,13 @@ class HistoryEstimator:
     def started(self, call: PendingCall, at_s: float) -> None:
         tenant = recent(self._tenants, call.tenant, _Tenant, MOST_TENANTS)
         tenant.pooled.start(call.key, at_s)
-        recent(tenant.tools, call.name, History, MOST_TOOLS).start(call.key, at_s)
+        recent(tenant.tools, call.name, DurationHistory, MOST_TOOLS).start(call.key, at_s)
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         tenant = recent(self._tenants, call.tenant, _Tenant, MOST_TENANTS)
         seen = Seen(duration_s, not clean)
         tenant.pooled.end(call.key, seen)
-        recent(tenant.tools, call.name, History, MOST_TOOLS).end(call.key, seen)
+        recent(tenant.tools, call.name, DurationHistory, MOST_TOOLS).end(call.key, seen)
         if call.kind == "server_tool":
             recent(self._shared, call.name, SharedHistory, MOST_SHARED).end(call.tenant, seen)
 
@@ -208,7 +208,7 @@ class HistoryEstimator:
             tau_s = min(taus, key=lambda tau: curve.num_seen * (curve.held_s(tau) + even_s * curve.left(tau)) + tau)
         return min(max(tau_s, self._trust * even_s), even_s / self._trust)
 
-    def _curve(self, call: PendingCall) -> Curve:
+    def _curve(self, call: PendingCall) -> SurvivalCurve:
         """The distribution that stands for a call, in the order that the class names."""
         tenant = self._tenants.get(call.tenant)
         own = tenant.tools.get(call.name) if tenant is not None else None
@@ -225,7 +225,7 @@ def _hint_s(call: PendingCall, age_s: float) -> float | None:
     return call.expected_s if call.expected_s is not None and call.expected_s > age_s else None
 
 
-_NOTHING = Curve.from_seen([])
+_NOTHING = SurvivalCurve.from_seen([])
 
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"elapsed": ElapsedEstimator, "history": HistoryEstimator}

@@ -15,7 +15,7 @@ oldest running sequence gives way to a right, so that no two tenants evict each 
 from collections.abc import Container
 from typing import final
 
-from jinfercept.sched.queues import Line, Queues
+from jinfercept.sched.queues import Queues, TenantQueue
 from jinfercept.sched.sequence import Sequence
 
 _MOST_IDLE = 4096
@@ -134,7 +134,7 @@ class FairShare:
         size, least = (_num_tokens, 2 * (_num_tokens(own) + head.length)) if pages else (len, 2 * (len(own) + 1))
         return [name for name, running in others if size(running) >= least and self.used(name) >= used]
 
-    def _heads(self) -> list[tuple[str, Line, Sequence]]:
+    def _heads(self) -> list[tuple[str, TenantQueue, Sequence]]:
         """Of each tenant the first waiting sequence that does not wait for another one to compute its prompt."""
         return [
             (tenant, line, head)
@@ -142,7 +142,7 @@ class FairShare:
             if (head := next((one for one in line.waiting if not one.follows), None)) is not None
         ]
 
-    def _claim(self, tenant: str, line: Line, head: Sequence) -> tuple[int, bool, float, int]:
+    def _claim(self, tenant: str, line: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:
         return head.priority, bool(line.running), self.used(tenant), head.order
 
     def _rank(self, sequence: Sequence) -> Rank:

@@ -159,7 +159,7 @@ class MinWaste:
                 continue
             if sequence.state is not State.INTERCEPTED:
                 continue
-            tokens = sum([page.filled for page in resident if page.claims == 1 and not page.refs])
+            tokens = sum([page.filled for page in resident if page.evictable_refs == 1 and not page.refs])
             age_s = now - sequence.paused_s
             rest_s = remaining_s(self._estimator, sequence, age_s)
             discard = chunked_discard_waste(tokens, self._last.running_context, chunk, self._forward_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jinfercept.kv.store import PageCopy
-from jinfercept.sched.sampling_options import DrawOptions, History
+from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
     position: int
     options: DrawOptions | None = None
     held: bool = False
-    history: History | None = None
+    history: TokenHistory | None = None
 
 
 class Score(NamedTuple):
@@ -75,7 +75,7 @@ class StepPlan:
         number: counts the plans of one scheduler.
         bucket: query tokens of the executable that runs it; 0 if nothing is computed.
         chunks: what is computed, chunks of one token first.
-        copy_out: pages copied to the host, as they were before this plan's compute.
+        offload: pages copied to the host, as they were before this plan's compute.
         fetch: pages brought to landing buffers.
         land: landing buffers written to their device slots after the compute: readable from the next plan on.
         drop: host slots whose arrays are to be forgotten.
@@ -84,9 +84,9 @@ class StepPlan:
     number: int
     bucket: int
     chunks: tuple[Chunk, ...] = ()
-    copy_out: tuple[PageCopy, ...] = ()
+    offload: tuple[PageCopy, ...] = ()
     fetch: tuple[PageCopy, ...] = ()
-    land: tuple[PageCopy, ...] = ()
+    scatter: tuple[PageCopy, ...] = ()
     drop: tuple[int, ...] = ()
 
     @property
@@ -95,7 +95,7 @@ class StepPlan:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.copy_out or self.fetch or self.land or self.drop)
+        return bool(self.chunks or self.offload or self.fetch or self.scatter or self.drop)
 
 
 class TokenLogprobs(NamedTuple):

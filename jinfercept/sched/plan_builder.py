@@ -10,7 +10,7 @@ from jinfercept.sched.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Draft:
+class PlanBuilder:
     """A plan in the making.
 
     Attributes:
@@ -27,7 +27,7 @@ class Draft:
     context_tokens: int
     now: float
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
-    copy_out: list[PageCopy] = field(default_factory=list)
+    offload: list[PageCopy] = field(default_factory=list)
     fetch: list[PageCopy] = field(default_factory=list)
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
@@ -47,13 +47,13 @@ class Draft:
             number=number,
             bucket=bucket,
             chunks=tuple(chunk for _, chunk in self.chunks),
-            copy_out=tuple(self.copy_out),
+            offload=tuple(self.offload),
             fetch=tuple(self.fetch),
-            land=tuple(self.fetch),
+            scatter=tuple(self.fetch),
             drop=drop,
         )
-        sampled = tuple([(sequence, sequence.incarnation) for sequence, chunk in self.chunks if chunk.sample])
-        scored = tuple([(sequence, sequence.incarnation) for sequence, chunk in self.chunks if chunk.score])
+        sampled = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.sample])
+        scored = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.score])
         return Planned(plan, sampled, tuple(self.recomputing), self.recomputed, scored)
 
 
@@ -62,7 +62,7 @@ class Planned:
     """A plan, and what the scheduler has to know when the result arrives.
 
     Attributes:
-        sampled: the sequences of the sampled chunks, with the incarnation that the sample is for.
+        sampled: the sequences of the sampled chunks, with the epoch that the sample is for.
         recomputing: the sequences whose chunks were computed before, at least in part.
         recomputed_tokens: how many of the plan's query tokens that were.
         scored: the sequences of the chunks with scores, likewise.

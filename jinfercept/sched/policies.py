@@ -13,7 +13,7 @@ from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_non
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 
 
-class Knowledge(NamedTuple):
+class PolicyInputs(NamedTuple):
     """What policies are told of the machine and of durations.
 
     Attributes:
@@ -53,7 +53,7 @@ def check_policy(policy: object) -> None:
         check_shape("a policy", policy, Policy)
 
 
-class Setting(NamedTuple):
+class PolicyEntry(NamedTuple):
     """A policy, and how its published form prefills.
 
     Attributes:
@@ -61,27 +61,27 @@ class Setting(NamedTuple):
         chunked_prefill: False: whole prompts, before anybody decodes (vLLM when InferCept was written).
     """
 
-    make: Callable[[Knowledge], Policy]
+    make: Callable[[PolicyInputs], Policy]
     chunked_prefill: bool = True
 
 
-def _min_waste(known: Knowledge, keep: Keep = keep_if_cheaper) -> Policy:
+def _min_waste(known: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
     link_tokens_per_s = known.cost.link_tokens(1.0)
     return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, link_tokens_per_s, keep)
 
 
-SETTINGS: dict[str, Setting] = {
-    "discard": Setting(lambda known: discard(), chunked_prefill=False),
-    "improved_discard": Setting(lambda known: improved_discard(), chunked_prefill=False),
-    "preserve": Setting(lambda known: preserve(), chunked_prefill=False),
-    "swap": Setting(lambda known: swap(), chunked_prefill=False),
-    "chunked_discard": Setting(lambda known: improved_discard()),
-    "budgeted_swap": Setting(lambda known: _min_waste(known, keep_none)),
-    "heuristic_preserve": Setting(lambda known: _min_waste(known, keep_short_kinds)),
-    "min_waste": Setting(_min_waste),
-    "lru": Setting(lambda known: LeastRecentlyUsed(writes_through=False)),
-    "lru_host": Setting(lambda known: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": Setting(lambda known: CopyAhead(known.estimator)),
+SETTINGS: dict[str, PolicyEntry] = {
+    "discard": PolicyEntry(lambda known: discard(), chunked_prefill=False),
+    "improved_discard": PolicyEntry(lambda known: improved_discard(), chunked_prefill=False),
+    "preserve": PolicyEntry(lambda known: preserve(), chunked_prefill=False),
+    "swap": PolicyEntry(lambda known: swap(), chunked_prefill=False),
+    "chunked_discard": PolicyEntry(lambda known: improved_discard()),
+    "budgeted_swap": PolicyEntry(lambda known: _min_waste(known, keep_none)),
+    "heuristic_preserve": PolicyEntry(lambda known: _min_waste(known, keep_short_kinds)),
+    "min_waste": PolicyEntry(_min_waste),
+    "lru": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=False)),
+    "lru_host": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=True)),
+    "copy_ahead": PolicyEntry(lambda known: CopyAhead(known.estimator)),
 }
 """What can be selected. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

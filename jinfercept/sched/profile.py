@@ -212,7 +212,7 @@ def _ascends(values: Any) -> bool:
 # -- from data sheets --------------------------------------------------------------------------------------------------
 
 
-class ModelNumbers(NamedTuple):
+class ProfiledModel(NamedTuple):
     """What a roofline needs to know of a model.
 
     Attributes:
@@ -235,7 +235,7 @@ class ModelNumbers(NamedTuple):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_number
 
 
-def roofline(model: ModelNumbers, gpu: str, num_gpus: int = 1) -> Profile:
+def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
     """A profile derived from a model's size and a data sheet, for machines that are not at hand. Nothing of it is measured.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
@@ -305,8 +305,8 @@ def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_byte
     )
 
 
-LLAMA_13B = ModelNumbers("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128)
-LLAMA_3_70B = ModelNumbers("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128)
+LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128)
+LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile

@@ -16,7 +16,7 @@ _ORDER = attrgetter("order")
 
 
 @dataclass(slots=True)
-class Line:
+class TenantQueue:
     """One tenant's sequences, by `Sequence.order`."""
 
     running: list[Sequence] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Queues:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, TenantQueue] = {}
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._observer = observer
@@ -105,10 +105,10 @@ class Queues:
         insort(self._line(sequence).waiting, sequence, key=_ORDER)
         self._enter(sequence, State.WAITING)
 
-    def _line(self, sequence: Sequence) -> Line:
+    def _line(self, sequence: Sequence) -> TenantQueue:
         line = self.lines.get(sequence.tenant)
         if line is None:
-            line = self.lines[sequence.tenant] = Line()
+            line = self.lines[sequence.tenant] = TenantQueue()
         return line
 
     def _enter(self, sequence: Sequence, state: State) -> None:

@@ -21,16 +21,16 @@ class DrawOptions:
     remembered: bool = False
 
 
-class History(NamedTuple):
+class TokenHistory(NamedTuple):
     """A sequence when it gets a slot of the device.
 
     Attributes:
         tokens: all of them.
-        given: ranges, in order, that the model did not generate: the prompt, results of tools.
+        external_spans: ranges, in order, that the model did not generate: the prompt, results of tools.
     """
 
     tokens: tuple[int, ...]
-    given: tuple[tuple[int, int], ...]
+    external_spans: tuple[tuple[int, int], ...]
 
 
 def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:

@@ -16,11 +16,11 @@ from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
-from jinfercept.sched.plan_builder import Counters, Draft, Planned
+from jinfercept.sched.plan_builder import Counters, PlanBuilder, Planned
 from jinfercept.sched.policy import Action, Budget, Policy
 from jinfercept.sched.queues import Queues
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
-from jinfercept.sched.step_budget import Room
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
 
 Preemption = Literal["auto", "recompute", "swap"]
@@ -73,7 +73,7 @@ class Scheduler:
         self._transfers = Transfers(kv, policy, self.counters, observer)
         self._policy = policy
         self._estimator = estimator
-        self._room = Room(cost, buckets, kv.page_size, policy.synchronous)
+        self._room = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._largest = buckets[-1]
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
@@ -107,7 +107,7 @@ class Scheduler:
         self.counters.interceptions += 1
         self._policy.pause(sequence, now)
 
-    def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[Ended, ...] = ()) -> None:
+    def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[CallDuration, ...] = ()) -> None:
         """All calls have returned: append their tokens and queue the sequence by its original arrival (or at the tail).
 
         Args:
@@ -116,7 +116,7 @@ class Scheduler:
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.calls, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
-        sequence.given.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
+        sequence.external_spans.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
         sequence.tokens.extend(tokens)
         self._come_back(sequence, in_place=True)
 
@@ -136,7 +136,7 @@ class Scheduler:
         self.kv.close(sequence.context)
         sequence.context, kept.context = kept.context, sequence.context
         self.kv.cut(sequence.context, num_tokens)
-        sequence.high_water = min(kept.high_water, num_tokens)
+        sequence.max_computed = min(kept.max_computed, num_tokens)
         sequence.adopted = Found(0, 0, 0)
         self._queues.intercept(sequence)  # for a moment, for the policy: it has been here since the kept one paused
         sequence.order, sequence.paused_s, sequence.calls = kept.order, kept.paused_s, kept.calls
@@ -187,7 +187,7 @@ class Scheduler:
         self.kv.store.begin()
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._room.link_tokens(len(self.running), context_tokens)
-        draft = Draft(hidden, self._largest, context_tokens, now)
+        draft = PlanBuilder(hidden, self._largest, context_tokens, now)
         self._stalled = False
         self._several = self._fair.charge(now)
         for sequence in self.running:
@@ -208,7 +208,7 @@ class Scheduler:
         self.counters.plans += bool(planned.plan)
         return planned
 
-    def _run_all(self, draft: Draft, now: float) -> None:
+    def _run_all(self, draft: PlanBuilder, now: float) -> None:
         """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
         if self._several:
             self._run_fairly(draft, now)
@@ -220,7 +220,7 @@ class Scheduler:
             if not self._decode(draft, sequence):
                 self._run(draft, sequence, draft.room - (len(self.running) - index), now)
 
-    def _run_fairly(self, draft: Draft, now: float) -> None:
+    def _run_fairly(self, draft: PlanBuilder, now: float) -> None:
         """The same for several tenants: in the order of service, prompts by their tenant's use."""
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         rooms = self._fair.rooms(order, draft.room)
@@ -228,13 +228,13 @@ class Scheduler:
             if sequence.state is State.RUNNING and not self._decode(draft, sequence):
                 self._run(draft, sequence, rooms[sequence.id], now)
 
-    def _decode(self, draft: Draft, sequence: Sequence) -> bool:
+    def _decode(self, draft: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the next token of a sequence that lacks nothing for it: what `_run` comes to almost always, in short."""
         context, known = sequence.context, len(sequence.tokens)
         start = known + sequence.pending - 1
         if (
             context.ready != start
-            or sequence.high_water > start
+            or sequence.max_computed > start
             or start + 1 >= self.max_model_len
             or sequence.generated + sequence.pending >= sequence.max_tokens
             or len(sequence.table) < len(context.pages)
@@ -247,12 +247,12 @@ class Scheduler:
         draft.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
         draft.room -= 1
         self.counters.computed += 1
-        sequence.high_water = start + 1
+        sequence.max_computed = start + 1
         sequence.planned = True
         sequence.pending += 1
         return True
 
-    def _admit_all(self, draft: Draft, now: float) -> None:
+    def _admit_all(self, draft: PlanBuilder, now: float) -> None:
         """Start waiting sequences in order while there is room; the first that cannot start holds back the rest.
 
         Those whose prompt another one is about to compute do not: they let others pass until it is there.
@@ -272,7 +272,7 @@ class Scheduler:
                 return
             self._run(draft, sequence, draft.room, now)
 
-    def _admit_entitled(self, draft: Draft, now: float) -> None:
+    def _admit_entitled(self, draft: PlanBuilder, now: float) -> None:
         """Start waiting sequences of tenants below their share, before anybody else is served; others give way to them."""
         refused = set[str]()
         while not self._stalled and (sequence := self._fair.entitled(refused)) is not None:
@@ -284,7 +284,7 @@ class Scheduler:
             else:
                 self._run(draft, sequence, room, now)
 
-    def _place(self, draft: Draft, sequence: Sequence, now: float) -> bool:
+    def _place(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages: sequences of tenants above their share give way."""
         while not (self._queues.has_slot and self._admit(draft, sequence, now)):
             giver = self._fair.giver(sequence, pages=self._queues.has_slot)
@@ -293,7 +293,7 @@ class Scheduler:
             self._preempt(draft, giver, now)
         return True
 
-    def _admit(self, draft: Draft, sequence: Sequence, now: float) -> bool:
+    def _admit(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
         """Turn the head of the line's claims into references if its whole context can be placed."""
         kv, context = self.kv, sequence.context
         if not sequence.wants_scores:
@@ -301,19 +301,19 @@ class Scheduler:
         kv.hold(context)
         needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
         to_be_had = (
-            kv.store.num_free + kv.store.num_cached + (0 if self._policy.protects_paused else kv.store.num_claimed)
+            kv.store.num_free + kv.store.num_cached + (0 if self._policy.protects_paused else kv.store.num_paused)
         )
         if self.running and needed > to_be_had:
             kv.release(context)
-            if not sequence.high_water:
+            if not sequence.max_computed:
                 kv.close(context)  # it has nothing of its own yet: what it adopted stays a finished prefix
             return False
         self._queues.run(sequence)
         sequence.planned = False
         draft.context_tokens += sequence.length
-        if not sequence.high_water:
-            sequence.high_water = len(context.pages) * kv.page_size
-        sequence.found = kv.survey(context, sequence.high_water)
+        if not sequence.max_computed:
+            sequence.max_computed = len(context.pages) * kv.page_size
+        sequence.found = kv.survey(context, sequence.max_computed)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.found.device + sequence.found.host
             sequence.adopted = sequence.adopted and sequence.found
@@ -328,7 +328,7 @@ class Scheduler:
         wanted = sequence.length // self.kv.page_size + 1
         return self.kv.missing_slots(context) + max(0, wanted - len(context.pages))
 
-    def _run(self, draft: Draft, sequence: Sequence, room: int, now: float) -> None:
+    def _run(self, draft: PlanBuilder, sequence: Sequence, room: int, now: float) -> None:
         """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow."""
         kv, context, length = self.kv, sequence.context, sequence.length
         if context.ready < length - 1:
@@ -348,7 +348,7 @@ class Scheduler:
         if start < end:
             self._add_chunk(draft, sequence, start, end)
 
-    def _add_chunk(self, draft: Draft, sequence: Sequence, start: int, end: int) -> None:
+    def _add_chunk(self, draft: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         assert sequence.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
@@ -357,8 +357,8 @@ class Scheduler:
         score = None if sequence.num_best is None else sequence.score(start, end)
         chunk = Chunk(sequence.slot, start, tokens, self._new_pages(sequence, end), sample, score)
         self.kv.computed(sequence.context, start, end)
-        recomputed = max(0, min(end, sequence.high_water) - start)
-        sequence.high_water = max(sequence.high_water, end)
+        recomputed = max(0, min(end, sequence.max_computed) - start)
+        sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:
             sequence.recomputed += recomputed
             draft.recomputed += recomputed
@@ -381,7 +381,7 @@ class Scheduler:
             new.append((index, slot))
         return tuple(new)
 
-    def _fetch(self, draft: Draft, sequence: Sequence, now: float) -> None:
+    def _fetch(self, draft: PlanBuilder, sequence: Sequence, now: float) -> None:
         """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
             if not self._transfers.may_move(draft) or not self._free_slot(draft, sequence, now):
@@ -392,7 +392,7 @@ class Scheduler:
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
-    def _free_slot(self, draft: Draft, sequence: Sequence, now: float) -> bool:
+    def _free_slot(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
         """See to it that a device slot is free; False if `sequence` has to wait for one."""
         kv, policy = self.kv, self._policy
         if kv.store.num_free or kv.store.evict_cached():
@@ -412,17 +412,17 @@ class Scheduler:
         """The running sequence that gives way first."""
         return self._fair.last_served() if self._several else self.running[-1]
 
-    def _evict(self, draft: Draft, now: float) -> bool:
+    def _evict(self, draft: PlanBuilder, now: float) -> bool:
         """Take one slot from the paused contexts, in the policy's order."""
-        if not self.kv.store.num_claimed:
+        if not self.kv.store.num_paused:
             return False
         for victims in (draft.victims or iter(()), self._policy.victims(now)):
             draft.victims = victims
             if any(self._transfers.move(draft, move) for move in victims):
                 return True
-        return self.kv.store.evict_claimed()
+        return self.kv.store.evict_paused()
 
-    def _preempt(self, draft: Draft, sequence: Sequence, now: float) -> None:
+    def _preempt(self, draft: PlanBuilder, sequence: Sequence, now: float) -> None:
         """Send a running sequence back to the queue; its pages become claims."""
         self._queues.wait(sequence)
         self.kv.release(sequence.context)
@@ -436,7 +436,7 @@ class Scheduler:
             action = Action.SWAP if self._preemption == "swap" else Action.LOSE
             self._transfers.force_out(draft, sequence, action)
 
-    def _move_all(self, draft: Draft, now: float) -> None:
+    def _move_all(self, draft: PlanBuilder, now: float) -> None:
         queries = self._largest - draft.room
         budget = Budget(draft.room, draft.link_tokens, draft.context_tokens, queries)
         for move in self._policy.moves(budget, now):
@@ -446,4 +446,4 @@ class Scheduler:
 
     def _void_pending(self, sequence: Sequence) -> None:
         sequence.pending = 0
-        sequence.incarnation += 1
+        sequence.epoch += 1

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, Found
 from jinfercept.sched.plan import Sample, Score
-from jinfercept.sched.sampling_options import DrawOptions, History
+from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 
 class State(Enum):
@@ -41,7 +41,7 @@ class PendingCall(NamedTuple):
     kind: CallKind = "server_tool"
 
 
-class Ended(NamedTuple):
+class CallDuration(NamedTuple):
     """How a call ended: after so many seconds, and by itself (`clean`) or because it was given up."""
 
     duration_s: float
@@ -52,7 +52,7 @@ class Sequence:
     """One request's tokens and place; mutable, owned by the `Scheduler`.
 
     `tokens` are the accepted ones: prompt, generated and returned. `pending` counts samples that were planned and are not
-    read yet. `incarnation` grows whenever pending samples become void (an interception, an end). `given` are the ranges of
+    read yet. `epoch` grows whenever pending samples become void (an interception, an end). `external_spans` are the ranges of
     tokens that the model did not generate: the prompt first, then results of tools.
     """
 
@@ -63,13 +63,13 @@ class Sequence:
         "context",
         "copied_in",
         "copied_out",
+        "epoch",
+        "external_spans",
         "found",
         "generated",
-        "given",
-        "high_water",
         "id",
-        "incarnation",
         "leader",
+        "max_computed",
         "max_tokens",
         "num_best",
         "num_cached",
@@ -127,7 +127,7 @@ class Sequence:
         self.options = options
         self.num_best = num_best
         self.leader = leader
-        self.given = [(0, len(tokens))]
+        self.external_spans = [(0, len(tokens))]
         self.remembered = False  # the device knows its history, under `slot`
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
@@ -139,10 +139,10 @@ class Sequence:
         self.pending = 0
         self.planned = False  # has a chunk in the plan being made
         self.generated = 0
-        self.incarnation = 0
+        self.epoch = 0
         self.paused_s = 0.0  # when it was intercepted
         self.calls: tuple[PendingCall, ...] = ()  # and by what
-        self.high_water = 0  # tokens whose KV was ever computed
+        self.max_computed = 0  # tokens whose KV was ever computed
         self.num_cached: int | None = None  # prompt tokens that were there already when it first started to run
         self.adopted: Found | None = None  # where they were, and how many were lost, if it goes on from a kept one
         self.found = Found(0, 0, 0)  # when it last started to run
@@ -164,13 +164,15 @@ class Sequence:
     @property
     def wants_scores(self) -> bool:
         """Whether tokens of its prompt are still to be scored: it has to compute them itself."""
-        return self.num_best is not None and self.scored < self.given[0][1] - 1
+        return self.num_best is not None and self.scored < self.external_spans[0][1] - 1
 
     @property
     def follows(self) -> bool:
         """Whether it waits for its leader to compute their prompt."""
         leader = self.leader
-        if leader is not None and (leader.state is State.FINISHED or leader.high_water >= leader.given[0][1]):
+        if leader is not None and (
+            leader.state is State.FINISHED or leader.max_computed >= leader.external_spans[0][1]
+        ):
             self.leader = leader = None
         return leader is not None
 
@@ -182,13 +184,13 @@ class Sequence:
         history = None
         if options.remembered and not self.remembered:
             assert not self.pending, "the host does not know what the device has to remember"
-            history, self.remembered = History(tuple(self.tokens), tuple(self.given)), True
+            history, self.remembered = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
         held = self.generated + self.pending < options.params.min_tokens
         return Sample(self.temperature, self.seed, position, options, held, history)
 
     def score(self, start: int, end: int) -> Score | None:
         """What a chunk of the tokens `start … end - 1` has to report."""
-        first, last = max(start, self.scored), min(end, self.given[0][1] - 1)
+        first, last = max(start, self.scored), min(end, self.external_spans[0][1] - 1)
         if self.num_best is None or first >= last:
             return None
         self.scored = last

@@ -11,7 +11,7 @@ IDLE_STEP_S = 0.010
 _UNLIMITED = 1 << 60
 
 
-class Room(NamedTuple):
+class StepBudget(NamedTuple):
     """The sizes of steps and of their transfers.
 
     Attributes:

@@ -27,7 +27,7 @@ class Waste(NamedTuple):
     swap: float
 
 
-class Choice(NamedTuple):
+class HoldOrDrop(NamedTuple):
     """What to do with the part of a context that the link budget does not reach, and what that wastes in token·seconds."""
 
     action: Literal["preserve", "discard"]
@@ -83,12 +83,12 @@ def chunked_discard_waste(context: int, others: int, chunk: int, forward_s: Call
     return forward_s(context) * context / 2 + growth_s * others
 
 
-def choice(waste: Waste) -> Choice:
+def choice(waste: Waste) -> HoldOrDrop:
     """Equation (5): the lesser of (2) and (4), to preserve if they are equal. Swap inside the free budget wastes nothing
     and is handed out before, most wasteful context first."""
     if waste.preserve <= waste.discard:
-        return Choice("preserve", waste.preserve)
-    return Choice("discard", waste.discard)
+        return HoldOrDrop("preserve", waste.preserve)
+    return HoldOrDrop("discard", waste.discard)
 
 
 def chunk_tokens(saturation: int, running_query_tokens: int, floor: int) -> int:

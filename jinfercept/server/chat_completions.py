@@ -13,7 +13,7 @@ from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.chat_answer import ChatAnswer
 from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
-from jinfercept.server.encoding import LargeReply, Reply
+from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.protocol import SessionHints
 from jinfercept.server.report_size import check_report
@@ -21,7 +21,7 @@ from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.server_turns import Message, Remember, ServerTurns
 from jinfercept.server.service import Service, check_requests, finished, service_of, unless_gone
-from jinfercept.server.session_hints import Hints, read_hints, with_hints
+from jinfercept.server.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.unsupported_fields import check_extras
 
@@ -47,10 +47,10 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
     whole = await unless_gone(request, answer.whole(outputs))
-    return Reply(whole) if answer.is_small(outputs) else LargeReply(whole)
+    return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
 
 
-def make_chat(service: Service, body: ChatBody, hints: Hints, name: str) -> Chats:
+def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> Chats:
     """The requests that a body asks for, and who reads what comes of them. Takes a while: renders, tokenises, compiles.
 
     Args:
@@ -108,7 +108,7 @@ def server_turns(service: Service, body: ChatBody, chats: Chats, remember: Remem
     )
 
 
-def _memory(service: Service, body: ChatBody, hints: Hints) -> Remember:
+def _memory(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Remembers what a client does not see, unless it says that it will not come back."""
 
     def remember(turns: Sequence[Message]) -> None:

@@ -12,13 +12,13 @@ from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import Completion, CompletionBody
-from jinfercept.server.encoding import LargeReply, Reply
+from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import check_report
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.sampling import sampling_params
 from jinfercept.server.service import Service, check_length, check_requests, finished, service_of
-from jinfercept.server.session_hints import Hints, read_hints, with_hints
+from jinfercept.server.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.unsupported_fields import check_extras
 
@@ -46,11 +46,11 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
     if answer.is_small(outputs):
-        return Reply(answer.whole(outputs))
+        return EncodedReply(answer.whole(outputs))
     return LargeReply(await asyncio.to_thread(answer.whole, outputs))
 
 
-def make_completions(service: Service, body: CompletionBody, hints: Hints, name: str) -> list[EngineRequest]:
+def make_completions(service: Service, body: CompletionBody, hints: RequestHints, name: str) -> list[EngineRequest]:
     """The requests that a body asks for. Takes a while: tokenises, compiles.
 
     Args:

@@ -97,7 +97,7 @@ def _is_long(value: Any) -> bool:
 
 
 @final
-class Reply(JSONResponse):
+class EncodedReply(JSONResponse):
     """A whole answer."""
 
     def render(self, content: Any) -> bytes:

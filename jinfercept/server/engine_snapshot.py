@@ -12,7 +12,7 @@ _PATIENCE_S = 2.0
 """Seconds that a step may take before an older look is shown in its stead."""
 
 
-class Look[T](NamedTuple):
+class SnapshotValue[T](NamedTuple):
     """What was seen, and when, on the monotonic clock."""
 
     seen: T
@@ -20,7 +20,7 @@ class Look[T](NamedTuple):
 
 
 @final
-class Window[T]:
+class EngineSnapshot[T]:
     """One question to the engine of a service, asked as often as anybody wants to know.
 
     Args:
@@ -31,9 +31,9 @@ class Window[T]:
     def __init__(self, service: Service, look: Callable[[], T], fresh_s: float = 0.0) -> None:
         self._service, self._look, self._fresh_s = service, look, fresh_s
         self._asked: asyncio.Future[Any] | None = None
-        self._last: Look[T] | None = None
+        self._last: SnapshotValue[T] | None = None
 
-    async def look(self) -> Look[T]:
+    async def look(self) -> SnapshotValue[T]:
         """The answer now, or the last one if the engine is in the middle of something long.
 
         Raises:
@@ -47,7 +47,7 @@ class Window[T]:
         asked = self._asked
         await asyncio.wait([asked], timeout=_PATIENCE_S)
         if asked.done():
-            self._last = Look(asked.result(), time.monotonic())
+            self._last = SnapshotValue(asked.result(), time.monotonic())
         if self._last is None:
             raise ApiError(503, "the engine is busy with a long step", code="busy", headers={"Retry-After": "1"})
         return self._last

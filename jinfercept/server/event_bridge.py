@@ -9,7 +9,7 @@ Delivery = tuple[Callable[[Any], None], Any]
 
 
 @final
-class Mailbox:
+class EventBridge:
     """Belongs to the loop that runs where it is made; `post` may be called from any thread."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from jinfercept.meter.counts import Counts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.server.engine_snapshot import Look
+from jinfercept.server.engine_snapshot import SnapshotValue
 from jinfercept.server.named import Named, Values
 
 
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     prefix_caching: bool
 
 
-def families(look: Look[Reading], model: str) -> Iterator[Metric]:
+def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     """All metrics of one look.
 
     Args:

@@ -13,8 +13,8 @@ from fastapi.responses import Response
 
 from jinfercept import __version__
 from jinfercept.meter.overview import overview
-from jinfercept.server.encoding import Reply
-from jinfercept.server.engine_snapshot import Window
+from jinfercept.server.encoding import EncodedReply
+from jinfercept.server.engine_snapshot import EngineSnapshot
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.service import Service
 
@@ -25,7 +25,9 @@ _FRESH_S = 0.1
 def live_router(service: Service) -> APIRouter:
     """The numbers of one service."""
     router = APIRouter(route_class=GuardedRoute, tags=["operations"])
-    windows: dict[str | None, Window[dict[str, Any]]] = {}  # by whose requests it shows: at most one for each key
+    windows: dict[
+        str | None, EngineSnapshot[dict[str, Any]]
+    ] = {}  # by whose requests it shows: at most one for each key
 
     @router.get("/live", response_model=dict[str, Any])
     async def live(request: Request, since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Response:
@@ -34,11 +36,11 @@ def live_router(service: Service) -> APIRouter:
         of an earlier answer.
         """
         owner = service.keys.watched_by(request.scope["jinfercept.key"])
-        window = windows.setdefault(owner, Window(service, lambda: _seen(service, owner), _FRESH_S))
+        window = windows.setdefault(owner, EngineSnapshot(service, lambda: _seen(service, owner), _FRESH_S))
         seen = (await window.look()).seen
         history = [sample for sample in seen["history"] if sample["at_s"] > since]
         told = seen | {"history": history, "draining": service.draining}
-        return Reply(told, headers={"cache-control": "no-store"})
+        return EncodedReply(told, headers={"cache-control": "no-store"})
 
     return router
 

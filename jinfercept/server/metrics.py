@@ -13,7 +13,7 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from jinfercept.server.engine_snapshot import Window
+from jinfercept.server.engine_snapshot import EngineSnapshot
 from jinfercept.server.exposition import Reading, families
 from jinfercept.server.named import Named
 from jinfercept.server.service import Service
@@ -25,7 +25,7 @@ _FRESH_S = 1.0
 def metrics_router(service: Service) -> APIRouter:
     """The route of one service. Nothing is registered anywhere else."""
     router = APIRouter(tags=["operations"])
-    window = Window(service, lambda: read(service))
+    window = EngineSnapshot(service, lambda: read(service))
     text: Any = {"text/plain": {"schema": {"type": "string"}}}
     pages: dict[ModuleType, tuple[bytes, float]] = {}
     """By format: the last page, and when it was encoded, on the monotonic clock."""
@@ -67,8 +67,8 @@ def read(service: Service) -> Reading:
     states = {
         "running": len(meter.running),
         "waiting": engine.num_waiting,
-        "intercepted": len(engine.scheduler.intercepted) - engine.num_kept,
-        "kept": engine.num_kept,
+        "intercepted": len(engine.scheduler.intercepted) - engine.num_retained,
+        "kept": engine.num_retained,
     }
     plan = llm.memory_plan
     return Reading(

@@ -13,14 +13,14 @@ from fastapi.responses import Response
 from jinfercept.chat.conversation import Chats
 from jinfercept.request import Token
 from jinfercept.server.access_log import DETAILS
-from jinfercept.server.encoding import Reply, encode
+from jinfercept.server.encoding import EncodedReply, encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.logprobs import chat_logprobs
 from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
 from jinfercept.server.responses_items import check_length, messages_of, read_items, references
 from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
 from jinfercept.server.responses_run import BackgroundRun, reply, write, written
-from jinfercept.server.responses_store import Stored, measured
+from jinfercept.server.responses_store import StoredResponse, measured
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.route import GuardedRoute
 from jinfercept.server.server_turns import ServerTurns
@@ -55,14 +55,14 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     hints = replace(read_hints(body, request), follows=body.previous_response_id)
     name = f"resp_{uuid.uuid4().hex}"
 
-    def make() -> tuple[Chats, ServerTurns, Stored]:
+    def make() -> tuple[Chats, ServerTurns, StoredResponse]:
         before = previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
         chats, turns = make_response_chat(service, body, messages, hints, name)
         response = _begun(name, model, body)
         num_bytes = 0 if body.store is False else measured(asked, response)
-        return chats, turns, Stored(owner, response, previous, asked, num_bytes=num_bytes)
+        return chats, turns, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     chats, turns, stored = await service.prepare(request, make, 1, num_bytes)
@@ -109,7 +109,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
     service.llm.thread.ask(lambda: service.llm.engine.release(response_id))
-    return Reply({"id": response_id, "object": "response", "deleted": True})
+    return EncodedReply({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
@@ -139,7 +139,7 @@ async def list_input_items(
     return await service_of(request).prepare(request, lambda: _page(stored, limit, order, after))
 
 
-def _page(stored: Stored, limit: int, order: str, after: str | None) -> Response:
+def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> Response:
     items = [*stored.before, *stored.asked]
     if order == "desc":
         items.reverse()
@@ -160,11 +160,11 @@ def _page(stored: Stored, limit: int, order: str, after: str | None) -> Response
     return Response(head[:-1] + b',"data":[' + b",".join(shown) + b"]}", media_type="application/json")
 
 
-def _stored(request: Request, response_id: str) -> Stored:
+def _stored(request: Request, response_id: str) -> StoredResponse:
     return service_of(request).responses.get(response_id, _owner(request), _now())
 
 
-def _previous(service: Service, previous_id: str | None, owner: str) -> Stored | None:
+def _previous(service: Service, previous_id: str | None, owner: str) -> StoredResponse | None:
     """The response that a body goes on from."""
     if previous_id is None:
         return None
@@ -178,7 +178,7 @@ def _previous(service: Service, previous_id: str | None, owner: str) -> Stored |
     return previous
 
 
-def _num_tokens(previous: Stored | None) -> int:
+def _num_tokens(previous: StoredResponse | None) -> int:
     """Tokens of the conversation that a body goes on from."""
     usage = previous.response["usage"] if previous is not None else None
     return usage["total_tokens"] if usage else 0

@@ -19,7 +19,7 @@ from jinfercept.server.report_size import check_report
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
 from jinfercept.server.server_turns import ServerTurns
 from jinfercept.server.service import Service
-from jinfercept.server.session_hints import Hints
+from jinfercept.server.session_hints import RequestHints
 
 _FIELDS = {
     "messages": "input",
@@ -62,7 +62,7 @@ def check_asked(body: ResponsesBody) -> None:
 
 
 def make_response_chat(
-    service: Service, body: ResponsesBody, messages: list[Message], hints: Hints, name: str
+    service: Service, body: ResponsesBody, messages: list[Message], hints: RequestHints, name: str
 ) -> tuple[Chats, ServerTurns]:
     """One request, who reads what comes of it, and the server's part of it. Takes a while, as `make_chat`.
 

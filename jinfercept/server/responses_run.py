@@ -10,7 +10,7 @@ from starlette.responses import Response
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
 from jinfercept.request import Finished
-from jinfercept.server.encoding import LargeReply, Lazy, Reply
+from jinfercept.server.encoding import EncodedReply, LargeReply, Lazy
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import SMALL_ENTRIES, num_reported
 from jinfercept.server.responses_items import Item
@@ -79,7 +79,7 @@ async def written(service: Service, stream: AsyncStream, writer: ResponseWriter)
 def reply(response: Mapping[str, Any]) -> Response:
     """A response as it stands; a large one is encoded while it is sent, whatever is written of it meanwhile."""
     if _num_reported(response) <= SMALL_ENTRIES:
-        return Reply(response)
+        return EncodedReply(response)
     return LargeReply({**response, "output": [_copied(item) for item in response["output"]]})
 
 

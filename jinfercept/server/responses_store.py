@@ -20,7 +20,7 @@ _OPEN = ("queued", "in_progress")
 _RETRY_S = 1
 
 
-class Background(Protocol):
+class BackgroundRuns(Protocol):
     """A response that is written without a client that waits for it."""
 
     async def cancel(self) -> None:
@@ -33,7 +33,7 @@ class Background(Protocol):
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Stored:
+class StoredResponse:
     """A response and what it answers. The last five attributes are the store's.
 
     Attributes:
@@ -52,9 +52,9 @@ class Stored:
 
     owner: str
     response: dict[str, Any]
-    previous: "Stored | None"
+    previous: "StoredResponse | None"
     asked: Sequence[Item]
-    background: Background | None = None
+    background: BackgroundRuns | None = None
     num_bytes: int = 0
     num_before: int = field(init=False)
     num_holders: int = field(init=False, default=0)
@@ -89,7 +89,7 @@ class Stored:
     def conversation(self) -> list[Item]:
         """All that a follow-up goes on from."""
         parts: list[Sequence[Item]] = []
-        one: Stored | None = self
+        one: StoredResponse | None = self
         while one is not None:
             parts += one.response["output"], one.asked
             one = one.previous
@@ -127,8 +127,8 @@ class ResponseStore:
             most_bytes_of_owner=most_bytes_of_owner,
             pinned=lambda name: _is_pinned(self._stored[name]),
         )
-        self._stored: dict[str, Stored] = {}  # oldest first
-        self._open: dict[str, dict[str, Stored]] = {}  # by owner: those whose output may still grow
+        self._stored: dict[str, StoredResponse] = {}  # oldest first
+        self._open: dict[str, dict[str, StoredResponse]] = {}  # by owner: those whose output may still grow
         self._items: dict[tuple[str, str], dict[str, Item]] = {}  # by owner and id, then by response, oldest first
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class ResponseStore:
                 headers={"Retry-After": f"{_RETRY_S}"},
             )
 
-    def add(self, stored: Stored, now: float) -> None:
+    def add(self, stored: StoredResponse, now: float) -> None:
         """Store one that is new. What runs in the background is not dropped."""
         self._expire(now)
         if stored.previous is not None:
@@ -182,7 +182,7 @@ class ResponseStore:
             self._settle(stored)
             self._shrink(stored.owner)
 
-    def get(self, response_id: str, owner: str, now: float) -> Stored:
+    def get(self, response_id: str, owner: str, now: float) -> StoredResponse:
         """One of the owner's; raises 404."""
         self._expire(now)
         stored = self._stored.get(response_id)
@@ -203,13 +203,13 @@ class ResponseStore:
             found[item_id] = next(iter(known.values()))
         return found
 
-    def delete(self, response_id: str, owner: str, now: float) -> Stored:
+    def delete(self, response_id: str, owner: str, now: float) -> StoredResponse:
         """Store it no longer; raises 404."""
         stored = self.get(response_id, owner, now)
         self._drop(stored)
         return stored
 
-    def _settle(self, stored: Stored) -> None:
+    def _settle(self, stored: StoredResponse) -> None:
         if stored.is_settled:
             return
         stored.is_settled = True
@@ -228,7 +228,7 @@ class ResponseStore:
         while (name := self._quota.victim(owner)) is not None:
             self._drop(self._stored[name])
 
-    def _drop(self, stored: Stored) -> None:
+    def _drop(self, stored: StoredResponse) -> None:
         del self._stored[stored.name]
         for item in _own_items(stored):
             known = self._items.get((stored.owner, item["id"]), {})
@@ -240,11 +240,11 @@ class ResponseStore:
 
     # -- found by id ---------------------------------------------------------------------------------------------------
 
-    def _index(self, stored: Stored, items: Sequence[Item]) -> None:
+    def _index(self, stored: StoredResponse, items: Sequence[Item]) -> None:
         for item in items:
             self._items.setdefault((stored.owner, item["id"]), {}).setdefault(stored.name, item)
 
-    def _index_output(self, stored: Stored) -> None:
+    def _index_output(self, stored: StoredResponse) -> None:
         output = stored.response["output"]
         self._index(stored, output[stored.num_indexed :])
         stored.num_indexed = len(output)
@@ -253,7 +253,7 @@ class ResponseStore:
         for stored in self._open.get(owner, {}).values():
             self._index_output(stored)
 
-    def _close(self, stored: Stored) -> None:
+    def _close(self, stored: StoredResponse) -> None:
         """Its output grows no more."""
         mine = self._open.get(stored.owner, {})
         if mine.pop(stored.name, None) is not None and not mine:
@@ -261,14 +261,14 @@ class ResponseStore:
 
     # -- what is held --------------------------------------------------------------------------------------------------
 
-    def _charge(self, stored: Stored, num_bytes: int) -> None:
+    def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
         stored.num_bytes += num_bytes
         if stored.num_holders:
             self._quota.charge(stored.owner, num_bytes)
 
-    def _hold(self, stored: Stored) -> None:
+    def _hold(self, stored: StoredResponse) -> None:
         """It is needed once more; what is needed for the first time counts, and needs what it goes on from."""
-        one: Stored | None = stored
+        one: StoredResponse | None = stored
         while one is not None:
             one.num_holders += 1
             if one.num_holders > 1:
@@ -276,8 +276,8 @@ class ResponseStore:
             self._quota.charge(one.owner, one.num_bytes)
             one = one.previous
 
-    def _release(self, stored: Stored) -> None:
-        one: Stored | None = stored
+    def _release(self, stored: StoredResponse) -> None:
+        one: StoredResponse | None = stored
         while one is not None:
             one.num_holders -= 1
             if one.num_holders:
@@ -297,11 +297,11 @@ def measured(items: Sequence[Item], response: Any = None) -> int:
     return num_bytes + num_bytes_of([*items, response], without=reports)
 
 
-def _own_items(stored: Stored) -> Iterator[Item]:
+def _own_items(stored: StoredResponse) -> Iterator[Item]:
     yield from stored.asked
     yield from stored.response["output"]
 
 
-def _is_pinned(stored: Stored) -> bool:
+def _is_pinned(stored: StoredResponse) -> bool:
     """Whether it is written in the background: its last event may not be there when it is final."""
     return stored.background is not None and not stored.is_settled

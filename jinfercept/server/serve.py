@@ -32,7 +32,7 @@ _LAST_WORDS_S = 5
 
 
 @final
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
 
     Args:
@@ -100,7 +100,7 @@ def serve(service: Service, listener: socket.socket, ready: Callable[[], object]
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        Server(service, listener, ready).serve_until_told()
+        DrainingServer(service, listener, ready).serve_until_told()
     finally:
         sys.setswitchinterval(before_s)
 

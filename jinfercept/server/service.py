@@ -24,14 +24,14 @@ from jinfercept.errors import ConfigError, GrammarError, JinferceptError, Prompt
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Finished, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
-from jinfercept.server.event_bridge import Mailbox
+from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.preparation import RETRY_S, Preparation
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
-from jinfercept.server.tool_history import HiddenTurns
+from jinfercept.server.tool_history import ToolHistory
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -77,7 +77,7 @@ class Service:
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
-        self.hidden_turns = HiddenTurns(options.response_ttl, time.monotonic)
+        self.hidden_turns = ToolHistory(options.response_ttl, time.monotonic)
         self.responses = ResponseStore(
             options.response_ttl,
             options.max_stored_responses,
@@ -86,7 +86,7 @@ class Service:
         )
         self._preparation = Preparation(options.max_queue_len)
         self._closed = False
-        self._mailbox: Mailbox | None = None
+        self._mailbox: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: set[AsyncStream] = set()
         self._busy = 0
@@ -230,7 +230,7 @@ class Service:
         """
         if self._closed:
             raise ApiError(503, "the server gave the request up", code="aborted")
-        self._mailbox = self._mailbox or Mailbox()
+        self._mailbox = self._mailbox or EventBridge()
         try:
             stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._mailbox.post)
         except RequestError as error:

@@ -13,7 +13,7 @@ from jinfercept.server.service import service_of
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class RequestHints:
     """Of one request.
 
     Attributes:
@@ -35,7 +35,7 @@ class Hints:
     follows: str | None = None
 
 
-def read_hints(body: Extensions, request: HttpRequest) -> Hints:
+def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     """From the body, or from the header `x-session-id`; the body's `jinfercept` object comes first.
 
     Raises:
@@ -48,7 +48,7 @@ def read_hints(body: Extensions, request: HttpRequest) -> Hints:
     session = (said.session_id if said else None) or body.session_id or header or None
     owner = request.scope["jinfercept.key"]
     asked = (said.priority if said and said.priority is not None else body.priority) or 0
-    return Hints(
+    return RequestHints(
         owner=owner,
         salt=isolation(owner, body.cache_salt),
         session_id=session,
@@ -58,7 +58,7 @@ def read_hints(body: Extensions, request: HttpRequest) -> Hints:
     )
 
 
-def with_hints(requests: Sequence[Request], hints: Hints) -> list[Request]:
+def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
     """The requests that are made of one body, as the engine is to take them.
 
     The context of each is kept for whoever goes on from it; of several answers to one prompt, that of the first.

@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
 
 
 @final
-class HiddenTurns:
+class ToolHistory:
     """Of all clients; each finds its own. From any thread. Room is shared fairly between owners (`Quota`).
 
     An answer that ends in calls of the client's is known by the id of the first; any other by the messages before it and its

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinfercept.sim.decisions import ALL, Records, duration_summary
+from jinfercept.sim.decisions import ALL, DecisionFile, duration_summary
 from jinfercept.sim.plots import check_drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def calibration_plot(records: Sequence[Records], path: str | Path) -> None:
+def calibration_plot(records: Sequence[DecisionFile], path: str | Path) -> None:
     """A row for each run: durations by predicted quantile and age, and waste of every interception, predicted and actual.
 
     Raises `ConfigError` as `check_drawing` does.
@@ -32,7 +32,7 @@ def calibration_plot(records: Sequence[Records], path: str | Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _draw_durations(axes: "Axes", records: Records) -> None:
+def _draw_durations(axes: "Axes", records: DecisionFile) -> None:
     quantiles = records.run["quantiles"]
     axes.plot((0, 1), (0, 1), color="black", linewidth=0.6, linestyle=":", label="perfect")
     for age_s, looks in sorted(records.looks[ALL].items()):
@@ -41,7 +41,7 @@ def _draw_durations(axes: "Axes", records: Records) -> None:
     axes.set(xlabel="predicted quantile of the time still to come", ylabel="share that had returned by then")
 
 
-def _draw_waste(axes: "Axes", records: Records) -> None:
+def _draw_waste(axes: "Axes", records: DecisionFile) -> None:
     least = 1.0  # token·second: what is below is drawn there
     most = least
     for tool, outcomes in sorted(records.outcomes.items()):

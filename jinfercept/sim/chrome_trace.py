@@ -132,7 +132,7 @@ class ChromeTrace:
         del occupancy["total"]
         host_used = self._kv.store.num_host_used
         size = self._kv.page_size
-        link = {"out": len(plan.copy_out) * size, "in": len(plan.fetch) * size}
+        link = {"out": len(plan.offload) * size, "in": len(plan.fetch) * size}
         if not self._synchronous:
             link["budget"] = self._budget(plan)
         step = {"query": plan.num_tokens, "recomputed": planned.recomputed_tokens, "saturation": self._saturation}

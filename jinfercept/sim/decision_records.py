@@ -23,13 +23,13 @@ from types import TracebackType
 from typing import Any, Self, TextIO, final
 
 from jinfercept.errors import ConfigError
-from jinfercept.meter.decision import Case, Costs, Decision
+from jinfercept.meter.decision import Costs, Decision, DecisionCase
 from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
-from jinfercept.meter.outcome import Pause, Prediction, own_tokens, residency
+from jinfercept.meter.outcome import PauseAccount, Prediction, own_tokens, residency
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Move
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import preserve_waste
@@ -74,7 +74,7 @@ class DecisionLog:
         self,
         path: str | Path,
         now: Callable[[], float],
-        known: Knowledge,
+        known: PolicyInputs,
         estimator: Estimator,
         *,
         synchronous: bool,
@@ -85,14 +85,14 @@ class DecisionLog:
         self.overheard = Overheard(known.estimator, estimator, self._forecast_fresh)
         self._costs = Costs(known, synchronous=synchronous)
         self._running: dict[str, Sequence] = {}
-        self._pauses: dict[str, Pause] = {}
-        self._recovering: dict[str, Pause] = {}
-        self._fresh: list[Pause] = []  # the estimator has not been told of their calls yet
-        self._asides: dict[str, Pause] = {}  # for what is done in this plan to contexts that run
+        self._pauses: dict[str, PauseAccount] = {}
+        self._recovering: dict[str, PauseAccount] = {}
+        self._fresh: list[PauseAccount] = []  # the estimator has not been told of their calls yet
+        self._asides: dict[str, PauseAccount] = {}  # for what is done in this plan to contexts that run
         self._numbers: dict[str, int] = {}  # interceptions of requests that are not finished
         self._decisions: dict[tuple[int, Action, str], Decision] = {}
         # when to look at a pause again, a tie-break, and which of its ages that is
-        self._due: list[tuple[float, int, int, Pause]] = []
+        self._due: list[tuple[float, int, int, PauseAccount]] = []
         self._num_due = 0
         self._context: int | None = None  # of the running, counted at most once a plan
         self._last_queries = 0
@@ -126,7 +126,7 @@ class DecisionLog:
         self._forecast_fresh()
         pause = self._pauses.get(move.sequence.id) or self._aside(move.sequence)
         page, tokens = move.page, pause.tokens(move.page)
-        own = tokens if freed and page.refs + page.claims == 1 else 0
+        own = tokens if freed and page.refs + page.evictable_refs == 1 else 0
         key = (id(pause), move.action, move.why)
         decision = self._decisions.get(key)
         if decision is None:
@@ -152,7 +152,7 @@ class DecisionLog:
         plan, now = planned.plan, self._now()
         step_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
-        stall_s = self._pay_stalls(plan) if plan.copy_out or plan.fetch else 0.0
+        stall_s = self._pay_stalls(plan) if plan.offload or plan.fetch else 0.0
         self._flush(plan.number)
         if self._recovering:
             self._pay_recoveries(planned, max(0.0, step_s - stall_s))
@@ -184,16 +184,16 @@ class DecisionLog:
         """The sequence was intercepted, or preempted."""
         intercepted = sequence.state is State.INTERCEPTED
         number = self._numbers[sequence.id] = self._numbers.get(sequence.id, 0) + intercepted
-        pause = self._pauses[sequence.id] = Pause(
+        pause = self._pauses[sequence.id] = PauseAccount(
             sequence, number, intercepted=intercepted, now=now, page_size=self._page_size
         )
         if intercepted:
             self._fresh.append(pause)
 
-    def _aside(self, sequence: Sequence) -> Pause:
+    def _aside(self, sequence: Sequence) -> PauseAccount:
         """Stands for a context that is copied while it runs."""
         if sequence.id not in self._asides:
-            self._asides[sequence.id] = Pause(
+            self._asides[sequence.id] = PauseAccount(
                 sequence,
                 self._numbers.get(sequence.id, 0),
                 intercepted=False,
@@ -202,7 +202,7 @@ class DecisionLog:
             )
         return self._asides[sequence.id]
 
-    def _resume(self, pause: Pause, now: float) -> None:
+    def _resume(self, pause: PauseAccount, now: float) -> None:
         """The sequence runs; its pause is over when it has back what it lost."""
         del self._pauses[pause.sequence.id]
         if pause.run_at(now):
@@ -223,14 +223,14 @@ class DecisionLog:
         ended = [end for call in sequence.calls if (end := self.overheard.take_ended(call.key)) is not None]
         return max((end.duration_s for end in ended), default=None) if all(end.clean for end in ended) else None
 
-    def _end(self, pause: Pause) -> None:
+    def _end(self, pause: PauseAccount) -> None:
         """A pause is over: if it was an interception, say what it was predicted to waste and what it did."""
         if not pause.intercepted or not pause.forecasts:  # it began when the log was closed
             return
         first = pause.forecasts[0]
         if pause.untouched:
             chunk = self._costs.chunk(self._last_queries)
-            case = Case(
+            case = DecisionCase(
                 pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, self._running_context(), chunk
             )
             self._write(self._about(pause, case) | {"plan": None, "action": "keep", "why": "nothing was done"})
@@ -244,7 +244,7 @@ class DecisionLog:
             self._forecast(pause, 0, pause.began_s)
         self._fresh.clear()
 
-    def _forecast(self, pause: Pause, index: int, now: float) -> None:
+    def _forecast(self, pause: PauseAccount, index: int, now: float) -> None:
         """Ask for the pause's duration, and come back at its next age."""
         age_s = now - pause.began_s
         pause.forecasts.append(forecast(self._estimator, pause.sequence, age_s))
@@ -263,12 +263,12 @@ class DecisionLog:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _case(self, pause: Pause, context: int) -> Case:
+    def _case(self, pause: PauseAccount, context: int) -> DecisionCase:
         now, sequence, rest_s = self._now(), pause.sequence, None
         if sequence.state is State.INTERCEPTED:
             rest_s = remaining_s(self._estimator, sequence, now - pause.began_s)
         chunk = self._costs.chunk(self._last_queries)
-        return Case(now, sequence.state, rest_s, context, self._running_context(), chunk)
+        return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk)
 
     def _flush(self, plan: int | None) -> None:
         """Write the decisions of a plan."""
@@ -293,7 +293,7 @@ class DecisionLog:
                 }
             )
 
-    def _predict(self, pause: Pause, decisions: list[Decision]) -> None:
+    def _predict(self, pause: PauseAccount, decisions: list[Decision]) -> None:
         """What the pause will have wasted in the end, if it has just lost its first page."""
         case = decisions[0].case
         clean = sum(decision.freed_clean for decision in decisions)
@@ -302,7 +302,7 @@ class DecisionLog:
             token_s = pause.held + self._costs.predicted(case, clean, dirty)
             pause.prediction = Prediction(case.at_s - pause.began_s, token_s)
 
-    def _about(self, pause: Pause, case: Case) -> dict[str, Any]:
+    def _about(self, pause: PauseAccount, case: DecisionCase) -> dict[str, Any]:
         return {
             "type": "decision",
             "at_s": _short(case.at_s),
@@ -357,7 +357,7 @@ class DecisionLog:
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-def _outcome(pause: Pause, now: float) -> dict[str, Any]:
+def _outcome(pause: PauseAccount, now: float) -> dict[str, Any]:
     assert pause.prediction is not None
     outcome, returned = pause.outcome, pause.returned_s is not None
     return {
@@ -383,7 +383,7 @@ def _outcome(pause: Pause, now: float) -> dict[str, Any]:
     }
 
 
-def _tools(pause: Pause) -> list[str]:
+def _tools(pause: PauseAccount) -> list[str]:
     return [call.name for call in pause.sequence.calls]
 
 

@@ -19,7 +19,7 @@ ALL = "all"
 """The group of every tool."""
 
 
-class Look(NamedTuple):
+class ForecastCheck(NamedTuple):
     """A forecast, and what came: seconds that were still to come of a call at some age."""
 
     remaining_s: float
@@ -27,7 +27,7 @@ class Look(NamedTuple):
     actual_s: float
 
 
-class Records(NamedTuple):
+class DecisionFile(NamedTuple):
     """One file.
 
     Attributes:
@@ -41,11 +41,11 @@ class Records(NamedTuple):
     run: Mapping[str, Any]
     actions: Mapping[tuple[str, str], Mapping[str, int]]
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]]
-    looks: Mapping[str, Mapping[float, Sequence[Look]]]
+    looks: Mapping[str, Mapping[float, Sequence[ForecastCheck]]]
     unreturned: int
 
 
-def load_records(path: str | Path) -> Records:
+def load_records(path: str | Path) -> DecisionFile:
     """Read a file of records; a last line that was cut off is left out.
 
     Raises:
@@ -58,7 +58,7 @@ def load_records(path: str | Path) -> Records:
         raise ConfigError(f"{path} does not hold decisions of version {VERSION}", got=got, fix=_FIX)
     actions: dict[tuple[str, str], dict[str, int]] = {}
     outcomes: dict[str, list[dict[str, Any]]] = {ALL: []}
-    looks: dict[str, dict[float, list[Look]]] = {ALL: {}}
+    looks: dict[str, dict[float, list[ForecastCheck]]] = {ALL: {}}
     unreturned = 0
     try:
         run |= {"quantiles": _numbers(run["quantiles"]), "ages_s": _numbers(run["ages_s"])}
@@ -74,7 +74,7 @@ def load_records(path: str | Path) -> Records:
                 unreturned += 1
         except _MISTAKES as error:
             raise _no_record(path, number, error) from None
-    return Records(run, actions, outcomes, looks, unreturned)
+    return DecisionFile(run, actions, outcomes, looks, unreturned)
 
 
 _SUMS = ("tokens", "copied_tokens", "freed_tokens", "lost_tokens")
@@ -113,7 +113,7 @@ def _compare(
     line: dict[str, Any],
     run: Mapping[str, Any],
     outcomes: dict[str, list[dict[str, Any]]],
-    looks: dict[str, dict[float, list[Look]]],
+    looks: dict[str, dict[float, list[ForecastCheck]]],
 ) -> None:
     """Add an interception that returned, and its forecasts, to those of its tools and of all."""
     _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in Outcome._fields)))
@@ -136,7 +136,7 @@ def _numbers(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, Look]]:
+def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, ForecastCheck]]:
     """The forecasts of an interception, by the last age that was due; those made after the calls' end are left out."""
     for one in line["forecasts"]:
         left_s = -1.0 if line["call_s"] is None else line["call_s"] - one["age_s"]
@@ -145,13 +145,16 @@ def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[fl
             if len(quantiles_s) != len(run["quantiles"]):
                 raise ValueError(f"{len(quantiles_s)} quantiles, and {len(run['quantiles'])} in the first line")
             [remaining_s] = _numbers([one["remaining_s"]])
-            yield max(age for age in run["ages_s"] if age <= one["age_s"]), Look(remaining_s, quantiles_s, left_s)
+            yield (
+                max(age for age in run["ages_s"] if age <= one["age_s"]),
+                ForecastCheck(remaining_s, quantiles_s, left_s),
+            )
 
 
 # -- in numbers --------------------------------------------------------------------------------------------------------
 
 
-def summary(records: Records) -> dict[str, Any]:
+def summary(records: DecisionFile) -> dict[str, Any]:
     """The tables of `tables` for a program."""
     return {
         "run": records.run,
@@ -192,7 +195,7 @@ def waste_summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def duration_summary(looks: Sequence[Look], quantiles: Sequence[float]) -> dict[str, Any]:
+def duration_summary(looks: Sequence[ForecastCheck], quantiles: Sequence[float]) -> dict[str, Any]:
     """Forecasts of one age against what came.
 
     Returns:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jinfercept.sim.limits import TIMES, Limit, Points, limit, ratio, threshold
-from jinfercept.sim.plots import COLOURS, Bars, Curve, Curves, Panel
+from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.published import ABLATION, SYSTEMS, WASTE, Figure
 from jinfercept.sim.reports import Range, group, latency_ms
 from jinfercept.sim.simulation import BOUNDS
@@ -289,12 +289,12 @@ def _steps(at_rate: Mapping[str, Report]) -> dict[str, dict[str, float]]:
     return steps
 
 
-def _figure_2_panel(study: Study, reference: Mapping[str, Points]) -> Curves:
-    def curve(policy: str, points: Points, is_reference: bool) -> Curve:
+def _figure_2_panel(study: Study, reference: Mapping[str, Points]) -> CurvePanel:
+    def curve(policy: str, points: Points, is_reference: bool) -> PlottedCurve:
         ranges = [(rate, Range(latency, latency, latency)) for rate, latency in points]
-        return Curve(None if is_reference else policy, ranges, COLOURS.get(policy), is_reference)
+        return PlottedCurve(None if is_reference else policy, ranges, COLOURS.get(policy), is_reference)
 
     curves = [curve(policy, points, False) for policy, points in study.points.items() if policy in DRAWN]
     curves += [curve(policy, points, True) for policy, points in reference.items()]
     dashed = " (dotted: the paper's)" if reference else ""
-    return Curves(study.profile + dashed, curves, study.threshold_ms)
+    return CurvePanel(study.profile + dashed, curves, study.threshold_ms)

@@ -38,7 +38,7 @@ FORMATS = (".png", ".svg", ".pdf")
 """What names of pictures end with."""
 
 
-class Curve(NamedTuple):
+class PlottedCurve(NamedTuple):
     """A line through (rate, latency) points.
 
     Attributes:
@@ -54,11 +54,11 @@ class Curve(NamedTuple):
     reference: bool = False
 
 
-class Curves(NamedTuple):
+class CurvePanel(NamedTuple):
     """A panel of curves, latency on a logarithmic axis."""
 
     title: str
-    curves: Sequence[Curve]
+    curves: Sequence[PlottedCurve]
     threshold: float | None = None
 
 
@@ -78,7 +78,7 @@ class Bars(NamedTuple):
     beside: bool = False
 
 
-Panel = Curves | Bars
+Panel = CurvePanel | Bars
 
 
 def check_drawing(path: str | Path) -> None:
@@ -99,14 +99,14 @@ def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:
         for axes, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             axes.set_title(panel.title)
             axes.grid(alpha=0.3)
-            if isinstance(panel, Curves):
+            if isinstance(panel, CurvePanel):
                 _draw_curves(axes, panel)
             else:
                 _draw_bars(axes, panel)
     figure.savefig(path, dpi=120)
 
 
-def _draw_curves(axes: "Axes", panel: Curves) -> None:
+def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
     drawn = [curve for curve in panel.curves if curve.points]
     ours = [curve for curve in drawn if not curve.reference]
     any_range = False

@@ -21,7 +21,7 @@ WASTE: Mapping[str, float] = {"discard": 0.27, "swap": 0.26, "min_waste": 0.0069
 """Share of the GPU's memory over time that is wasted, by policy."""
 
 
-class Setting(NamedTuple):
+class AblationStep(NamedTuple):
     """A step of the ablation: a policy, what it adds, and the change of normalized latency from the step before."""
 
     policy: str
@@ -30,12 +30,12 @@ class Setting(NamedTuple):
 
 
 ABLATION = (
-    Setting("discard", "vLLM of the time", None),
-    Setting("improved_discard", "requeue by original arrival", -0.245),
-    Setting("chunked_discard", "chunked recomputation", -0.078),
-    Setting("budgeted_swap", "swap within the free link budget", -0.127),
-    Setting("heuristic_preserve", "short automated calls keep their context", -0.461),
-    Setting("min_waste", "the least waste decides", -0.464),
+    AblationStep("discard", "vLLM of the time", None),
+    AblationStep("improved_discard", "requeue by original arrival", -0.245),
+    AblationStep("chunked_discard", "chunked recomputation", -0.078),
+    AblationStep("budgeted_swap", "swap within the free link budget", -0.127),
+    AblationStep("heuristic_preserve", "short automated calls keep their context", -0.461),
+    AblationStep("min_waste", "the least waste decides", -0.464),
 )
 
 Figure = Mapping[str, Mapping[str, list[tuple[float, float]]]]

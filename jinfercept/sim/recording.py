@@ -11,14 +11,14 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.chrome_trace import ChromeTrace
 from jinfercept.sim.decision_records import DecisionLog
 
 
-class Records(NamedTuple):
+class RecordFiles(NamedTuple):
     """Files to write: decisions as JSON lines, and a Chrome trace. None: not that one."""
 
     decisions: str | None = None
@@ -35,17 +35,17 @@ class Records(NamedTuple):
         )
 
 
-NO_RECORDS = Records()
+NO_RECORDS = RecordFiles()
 
 
-def name_files(records: Iterable[Records]) -> None:
+def name_files(records: Iterable[RecordFiles]) -> None:
     """Print the files that several runs have written: their names were not asked for."""
     for path in (path for each in records for path in each if path is not None and Path(path).exists()):
         print(f"written: {path}", file=sys.stderr)
 
 
 def files_of(path: str) -> list[str]:
-    """The file, or where there is none of this name those that several runs have written in its place (`Records.of`)."""
+    """The file, or where there is none of this name those that several runs have written in its place (`RecordFiles.of`)."""
     place = Path(path)
     several = () if place.exists() else place.parent.glob(f"{escape(place.stem)}-*{escape(place.suffix)}")
     return sorted(map(str, several)) or [path]
@@ -78,10 +78,10 @@ class Recording:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordFiles,
         now: Callable[[], float],
         kv: KVManager,
-        known: Knowledge,
+        known: PolicyInputs,
         estimator: Estimator,
         *,
         synchronous: bool,

@@ -17,15 +17,15 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import Counters, Planned
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence as Running
-from jinfercept.sim.scripted import Played, returned_tokens
+from jinfercept.sim.scripted import PlayedRun, returned_tokens
 from jinfercept.sim.simulator import Prices
 
 Report = dict[str, Any]
-"""What `Accounts.report` returns, ready for JSON."""
+"""What `RunStats.report` returns, ready for JSON."""
 
 
 @final
-class Accounts:
+class RunStats:
     """Told of every plan with its result (an engine's `observe`), adds up time, and memory that was held without being used:
     by paused contexts (`preserve`), by everybody while steps are longer for recomputation and by those who are recomputed
     until they are (`recompute`), by everybody while a step waits for its transfers (`stall`), and by those who were admitted
@@ -59,7 +59,7 @@ class Accounts:
         self.measured_s[planned.plan.bucket] += step_s
         self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s
-        self.preserve_waste += occupancy.claimed * size * since_s  # idle seconds too
+        self.preserve_waste += occupancy.paused * size * since_s  # idle seconds too
         self.stall_waste += occupancy.used * size * price.stall_s
         idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if _waits_for_pages(sequence)])
         self.fetch_waste += idle * size * step_s
@@ -80,7 +80,7 @@ class Accounts:
         return profile.step_s(planned.plan.bucket, 0) - profile.step_s(bucket, 0)
 
     def report(
-        self, played: Played, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
+        self, played: PlayedRun, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
     ) -> Report:
         """The run in numbers. Every request is in the means: what was given up counts with the time that it has had so far,
         spread over the tokens that it was to get, which is less than its latency would have become.

@@ -131,7 +131,7 @@ class ScriptedEndpoints:
         return Result("", token_ids=self._write(number, call.span[1], int(tokens)), duration_s=float(seconds))
 
 
-class Played(NamedTuple):
+class PlayedRun(NamedTuple):
     """What came of a run.
 
     Attributes:
@@ -157,7 +157,7 @@ def play(
     most_s: float,
     progress: Progress,
     host_s: float = 0.0,
-) -> Played:
+) -> PlayedRun:
     """Submit requests as their time comes and step the engine until all are done, or until `most_s` seconds have passed.
 
     What is unfinished then is aborted.
@@ -199,4 +199,4 @@ def play(
     aborted = [event.output for event in engine.step() if isinstance(event, Finished)] if live else []
     served = [output for output in outputs if output.outputs[0].finish_reason in ("stop", "length")]
     failed = [output for output in outputs if output.outputs[0].finish_reason not in ("stop", "length")]
-    return Played(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)
+    return PlayedRun(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)

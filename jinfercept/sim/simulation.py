@@ -10,14 +10,14 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
-from jinfercept.sched.policies import SETTINGS, Knowledge, check_name
+from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_name
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distorted import DISTORTED
-from jinfercept.sim.recording import NO_RECORDS, Recording, Records
-from jinfercept.sim.run_stats import Accounts, Report
+from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
+from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
 from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
 
@@ -104,9 +104,9 @@ class Simulation:
         self,
         arrivals: Sequence[Arrival],
         progress: Progress = lambda now, end: None,
-        records: Records = NO_RECORDS,
+        records: RecordFiles = NO_RECORDS,
     ) -> Report:
-        """Play the arrivals, and record what is asked for; returns the report (`Accounts.report` names its keys)."""
+        """Play the arrivals, and record what is asked for; returns the report (`RunStats.report` names its keys)."""
         clock, bound = VirtualClock(), self.policy == "bound"
         free_pause = self.policy == "free_pause"
         kv = KVManager(
@@ -119,7 +119,7 @@ class Simulation:
         synchronous, recording = world.synchronous, world.recording
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         endpoints = ScriptedEndpoints(clock, plain_tokens)
-        accounts = Accounts(world.scheduler, clock, prices, world.buckets)
+        accounts = RunStats(world.scheduler, clock, prices, world.buckets)
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock),
@@ -145,7 +145,7 @@ class Simulation:
             "step_tokens": world.buckets[-1],
         } | report
 
-    def _scheduler(self, kv: KVManager, clock: VirtualClock, records: Records) -> "_Scheduled":
+    def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` would make it, observed if anything is recorded."""
         estimator = SIMULATED_ESTIMATORS[self.estimator]()
         buckets = self.buckets
@@ -155,7 +155,7 @@ class Simulation:
             saturation = self.profile.saturation
             buckets = tuple(range(1, (saturation if self.chunks() else max(saturation, self.max_model_len)) + 1))
         saturation = max((size for size in buckets if size <= self.profile.saturation), default=buckets[0])
-        known = Knowledge(self.profile, saturation, self.page_size, estimator)
+        known = PolicyInputs(self.profile, saturation, self.page_size, estimator)
         policy = known.make(BOUNDS.get(self.policy, self.policy))
         synchronous = policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None

@@ -51,12 +51,12 @@ class Prices:
 
     def __call__(self, plan: StepPlan) -> Price:
         compute_s = self.profile.plan_s(plan) if plan.chunks else 0.0
-        moved = len(plan.copy_out) + len(plan.fetch)
+        moved = len(plan.offload) + len(plan.fetch)
         link_s = moved * self._page_s if moved else 0.0
         return Price(compute_s, link_s if self._synchronous else max(0.0, link_s - compute_s))
 
 
-class Ticket(NamedTuple):
+class PricedStep(NamedTuple):
     """A plan that is not executed, and from when to when it would be."""
 
     num_sampled: int
@@ -79,13 +79,13 @@ class PricedRunner:
         self._prices, self._clock = prices, clock
         self._free_s = 0.0  # when everything that was submitted is done
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Ticket:
+    def submit(self, plan: StepPlan, masks: Masks | None = None) -> PricedStep:
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
-        return Ticket(sum(chunk.sample is not None for chunk in plan.chunks), now, self._free_s)
+        return PricedStep(sum(chunk.sample is not None for chunk in plan.chunks), now, self._free_s)
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: PricedStep) -> StepResult:
         self._clock.time = max(self._clock.time, ticket.done_s)
         return StepResult((0,) * ticket.num_sampled, self._clock.time - ticket.submitted_s)
 

@@ -13,7 +13,7 @@ from jinfercept.sched.sequence import PendingCall
 from jinfercept.sched.waste import discard_waste
 
 
-class Tool(NamedTuple):
+class ToolDurations(NamedTuple):
     """Calls of one tool: mean and standard deviation of their seconds, and the context tokens that wait."""
 
     mean_s: float
@@ -21,13 +21,13 @@ class Tool(NamedTuple):
     context: int
 
 
-TABLE_1: Mapping[str, Tool] = {
-    "math": Tool(9e-5, 6e-5, 1422),
-    "qa": Tool(0.69, 0.17, 1846),
-    "ve": Tool(0.09, 0.014, 2185),
-    "chat": Tool(28.6, 15.6, 753),
-    "image": Tool(20.03, 7.8, 1247),
-    "tts": Tool(17.24, 7.6, 1251),
+TABLE_1: Mapping[str, ToolDurations] = {
+    "math": ToolDurations(9e-5, 6e-5, 1422),
+    "qa": ToolDurations(0.69, 0.17, 1846),
+    "ve": ToolDurations(0.09, 0.014, 2185),
+    "chat": ToolDurations(28.6, 15.6, 753),
+    "image": ToolDurations(20.03, 7.8, 1247),
+    "tts": ToolDurations(17.24, 7.6, 1251),
 }
 """Table 1 of the InferCept paper (arXiv 2402.01869)."""
 
@@ -91,6 +91,6 @@ def cost_over_optimum(rule: Rule, forward_s: Callable[[int], float], rounds: int
     return cost / optimum
 
 
-def _draw(tool: Tool, rng: Random) -> float:
+def _draw(tool: ToolDurations, rng: Random) -> float:
     shape = (tool.mean_s / tool.deviation_s) ** 2
     return rng.gammavariate(shape, tool.mean_s / shape)

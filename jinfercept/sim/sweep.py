@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.recording import NO_RECORDS, Records
+from jinfercept.sim.recording import NO_RECORDS, RecordFiles
 from jinfercept.sim.simulation import Simulation
 
 Report = dict[str, Any]
@@ -27,7 +27,7 @@ INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has cost."""
 
 
-class Load(NamedTuple):
+class SimulatedLoad(NamedTuple):
     """What arrives.
 
     Attributes:
@@ -44,12 +44,12 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One simulation under one load."""
 
     simulation: Simulation
-    load: Load
-    records: Records = NO_RECORDS
+    load: SimulatedLoad
+    records: RecordFiles = NO_RECORDS
 
     @property
     def labels(self) -> Report:
@@ -99,7 +99,7 @@ def rate_text(rate: float) -> str:
     return repr(rate).removesuffix(".0")
 
 
-def sweep(runs: Sequence[Run], jobs: int, console: Console) -> list[Report]:
+def sweep(runs: Sequence[SweepRun], jobs: int, console: Console) -> list[Report]:
     """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
 
     Args:
@@ -159,12 +159,12 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def give(self, number: int, run: Run) -> None:
+    def give(self, number: int, run: SweepRun) -> None:
         self.number = number
         with contextlib.suppress(OSError):  # it is dead: `receive` will say so
             self.pipe.send(run)
 
-    def receive(self, run: Run) -> float | Report:
+    def receive(self, run: SweepRun) -> float | Report:
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -182,7 +182,7 @@ def _work(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            run: Run = pipe.recv()
+            run: SweepRun = pipe.recv()
             pipe.send(run.play(pipe.send))
 
 
@@ -200,7 +200,7 @@ def _no_interrupt() -> Iterator[None]:
 class _Display:
     """Runs done, and how far the running ones are."""
 
-    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+    def __init__(self, runs: Sequence[SweepRun], console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
         columns += (TextColumn("{task.fields[unit]}"), TimeElapsedColumn())
         self._console = console

@@ -13,14 +13,14 @@ from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.engine_stats import Meter
-from jinfercept.models.protocol import ModelNumbers
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer, Observers
-from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
@@ -28,7 +28,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
-Recorder = Callable[[KVManager, Knowledge], tuple[Observer, Estimator]]
+Recorder = Callable[[KVManager, PolicyInputs], tuple[Observer, Estimator]]
 """Makes what observes a scheduler, and the estimator that is told of calls instead of the policy's (which may be the same)."""
 
 
@@ -36,7 +36,7 @@ Recorder = Callable[[KVManager, Knowledge], tuple[Observer, Estimator]]
 class Machine:
     """What a start leaves: engines run on it, one at a time."""
 
-    model_config: ModelNumbers
+    model_config: ModelDimensions
     tokenizer: Tokenizer | None
     runner: ModelRunner
     shape: RunnerShape
@@ -48,7 +48,7 @@ class Assembled(NamedTuple):
 
     engine: Engine
     dispatcher: Dispatcher
-    meter: Meter
+    meter: EngineStats
 
 
 def assemble(
@@ -63,7 +63,7 @@ def assemble(
     page_size = shape.page_size
     estimator, whole_prompts = ESTIMATORS[options.estimator](), not chunks(config, shape, policy)
     saturation = max((size for size in shape.buckets if size <= profile.saturation), default=shape.buckets[0])
-    known = Knowledge(profile, saturation, page_size, estimator)
+    known = PolicyInputs(profile, saturation, page_size, estimator)
     if policy is None or isinstance(policy, str):
         policy = known.make(options.policy)
     kv = KVManager(
@@ -75,7 +75,7 @@ def assemble(
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
     )
     clock = RealClock()
-    meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
+    meter = EngineStats(clock.now, kv, known, synchronous=policy.synchronous)
     observer, told = (meter, estimator)
     if record is not None:
         recorder, told = _recorded(record, kv, known)
@@ -113,7 +113,7 @@ def assemble(
     return Assembled(engine, dispatcher, meter)
 
 
-def _recorded(record: Recorder, kv: KVManager, known: Knowledge) -> tuple[Observer, Estimator]:
+def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
     """What a recorder makes; raises `ConfigError` if that is something else than an observer and an estimator."""
     if not callable(record):
         raise ConfigError("record is a function", got=repr(record)[:80], fix="see assembly.Recorder")
@@ -137,7 +137,7 @@ def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None
     )
 
 
-def end_token_ids(model_config: ModelNumbers, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The tokens that end a text or a turn: the model's and its tokenizer's."""
     return tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())})
 

@@ -21,7 +21,7 @@ from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.probes import full_rows, probe, settled, widest
-from jinfercept.startup.profiler import Run
+from jinfercept.startup.profiler import PlanRun
 
 MOST_CANDIDATES = 5
 """1, 2, 4, 8 and 16 layers: a model that has more is then dispatched a few times a step, which nobody notices."""
@@ -51,7 +51,7 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class Turns(NamedTuple):
+class CandidateTiming(NamedTuple):
     """A candidate at one plan: seconds of a step in its fastest turn and in the next, and the least that `submit` took."""
 
     seconds: float
@@ -66,7 +66,7 @@ class Tried(NamedTuple):
         layers_per_step: layers per executable.
         num_executables: of layers, for the buckets that were timed.
         compile_s: that these took, one after the other; little if they were found on disk.
-        steps: for each its `bucket`, its rows that decode (`decoding`), and its `Turns`.
+        steps: for each its `bucket`, its rows that decode (`decoding`), and its `CandidateTiming`.
         relative: geometric mean of its seconds over the best candidate's.
         chosen: it is the one.
     """
@@ -80,7 +80,7 @@ class Tried(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GroupChoice:
     """What is remembered: layers per executable, and all that the choice depends on."""
 
     layers_per_step: int
@@ -112,7 +112,7 @@ def choose(seconds: Mapping[int, Iterable[float]], slack: float) -> int:
     return min(layers for layers, cost in relative_costs(seconds).items() if cost <= 1 + slack)
 
 
-def tolerated(turns: Iterable[Turns]) -> float:
+def tolerated(turns: Iterable[CandidateTiming]) -> float:
     """The slack for a choice: `SLACK`, or what a candidate's two fastest turns mostly differ by, at most `MOST_SLACK`."""
     return min(MOST_SLACK, max(SLACK, median(turn.again_s / turn.seconds for turn in turns) - 1))
 
@@ -170,7 +170,7 @@ def compare(
     plans: Sequence[StepPlan],
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, list[Turns]]:
+) -> dict[int, list[CandidateTiming]]:
     """Time every candidate at every plan. They take turns, for the machine drifts; the fastest counts: what disturbs only adds.
 
     Args:
@@ -180,7 +180,7 @@ def compare(
         progress: told what is done.
         clock: seconds.
     """
-    runs = {layers: [list[Run]() for _ in plans] for layers in runners}
+    runs = {layers: [list[PlanRun]() for _ in plans] for layers in runners}
     spent_s = [0.0] * len(plans)
     for number in range(ROUNDS * len(plans)):
         progress("grouping", number, ROUNDS * len(plans))
@@ -205,7 +205,7 @@ def remembered_layers(path: Path, num_layers: int) -> int | None:
     return layers if type(layers) is int and 1 <= layers <= num_layers else None
 
 
-def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
+def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Seconds of a step, and those of its `submit`: of the first, which sets up the page tables, only if it is long."""
     first = _pipelined(runner, plan, 1, clock)
     if first.seconds >= LONG_S:
@@ -213,7 +213,7 @@ def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
     return _pipelined(runner, settled(plan), max(2, math.ceil(TURN_S / first.seconds)), clock)
 
 
-def _pipelined(runner: Runner, plan: StepPlan, count: int, clock: Callable[[], float]) -> Run:
+def _pipelined(runner: Runner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
     started_s, dispatch_s, last = clock(), 0.0, None
     for _ in range(count):
         before_s = clock()
@@ -223,12 +223,12 @@ def _pipelined(runner: Runner, plan: StepPlan, count: int, clock: Callable[[], f
             runner.collect(last)
         last = ticket
     runner.collect(last)
-    return Run((clock() - started_s) / count, dispatch_s / count)
+    return PlanRun((clock() - started_s) / count, dispatch_s / count)
 
 
-def _turns(runs: list[Run]) -> Turns:
+def _turns(runs: list[PlanRun]) -> CandidateTiming:
     fastest, *others = sorted(run.seconds for run in runs)
-    return Turns(fastest, next(iter(others), fastest), min(run.dispatch_s for run in runs))
+    return CandidateTiming(fastest, next(iter(others), fastest), min(run.dispatch_s for run in runs))
 
 
 def _step(plan: StepPlan) -> dict[str, float]:

@@ -16,7 +16,7 @@ import psutil
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.models.protocol import ModelNumbers, Params
+from jinfercept.models.protocol import ModelDimensions, Params
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -27,7 +27,7 @@ STEPS_UNDER_WAY = 2
 """Whose pages are on their way at once: a step's that computes, and the next one's, dispatched meanwhile."""
 
 
-class Device(Protocol):
+class MemoryStats(Protocol):
     """What memory is asked of."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
@@ -35,14 +35,14 @@ class Device(Protocol):
         ...
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes that are free on a device; `shared` with everything else on the machine, or the device's own."""
 
     free_bytes: int
     shared: bool
 
     @classmethod
-    def on(cls, device: Device) -> Self:
+    def on(cls, device: MemoryStats) -> Self:
         """What is free there now: of a GPU, what JAX may still take."""
         with suppress(Exception):  # not every backend keeps statistics
             stats = device.memory_stats()
@@ -84,7 +84,7 @@ class MemoryPlan:
         return replace(self, host_tokens=tokens, host_bytes=tokens * token_bytes)
 
 
-def check_weights(weight_bytes: int, room: Room) -> None:
+def check_weights(weight_bytes: int, room: FreeMemory) -> None:
     """Raises `ConfigError` if weights that are to be loaded do not fit."""
     if weight_bytes > room.free_bytes:
         raise ConfigError(
@@ -95,7 +95,7 @@ def check_weights(weight_bytes: int, room: Room) -> None:
 
 
 def plan_memory(
-    model_config: ModelNumbers, params: Params, config: EngineConfig, room: Room, step_bytes: int = 0
+    model_config: ModelDimensions, params: Params, config: EngineConfig, room: FreeMemory, step_bytes: int = 0
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 

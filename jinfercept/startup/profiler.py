@@ -75,14 +75,14 @@ class Saved(Protocol):
     def save(self, path: Path) -> None: ...
 
 
-class Run(NamedTuple):
+class PlanRun(NamedTuple):
     """Seconds from `submit` to `collect`, and those that `submit` took."""
 
     seconds: float
     dispatch_s: float
 
 
-class Timing(NamedTuple):
+class PlanTiming(NamedTuple):
     """Seconds of one plan: the fastest run, which counts, since what disturbs only adds; the median, the slowest, and the
     least that `submit` took."""
 
@@ -116,8 +116,8 @@ def measure(
         clock: seconds.
 
     Returns:
-        A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its `Timing`,
-        and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
+        A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its
+        `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
     """
     started_s = clock()
     try:
@@ -162,10 +162,10 @@ def measure(
 
 def _time_steps(
     runner: Runner, shape: RunnerShape, effort: Effort, progress: Progress, clock: Callable[[], float]
-) -> list[tuple[MeasuredStep, StepPlan, Timing]]:
+) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
     """Every kind of step, small buckets first, with its plan and its timing."""
     started_s, steps = clock(), list(_steps(shape, effort))
-    runs: list[list[Run]] = [[] for _ in steps]
+    runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):
         progress("measuring", number, effort.rounds * len(steps))
         past, plan = runs[number % len(steps)], steps[number % len(steps)][1]
@@ -197,7 +197,7 @@ def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, S
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
 
 
-def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run:
+def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Run a plan once, or twice if it is short."""
     while True:
         started_s = clock()
@@ -206,13 +206,13 @@ def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> Run
         runner.collect(ticket)
         seconds = clock() - started_s
         if seconds >= SHORT_S or not any(chunk.new_pages for chunk in plan.chunks):
-            return Run(seconds, dispatch_s)
+            return PlanRun(seconds, dispatch_s)
         plan = settled(plan)
 
 
-def _timing(runs: list[Run]) -> Timing:
+def _timing(runs: list[PlanRun]) -> PlanTiming:
     seconds = [run.seconds for run in runs]
-    return Timing(min(seconds), median_low(seconds), max(seconds), min(run.dispatch_s for run in runs))
+    return PlanTiming(min(seconds), median_low(seconds), max(seconds), min(run.dispatch_s for run in runs))
 
 
 # -- the link ----------------------------------------------------------------------------------------------------------
@@ -230,10 +230,10 @@ def _time_link(
     """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
     there = tuple(PageCopy(1 + index, index) for index in range(pages))
     others = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
-    out = StepPlan(0, 0, copy_out=there)
-    back = StepPlan(0, 0, fetch=others, land=others)
-    both = replace(out, fetch=others, land=others)
-    runner.collect(runner.submit(StepPlan(0, 0, copy_out=others)))
+    out = StepPlan(0, 0, offload=there)
+    back = StepPlan(0, 0, fetch=others, scatter=others)
+    both = replace(out, fetch=others, scatter=others)
+    runner.collect(runner.submit(StepPlan(0, 0, offload=others)))
     seconds: dict[str, Any] = {"pages": pages}
     for way, plan in (("out_s", out), ("in_s", back), ("both_s", both)):
         runs = []
@@ -241,7 +241,7 @@ def _time_link(
             started_s = clock()
             runner.collect(runner.submit(plan))
             runs.append(clock() - started_s)
-            runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in plan.copy_out))))
+            runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in plan.offload))))
         seconds[way] = min(runs[1:])
     runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(copy.host_slot for copy in others))))
     return seconds

@@ -20,8 +20,8 @@ from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.update import first_weights
 from jinfercept.runner.runner import ModelRunner, RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.layer_groups import Choice, Tried, remembered_layers, try_groups
-from jinfercept.startup.memory import MemoryPlan, Room, check_weights, plan_memory
+from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, plan_memory
 from jinfercept.startup.profiler import EFFORTS, measure, profile_path, remember, remembered
 
 GPU_LAYERS_PER_STEP = 4
@@ -99,7 +99,7 @@ def load_model(
         )
     options = config.model
     model_config = model if isinstance(model, ModelConfig) else read_config(model)
-    check_weights(param_bytes(model_config, dtype_name(options.dtype)), Room.on(jax.local_devices()[0]))
+    check_weights(param_bytes(model_config, dtype_name(options.dtype)), FreeMemory.on(jax.local_devices()[0]))
     return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
 
 
@@ -129,7 +129,7 @@ def group_layers(
     tried = try_groups(model, params, shape, config.runner.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
     with suppress(OSError):
-        remember(Choice(chosen, settings), path)
+        remember(GroupChoice(chosen, settings), path)
     return Grouping(chosen, "measured", tried)
 
 
@@ -140,7 +140,7 @@ def plan_pools(
 
     A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
     """
-    room = Room.on(_device(params))
+    room = FreeMemory.on(_device(params))
     beside = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+
 from tests.aot.cuda import compile_for
 
 MiB = 1 << 20

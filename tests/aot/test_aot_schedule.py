@@ -1,8 +1,9 @@
 """What XLA would make of a step that carries its transfers in itself: the other way, of which the package makes no use.
 
-The package dispatches copies by themselves (`tests/runner/test_dispatch_order.py`). In one program they hide too, each beside
-its layer, but only by a scheduler that XLA does not use by default; without it every copy is waited for at once. To offer that way
-would take executables for every number of pages that a step moves, beside every bucket, and host pages as their arguments.
+The package dispatches copies by themselves (`tests/runner/test_dispatch_order.py`). In one program they hide too, each
+beside its layer, but only by a scheduler that XLA does not use by default; without it every copy is waited for at once. To
+offer that way would take executables for every number of pages that a step moves, beside every bucket, and host pages as
+their arguments.
 """
 
 from tests.aot.cuda import compile_for

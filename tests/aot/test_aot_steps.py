@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 import pytest
-from tests.aot.cuda import compile_for
 
 from jinfercept.runner.page_arrays import TRANSFER_PAGES
+from tests.aot.cuda import compile_for
 
 MODELS = {
     "llama-3-8b": {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jinfercept.bench.conversations import Style
-from jinfercept.bench.openai_client import Client, Reply, make_target
+from jinfercept.bench.openai_client import Client, ClientReply, make_target
 from jinfercept.bench.tool_times import tool_times
 from jinfercept.errors import ConfigError
 from tests.support.fake_openai import FakeServer, fake_openai
@@ -18,10 +18,10 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
-def ask(url: str, model: str, timeout_s: float = 20.0, times: int = 1) -> list[Reply]:
+def ask(url: str, model: str, timeout_s: float = 20.0, times: int = 1) -> list[ClientReply]:
     """The same conversation, one request after another."""
 
-    async def go() -> list[Reply]:
+    async def go() -> list[ClientReply]:
         async with Client(make_target(url, None, timeout_s)) as client:
             return [await client.ask(Style().talk(model, 5, "a").ask(3)) for _ in range(times)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jinfercept.bench.conversations import Style
-from jinfercept.bench.openai_client import Client, Reply, make_target
+from jinfercept.bench.openai_client import Client, ClientReply, make_target
 from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns
 from jinfercept.cli.main import main
 from jinfercept.sim.workload import Script, Segment
@@ -50,8 +50,8 @@ def test_a_session_that_fails_takes_no_further_turns() -> None:
     assert later_turns([only]) is None
 
 
-def answered(sent_s: float, end_s: float, cached: int) -> Reply:
-    return Reply(sent_s, [sent_s + 0.5], end_s, prompt_tokens=100, completion_tokens=1, cached_tokens=cached)
+def answered(sent_s: float, end_s: float, cached: int) -> ClientReply:
+    return ClientReply(sent_s, [sent_s + 0.5], end_s, prompt_tokens=100, completion_tokens=1, cached_tokens=cached)
 
 
 def test_a_round_is_as_long_as_its_requests_or_from_its_start_to_its_end() -> None:

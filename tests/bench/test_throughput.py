@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.bench.throughput import Work, decode_rate, measure
+from jinfercept.bench.throughput import ThroughputWork, decode_rate, measure
 from jinfercept.bench.throughput_peers import command_peer, measure_peer
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from tests.support.tiny import GOLDEN, tiny_llm
 
 MODEL = str(GOLDEN / "llama_gqa")
-WORK = Work([1, 3], [9], 4)
+WORK = ThroughputWork([1, 3], [9], 4)
 SMALL = [
     "--batch",
     "1,3",

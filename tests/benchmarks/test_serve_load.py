@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.serve_load import Load, Run, run_load
+from benchmarks.serve_load import ClientLoad, LoadRun, run_load
 from benchmarks.serve_report import remarks, report
 from jinfercept.bench.client_report import spread
 from jinfercept.bench.conversations import Style
@@ -20,13 +20,13 @@ SHARING = Style(system_tokens=7)
 SMALL = ["--prompt-tokens", "9", "--turns", "2", "--new-tokens", "3", "--tool-tokens", "4", "--tool-seconds", "0"]
 
 
-def play(fake: FakeServer, load: Load, number: int = 6, model: str = "good", style: Style = SHARING) -> Run:
+def play(fake: FakeServer, load: ClientLoad, number: int = 6, model: str = "good", style: Style = SHARING) -> LoadRun:
     return run_load(make_target(fake.url, None, 20.0), model, style, [AGENT] * number, load, "0")
 
 
 def test_so_many_clients_run_at_a_time_and_a_session_is_one_request_after_another() -> None:
     with fake_openai(token_s=0.005) as fake:
-        run = play(fake, Load(None, 2))
+        run = play(fake, ClientLoad(None, 2))
     assert fake.most == 2
     assert [len(session.replies) for session in run.sessions] == [3] * 6
     first = run.sessions[0]
@@ -37,17 +37,19 @@ def test_so_many_clients_run_at_a_time_and_a_session_is_one_request_after_anothe
 
 
 def test_sessions_arrive_as_a_poisson_process_that_the_seed_decides_and_wait_for_nobody() -> None:
-    times = Load(4.0, None).arrivals(4000, "0")
-    assert times == sorted(times) == Load(4.0, None).arrivals(4000, "0") != Load(4.0, None).arrivals(4000, "1")
+    times = ClientLoad(4.0, None).arrivals(4000, "0")
+    assert (
+        times == sorted(times) == ClientLoad(4.0, None).arrivals(4000, "0") != ClientLoad(4.0, None).arrivals(4000, "1")
+    )
     assert times[-1] == pytest.approx(1000, rel=0.05)
     with fake_openai(token_s=0.1) as fake:
-        began = [session.began_s for session in play(fake, Load(1000.0, None)).sessions]
+        began = [session.began_s for session in play(fake, ClientLoad(1000.0, None)).sessions]
     assert (fake.most, max(began) - min(began) < 0.2) == (6, True)
 
 
 def test_a_session_grows_by_answers_and_results_and_shares_only_its_system_prompt() -> None:
     with fake_openai() as fake:
-        run = play(fake, Load(None, 1), number=2)
+        run = play(fake, ClientLoad(None, 1), number=2)
     first, second, third = (body["messages"] for body in fake.bodies[:3])
     assert [message["role"] for message in third] == ["system", "user", "assistant", "tool", "assistant", "tool"]
     assert (first, second) == (third[:2], third[:4])
@@ -55,7 +57,7 @@ def test_a_session_grows_by_answers_and_results_and_shares_only_its_system_promp
     assert [len(message["content"].split()) for message in third] == [7, 20, 3, 5, 2, 5]
     other = fake.bodies[3]["messages"]
     assert (other[0] == first[0], other[1] == first[1]) == (True, False)
-    found = report("a", "good", Load(None, 1), 0, run)
+    found = report("a", "good", ClientLoad(None, 1), 0, run)
     tokens = [(29, 0), (39, 29), (48, 39), (29, 9), (39, 29), (48, 39)]  # two sessions, words and roles
     assert [(one["prompt_tokens"], one["cached_tokens"]) for one in found["rows"]] == tokens
     assert found["cached_share"] == sum(cached for _, cached in tokens) / sum(prompt for prompt, _ in tokens)
@@ -64,7 +66,7 @@ def test_a_session_grows_by_answers_and_results_and_shares_only_its_system_promp
 
 def test_token_ids_grow_by_the_tokens_that_the_server_has_generated() -> None:
     with fake_openai() as fake:
-        play(fake, Load(None, 1), number=1, style=Style(vocabulary=100))
+        play(fake, ClientLoad(None, 1), number=1, style=Style(vocabulary=100))
     first, second, third = (body["prompt"] for body in fake.bodies)
     assert (len(first), len(second), len(third)) == (20, 28, 35)
     assert second[:23] == [*first, 0, 1, 2]
@@ -72,8 +74,8 @@ def test_token_ids_grow_by_the_tokens_that_the_server_has_generated() -> None:
 
 def test_nothing_is_lost_when_servers_fail() -> None:
     with fake_openai() as fake:
-        run = play(fake, Load(None, 2), model="cut")
-    found = report("a", "cut", Load(None, 2), 0, run)
+        run = play(fake, ClientLoad(None, 2), model="cut")
+    found = report("a", "cut", ClientLoad(None, 2), 0, run)
     assert (found["sessions_completed"], found["requests"], found["requests_completed"]) == (0, 6, 0)
     assert found["errors"] == {"disconnected": 6}
     assert (found["ttft_s"], found["session_s"], found["prompt_tokens"]) == (None, None, None)
@@ -87,7 +89,7 @@ def test_percentiles_are_of_what_there_is() -> None:
 
 def test_a_client_that_is_busy_says_that_it_may_be_what_was_measured() -> None:
     with fake_openai() as fake:
-        found = report("a", "good", Load(None, 1), 0, play(fake, Load(None, 1), number=1))
+        found = report("a", "good", ClientLoad(None, 1), 0, play(fake, ClientLoad(None, 1), number=1))
     assert remarks([found | {"client_cpu_share": 0.1}]) == []
     [said] = remarks([found | {"client_cpu_share": 0.9}])
     assert "90% of a core" in said
@@ -155,9 +157,9 @@ def test_what_cannot_be_is_said_before_anything_is_asked(
 
 
 def test_the_same_seed_draws_the_same_scripts() -> None:
-    from jinfercept.bench.session_shape import Shape
+    from jinfercept.bench.session_shape import SessionShape
     from jinfercept.bench.tool_times import tool_times
 
-    shape = Shape(3, 10, 4, 5, tool_times("lognormal:1,0.5"))
+    shape = SessionShape(3, 10, 4, 5, tool_times("lognormal:1,0.5"))
     assert shape.script(Random(1)) == shape.script(Random(1)) != shape.script(Random(2))
     assert [segment.decode for segment in shape.script(Random(1)).segments] == [5, 5, 5]

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from jinfercept.endpoints.calls import Line, Turns
+from jinfercept.endpoints.calls import CallQueue, FairSlots
 
 
 class Calls:
     """Calls of one line, each of which runs until it is ended."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: CallQueue) -> None:
         self.line = line
         self.begun: list[str] = []
         self.tasks: dict[str, asyncio.Task[str]] = {}
@@ -43,7 +43,7 @@ async def settled() -> None:
 
 def scene(most: int, play: Callable[[Calls], Awaitable[None]], *, to_the_end: bool = False) -> None:
     async def run() -> None:
-        await play(Calls(Line(most, to_the_end=to_the_end)))
+        await play(Calls(CallQueue(most, to_the_end=to_the_end)))
 
     asyncio.run(run())
 
@@ -128,7 +128,7 @@ def test_a_call_that_is_cancelled_in_line_loses_no_slot_and_no_place() -> None:
 @pytest.mark.parametrize("first", ["the slot", "the cancellation"])
 def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_hands_it_on(first: str) -> None:
     async def play() -> None:
-        turns = Turns(1)
+        turns = FairSlots(1)
         await turns.begin("a")
         cancelled, other = (asyncio.ensure_future(turns.begin(owner)) for owner in "bc")
         await settled()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.retained_contexts import Returners
+from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.request import Keep, Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from tests.support.fakes import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
 from tests.support.follow_ups import ask, policy, served, stream
 
@@ -45,7 +45,7 @@ def cached_by_a_session_among_strangers(name: str, estimator: Estimator, num_pag
     """Tokens of its prompts that a session finds, of ten turns between which four others come, who never come back."""
     clock, rng, numbers = ManualClock(), Random(1), count()
     engine = make_engine(
-        Knowledge(AffineCost(), 16, 4, estimator).make(name),
+        PolicyInputs(AffineCost(), 16, 4, estimator).make(name),
         num_pages=num_pages,
         num_host_pages=num_host_pages,
         clock=clock,
@@ -83,25 +83,25 @@ def test_what_has_lost_its_last_page_is_kept_no_more() -> None:
     served(engine, ask("gone", [1] * 10, keep=Keep("s")))
     served(engine, ask("large", [2] * 20, 10))
     served(engine, ask("small", [3], 2))
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
 
 
 def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_time_is_over() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
-    engine._returners = Returners(engine.scheduler, most=2, longest_s=100.0)
+    engine._retained = RetainedContexts(engine.scheduler, most=2, longest_s=100.0)
     for number in range(3):
         served(engine, ask(f"r{number}", [number] * 6, keep=Keep(f"s{number}")))
-    assert engine.num_kept == 2
+    assert engine.num_retained == 2
     [first] = served(engine, ask("again", [0] * 20, keep=None))
     assert first.adopted is None
     clock.time += 101.0
     served(engine, ask("any", [9], 3))
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
 
 
 def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=80)
-    engine._returners = Returners(engine.scheduler, most=6)
+    engine._retained = RetainedContexts(engine.scheduler, most=6)
     mine = [
         served(engine, ask(f"mine{number}", [50 + number] * 10, keep=Keep(f"s{number}"), **POLITE))[0]
         for number in range(3)
@@ -109,7 +109,7 @@ def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
     for number in range(34):  # in sessions of the same names, and of others
         served(engine, ask(f"r{number}", [number] * 10, keep=Keep(f"s{number % 5}"), **HOSTILE))
         served(engine, ask(f"more{number}", [number] * 10, keep=Keep(), **HOSTILE))
-    assert engine.num_kept == 6
+    assert engine.num_retained == 6
     for number, output in enumerate(mine):
         follow = ask(f"again{number}", [*stream(output), 1], keep=Keep(f"s{number}"), **POLITE)
         [again] = served(engine, follow)
@@ -122,18 +122,18 @@ def test_a_tenant_finds_and_drops_no_context_of_another_even_with_the_same_salt(
     [mine] = served(engine, ask("mine", [1] * 10, keep=Keep("s"), tenant="polite"))
     stolen = ask("theirs", [*stream(mine), 1], keep=Keep("s"), follows="mine", tenant="hostile")
     [theirs] = served(engine, stolen, ask("other", [2] * 10, keep=Keep("s"), follows="mine", tenant="hostile"))[:1]
-    assert (theirs.adopted, engine.num_kept) == (None, 2)
+    assert (theirs.adopted, engine.num_retained) == (None, 2)
     [again] = served(engine, ask("again", [*stream(mine), 1], keep=Keep("s"), tenant="polite"))
     assert again.adopted is not None
 
 
 def test_a_tenant_keeps_so_many_contexts() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=80)
-    engine._returners = Returners(engine.scheduler, most_of_owner=2)
+    engine._retained = RetainedContexts(engine.scheduler, most_of_owner=2)
     for number in range(4):
         served(engine, ask(f"r{number}", [number] * 10, keep=Keep(), tenant="a"))
     served(engine, ask("b", [9] * 10, keep=Keep(), tenant="b"))
-    assert engine.num_kept == 3
+    assert engine.num_retained == 3
 
 
 def test_among_contexts_of_one_prompt_that_of_the_most_tokens_is_found_with_few_comparisons(
@@ -143,7 +143,7 @@ def test_among_contexts_of_one_prompt_that_of_the_most_tokens_is_found_with_few_
     prompt = [number % VOCAB for number in range(40)]
     others = [ask(f"r{number}", prompt, 2, keep=Keep()) for number in range(20)]
     first, *_ = served(engine, ask("first", prompt, 9, keep=Keep()), *others)
-    assert engine.num_kept == 21
+    assert engine.num_retained == 21
     compared: list[int] = []
     monkeypatch.setattr(
         "jinfercept.engine.retained_contexts.eq", lambda one, other: compared.append(one) or one == other
@@ -159,8 +159,8 @@ def test_a_released_context_is_free_at_once() -> None:
     served(engine, ask("a", [1] * 10, keep=Keep("s")))
     engine.release("a")
     engine.release("never heard of")
-    assert engine.num_kept == 0
-    assert engine.scheduler.kv.store.occupancy().claimed == 0
+    assert engine.num_retained == 0
+    assert engine.scheduler.kv.store.occupancy().paused == 0
 
 
 def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:
@@ -168,7 +168,7 @@ def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:
     [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
     [second] = served(engine, ask("b", [*stream(first)[:12], 4, 5], keep=Keep("s", last=True)))
     assert second.adopted is not None
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
 
 
 def test_an_id_may_be_used_again_while_its_context_is_kept() -> None:
@@ -176,13 +176,13 @@ def test_an_id_may_be_used_again_while_its_context_is_kept() -> None:
     [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
     [second] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
     assert stream(first) == stream(second)
-    assert engine.num_kept == 1
+    assert engine.num_retained == 1
 
 
 def test_under_preserve_nothing_is_kept() -> None:
     engine = make_engine(policy("preserve"), num_pages=40)
     run_all(engine, [ask("a", [1] * 10, keep=Keep("s"))])  # no claim is left
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
@@ -196,7 +196,7 @@ def test_what_ends_by_force_is_not_kept(reason: str) -> None:
     else:
         engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
     engine.step()
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
 
 
 def test_a_failed_step_forgets_what_was_kept() -> None:
@@ -205,6 +205,6 @@ def test_a_failed_step_forgets_what_was_kept() -> None:
     engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
     engine.submit(ask("b", [2] * 5))
     engine.step()
-    assert engine.num_kept == 0
+    assert engine.num_retained == 0
     [second] = served(engine, ask("c", [*stream(first), 5], keep=Keep("s")))
     assert (second.adopted, second.num_cached_tokens) == (None, 0)

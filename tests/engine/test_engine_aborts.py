@@ -35,7 +35,7 @@ def aborted(engine: Engine, name: str) -> CompletionOutput:
 def assert_only_others_own_pages(engine: Engine) -> None:
     occupancy = engine.scheduler.kv.store.occupancy()
     held = {page for sequence in engine.scheduler.unfinished for page in sequence.context.pages if page.device}
-    assert occupancy.used + occupancy.claimed == len(held)
+    assert occupancy.used + occupancy.paused == len(held)
 
 
 @DEPTHS
@@ -82,7 +82,7 @@ def test_abort_while_pages_land_frees_them(depth: int) -> None:
     engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
     until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
     runner: FakeRunner = engine._runner  # pyright: ignore
-    until(engine, lambda: bool(runner.plans[-1].land))
+    until(engine, lambda: bool(runner.plans[-1].scatter))
     assert aborted(engine, "a").finish_reason == "abort"
     assert engine.scheduler.kv.store.occupancy().used == 0
     again = request("b", [1] * 13, 9)

@@ -84,8 +84,8 @@ def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbe
         params = SamplingParams(max_tokens=answer.num_generated, temperature=0.0)
         assert answer.token_ids == uninterrupted(prompt, params, {}, 52)
     engine.close()
-    assert engine.num_kept == 0
-    assert engine.scheduler.kv.store.occupancy().claimed == 0
+    assert engine.num_retained == 0
+    assert engine.scheduler.kv.store.occupancy().paused == 0
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: st
     [first] = served(engine, ask("a", list(range(10)), 5, keep=keep))
     follow = ask("b", [*stream(first), 50, 51], keep=keep, follows="a" if how == "request" else None)
     [second] = served(engine, follow)
-    assert engine.num_kept == 1
+    assert engine.num_retained == 1
     assert second.adopted == ContextUse(
         kept=14, copied_in=0, recomputed=0
     )  # all but the last, which was never computed
@@ -119,7 +119,7 @@ def test_a_session_that_starts_over_keeps_nothing_of_the_old() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
     served(engine, ask("a", [1] * 10, keep=Keep("s")))
     [second] = served(engine, ask("b", [2] * 10, keep=Keep("s")))
-    assert (second.adopted, engine.num_kept) == (None, 1)
+    assert (second.adopted, engine.num_retained) == (None, 1)
 
 
 def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> None:
@@ -127,7 +127,7 @@ def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> 
     system = list(range(8))
     [first] = served(engine, ask("a", [*system, 30, 31, 32, 33], keep=Keep()))
     [other] = served(engine, ask("b", [*system, 40, 41, 42, 43], keep=Keep()))
-    assert (other.adopted, other.num_cached_tokens, engine.num_kept) == (None, 8, 2)
+    assert (other.adopted, other.num_cached_tokens, engine.num_retained) == (None, 8, 2)
     [second] = served(engine, ask("c", [*stream(first), 60], keep=Keep()))
     assert second.adopted is not None
 
@@ -137,9 +137,9 @@ def test_another_salt_finds_nothing() -> None:
     [first] = served(engine, ask("a", list(range(10)), keep=Keep("s"), cache_salt="mine"))
     stolen = ask("b", [*stream(first), 1], keep=Keep("s"), cache_salt="theirs", follows="a")
     [second] = served(engine, stolen)
-    assert (second.adopted, second.num_cached_tokens, engine.num_kept) == (None, 0, 2)
+    assert (second.adopted, second.num_cached_tokens, engine.num_retained) == (None, 0, 2)
     engine.release("b")
-    assert engine.num_kept == 1
+    assert engine.num_retained == 1
 
 
 # -- as interceptions --------------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_c
         clock.time += 0.01
         engine.step()
     assert engine.settled
-    assert engine.num_kept == 16
-    assert engine.scheduler.kv.store.occupancy().claimed == 96
+    assert engine.num_retained == 16
+    assert engine.scheduler.kv.store.occupancy().paused == 96
 
 
 def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> None:
@@ -235,5 +235,5 @@ def test_a_request_that_goes_on_waits_with_its_pages_and_loses_them_to_whoever_r
     engine.step()
     waiting = engine.scheduler.waiting[0]
     assert waiting.state is State.WAITING
-    assert engine.scheduler.kv.store.occupancy().claimed == 6
+    assert engine.scheduler.kv.store.occupancy().paused == 6
     served(engine)

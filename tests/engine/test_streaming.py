@@ -48,7 +48,7 @@ def settle(llm: LLM) -> None:
         assert time.monotonic() < deadline, "a request was left running"
         time.sleep(0.001)
     occupancy = llm.engine.scheduler.kv.store.occupancy()
-    assert (occupancy.used, occupancy.claimed) == (0, 0)
+    assert (occupancy.used, occupancy.paused) == (0, 0)
 
 
 def tokens_of(events: list[Any]) -> list[int]:

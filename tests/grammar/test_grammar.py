@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Asked, Grammars, TokenConstraint, Vocabulary
+from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource, TokenConstraint, Vocabulary
 from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -147,10 +147,9 @@ SCHEMAS = st.recursive(
 @settings(max_examples=40)
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
 def test_any_schema_that_is_taken_gives_valid_values(byte_grammars: Grammars, schema: dict, seed: int) -> None:
-    grammar = byte_grammars.compile(StructuredOutputsParams(json=schema))
-    Draft202012Validator(schema).validate(
-        json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset()))
-    )
+    grammar, end = byte_grammars.compile(StructuredOutputsParams(json=schema)), frozenset(letters().eos_token_ids)
+    # A number ends only where something else may follow it: here an end token.
+    Draft202012Validator(schema).validate(json.loads(walk(grammar.constrain(end), letters(), seed, end)))
 
 
 def test_what_is_allowed_is_what_can_go_on(byte_grammars: Grammars) -> None:
@@ -311,7 +310,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
     ids=["json", "regex", "choice", "grammar", "calls"],
 )
 def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    asked: GrammarSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised = list[int]()
     call = Vocabulary.__call__

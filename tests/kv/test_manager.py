@@ -50,7 +50,7 @@ def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
 
 def swap_out(manager: KVManager, pages: list[Page]) -> None:
     for page in pages:
-        assert manager.store.copy_out(page) is not None
+        assert manager.store.offload(page) is not None
         assert manager.store.drop_device(page)
     manager.store.begin()
 
@@ -66,7 +66,7 @@ def test_full_pages_are_shared_and_the_tail_is_private() -> None:
     assert two.pages[:2] == one.pages[:2]
     assert two.pages[2] is not one.pages[2]
     assert [page.refs for page in one.pages] == [2, 2, 1]
-    assert manager.store.occupancy() == Occupancy(free=6, used=4, claimed=0, cached=0, total=10)
+    assert manager.store.occupancy() == Occupancy(free=6, used=4, paused=0, cached=0, total=10)
     manager.check([one, two])
 
 
@@ -123,12 +123,12 @@ def test_residency_follows_the_two_places() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     assert residencies(context) == [DIRTY, DIRTY]
-    assert manager.store.copy_out(context.pages[0]) is None, "a page in use is not copied"
+    assert manager.store.offload(context.pages[0]) is None, "a page in use is not copied"
     manager.release(context)
-    copies = [manager.store.copy_out(page) for page in context.pages]
+    copies = [manager.store.offload(page) for page in context.pages]
     assert copies == [(page.device, page.host) for page in context.pages]
     assert residencies(context) == [CLEAN, CLEAN]
-    assert manager.store.copy_out(context.pages[0]) is None, "it has a copy"
+    assert manager.store.offload(context.pages[0]) is None, "it has a copy"
     assert manager.store.drop_device(context.pages[0])
     manager.store.drop_host(context.pages[1])
     manager.store.drop_device(context.pages[1])
@@ -141,7 +141,7 @@ def test_a_host_copy_goes_stale_when_the_tail_grows() -> None:
     manager = make()
     context = run(manager, [1] * 6)
     manager.release(context)
-    copy = manager.store.copy_out(context.pages[1])
+    copy = manager.store.offload(context.pages[1])
     assert copy is not None
     manager.store.begin()
     run(manager, [1] * 7, context=context)
@@ -155,14 +155,14 @@ def test_a_copy_that_is_dropped_by_the_plan_that_makes_it_lives_until_the_next_o
     manager = make(host_pages=1)
     context = run(manager, [1] * 4)
     manager.release(context)
-    copy = manager.store.copy_out(context.pages[0])
+    copy = manager.store.offload(context.pages[0])
     assert copy is not None
     manager.store.drop_host(context.pages[0])
     assert manager.store.drain_dropped() == ()
-    assert manager.store.copy_out(context.pages[0]) is None, "the host slot is still taken"
+    assert manager.store.offload(context.pages[0]) is None, "the host slot is still taken"
     manager.store.begin()
     assert manager.store.drain_dropped() == (copy.host_slot,)
-    assert manager.store.copy_out(context.pages[0]) is not None
+    assert manager.store.offload(context.pages[0]) is not None
 
 
 def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_the_one_after() -> None:
@@ -170,7 +170,7 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     context = run(manager, [1] * 8)
     manager.release(context)
     for page in context.pages:
-        manager.store.copy_out(page)
+        manager.store.offload(page)
         manager.store.drop_device(page)
     manager.hold(context)
     assert list(manager.host_only(context)) == []
@@ -212,9 +212,9 @@ def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_
     manager.store.fetch(context.pages[0])
     manager.store.drop_host(context.pages[0])  # as copies of others do, once it is spare
     manager.release(context)
-    assert manager.store.copy_out(context.pages[0]) is None
+    assert manager.store.offload(context.pages[0]) is None
     manager.store.begin()
-    assert manager.store.copy_out(context.pages[0]) is not None
+    assert manager.store.offload(context.pages[0]) is not None
 
 
 def test_spare_host_copies_go_before_copy_out_fails() -> None:
@@ -225,12 +225,12 @@ def test_spare_host_copies_go_before_copy_out_fails() -> None:
     other = run(manager, [2] * 12)
     manager.release(other)
     assert manager.store.num_host_free == 0
-    assert manager.store.copy_out(other.pages[0]) is None, "a paused context counts on both copies"
+    assert manager.store.offload(other.pages[0]) is None, "a paused context counts on both copies"
     manager.close(done)
     assert manager.store.num_host_free == 2
-    assert manager.store.copy_out(other.pages[0]) is not None
-    assert manager.store.copy_out(other.pages[1]) is not None
-    assert manager.store.copy_out(other.pages[2]) is None
+    assert manager.store.offload(other.pages[0]) is not None
+    assert manager.store.offload(other.pages[1]) is not None
+    assert manager.store.offload(other.pages[2]) is None
     manager.check([other])
 
 
@@ -239,18 +239,18 @@ def test_a_copy_that_is_still_being_made_is_not_spare() -> None:
     done, other = run(manager, [1] * 4), run(manager, [2] * 4)
     manager.release(done)
     manager.release(other)
-    assert manager.store.copy_out(done.pages[0]) is not None
+    assert manager.store.offload(done.pages[0]) is not None
     manager.close(done)
-    assert manager.store.copy_out(other.pages[0]) is None
+    assert manager.store.offload(other.pages[0]) is None
     manager.store.begin()
-    assert manager.store.copy_out(other.pages[0]) is not None
+    assert manager.store.offload(other.pages[0]) is not None
 
 
 def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager = make(host_pages=1)
     context = run(manager, [1] * 5)
     manager.release(context)
-    manager.store.copy_out(context.pages[0])
+    manager.store.offload(context.pages[0])
     manager.store.begin()
     assert manager.store.num_host_free == 0
     manager.hold(context)
@@ -277,7 +277,7 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     context = run(manager, [1] * 8)
     manager.release(context)
     for page in context.pages:
-        manager.store.copy_out(page)
+        manager.store.offload(page)
     manager.store.begin()
     manager.close(context)
     while manager.store.evict_cached():
@@ -353,7 +353,7 @@ def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_con
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.store.copy_out(context.pages[0])
+    manager.store.offload(context.pages[0])
     manager.store.begin()
     manager.close(context)
     paused = run(manager, [2] * 9)
@@ -369,5 +369,5 @@ def test_no_host_pages_turn_the_host_tier_off() -> None:
     manager = make(host_pages=0)
     context = run(manager, [1] * 4)
     manager.release(context)
-    assert manager.store.copy_out(context.pages[0]) is None
+    assert manager.store.offload(context.pages[0]) is None
     assert (manager.store.num_host_pages, manager.store.num_host_free, manager.store.num_host_used) == (0, 0, 0)

@@ -119,7 +119,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, page: Page, action: str) -> None:
         if action in ("copy", "swap"):
-            copy = self.manager.store.copy_out(page)
+            copy = self.manager.store.offload(page)
             assert copy is None or copy == (page.device, page.host)
             self.copied += [copy] if copy else []
         if action in ("drop", "swap", "lose"):
@@ -280,7 +280,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.store.begin()
         self.manager.check([])
         occupancy = self.manager.store.occupancy()
-        assert (occupancy.used, occupancy.claimed) == (0, 0)
+        assert (occupancy.used, occupancy.paused) == (0, 0)
         self.manager.store.clear()
         self.manager.check([])
         assert self.manager.store.num_free == occupancy.total

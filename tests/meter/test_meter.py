@@ -10,15 +10,15 @@ from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import MAX_NAME
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import OTHER, Names
-from jinfercept.meter.engine_stats import HISTORY_S, Meter
+from jinfercept.meter.counts import OTHER, BoundedNames
+from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.overview import SHOWN, overview
 from jinfercept.meter.pauses import UNKNOWN
 from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from tests.support.fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
 from tests.support.serving import request, tokens_in
@@ -32,7 +32,7 @@ class World:
     """An engine on a fake runner, with its meter."""
 
     engine: Engine
-    meter: Meter
+    meter: EngineStats
     clock: ManualClock
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
 
@@ -62,9 +62,9 @@ def world(
     name: str, *, num_pages: int = 24, depth: int = 1, latency: Callable[[Call], float] = lambda call: 0.5
 ) -> World:
     kv, clock, estimator = KVManager(num_pages, 40, SIZE), ManualClock(), HistoryEstimator()
-    known = Knowledge(COST, 16, SIZE, estimator)
+    known = PolicyInputs(COST, 16, SIZE, estimator)
     policy = known.make(name)
-    meter = Meter(clock.now, kv, known, synchronous=policy.synchronous)
+    meter = EngineStats(clock.now, kv, known, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
     scheduler = Scheduler(kv, policy, COST, estimator, observer=meter, **sizes)  # pyright: ignore[reportArgumentType]
     endpoints = InstantEndpoints(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
@@ -144,7 +144,7 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     one = world("copy_ahead")
     one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
     seen = overview(one.meter, texts=False)
-    assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_kept, 0)
+    assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
     assert [row["tool"] for row in seen["kept"]] == [Keep().reader] * 2
     one.clock.time += 7.0
     first = one.outputs["a"]
@@ -249,7 +249,7 @@ def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> No
 
 
 def test_names_that_somebody_makes_up_are_told_apart_up_to_a_bound() -> None:
-    names = Names(100)
+    names = BoundedNames(100)
     told = [names.of(f"tool-{number}") for number in range(250)]
     assert told[:100] == [f"tool-{number}" for number in range(100)]
     assert set(told[100:]) == {OTHER}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.pallas.layout import Batch
-from jinfercept.pallas.work_schedule import Work, split_contexts, tile_chunks
+from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
 
 NUM_ROWS, NUM_TOKENS = 6, 40
 split = jax.jit(split_contexts, static_argnums=1)
@@ -25,7 +25,7 @@ def make_batch(num_decode: int, lengths: list[int], contexts: list[int]) -> Batc
     )
 
 
-def units(work: Work) -> list[tuple[int, int]]:
+def units(work: WorkSchedule) -> list[tuple[int, int]]:
     """(row, first token within the row) of every unit in use."""
     row_units, unit_tokens = np.asarray(work.row_units), int(work.unit_tokens[0])
     assert row_units[-1] <= len(work.unit_rows)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.pallas.layout import SCRATCH_PAGE
-from jinfercept.runner.packing import Shape, enter, pack, unpack
+from jinfercept.runner.packing import PackedShape, enter, pack, unpack
 from jinfercept.runner.packing_samples import pack_samples, unpack_samples
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
 from jinfercept.sched.sampling_options import draw_options
 
 PAGE_SIZE, PAGES, SLOTS = 4, 10, 8
-SHAPE = Shape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)
+SHAPE = PackedShape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)
 
 
 @st.composite

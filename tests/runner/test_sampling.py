@@ -18,7 +18,7 @@ from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
 from jinfercept.runner.sampling import logprobs, sample
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Sample
-from jinfercept.sched.sampling_options import History, draw_options
+from jinfercept.sched.sampling_options import TokenHistory, draw_options
 from tests.support.sampling_reference import probabilities, shaped
 
 VOCAB, NUM_DRAWS, NUM_SLOTS = 70, 6000, 3
@@ -26,7 +26,7 @@ PROMPT, OUTPUT = (1, 2, 3, 3, 50, 69), (4, 4, 4, 2, 60, 7, 8)
 ENDS = (0, 5)
 LOGITS = np.random.default_rng(0).normal(0.0, 1.5, VOCAB).astype(np.float32)
 EMPTY = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), slot_shapes(NUM_SLOTS, VOCAB))
-HISTORY = History(PROMPT + OUTPUT, ((0, len(PROMPT)),))
+HISTORY = TokenHistory(PROMPT + OUTPUT, ((0, len(PROMPT)),))
 
 draw = jax.jit(lambda logits, mask, slots, packed: sample(logits, mask, slots, unpack_samples(packed)))
 enter = jax.jit(unpack_slot)
@@ -158,7 +158,7 @@ def test_what_was_drawn_counts_at_once() -> None:
         assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()
         slots = remember(slots, unpack_samples(jnp.asarray(packed)).slot, token[None])
         output.append(int(token))
-        rebuilt = pack_slot(options, History((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
+        rebuilt = pack_slot(options, TokenHistory((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
         again: Slots = enter(EMPTY, 1, rebuilt)
         for ours, theirs in zip(slots[1:], again[1:], strict=True):
             assert np.array_equal(ours[1], theirs[1])

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.sched.durations import RING, Curve, History, Seen
+from jinfercept.sched.durations import RING, DurationHistory, Seen, SurvivalCurve
 
 durations = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 
 
-def history_of(*seen: tuple[float, bool]) -> History:
-    history = History()
+def history_of(*seen: tuple[float, bool]) -> DurationHistory:
+    history = DurationHistory()
     for duration_s, censored in seen:
         history.end(None, Seen(duration_s, censored))
     return history
@@ -99,7 +99,7 @@ def test_it_is_a_distribution_and_censoring_only_makes_it_longer(seen: list[tupl
 
 
 def test_nothing_seen_leaves_nothing() -> None:
-    assert Curve.from_seen([]).left(0.0) == 0.0
+    assert SurvivalCurve.from_seen([]).left(0.0) == 0.0
 
 
 def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:

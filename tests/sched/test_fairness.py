@@ -13,7 +13,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.request import Finished, Request, SamplingParams, Token
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import FairShare
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.queues import Queues
@@ -55,7 +55,7 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
     """Seconds from arrival to first token of the lone client's requests, on the paper's GPU, one step ahead."""
     clients, rng, clock = (LONE, *others), Random(0), VirtualClock()
     profile, estimator = load_profile("paper-gptj-6b-a100"), ElapsedEstimator()
-    policy = Knowledge(profile, 256, PAGE, estimator).make("copy_ahead")
+    policy = PolicyInputs(profile, 256, PAGE, estimator).make("copy_ahead")
     scheduler = Scheduler(
         KVManager(2048 // PAGE, 2048 // PAGE, PAGE),
         policy,

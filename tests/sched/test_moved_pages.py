@@ -36,7 +36,7 @@ def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -
         )
         engine.scheduler.kv.most_moved_pages = most
         outputs.append({name: out.outputs[0].token_ids for name, out in run_all(engine, requests()).items()})
-        plans.append([len(plan.fetch) + len(plan.copy_out) for plan in runner.plans])
+        plans.append([len(plan.fetch) + len(plan.offload) for plan in runner.plans])
     assert max(plans[0]) <= MOST
     assert outputs[0] == outputs[1]
     if policy == "swap":

@@ -13,7 +13,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.data_sheets import GPUS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
-from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, ModelNumbers, Profile, load_profile, roofline
+from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, Profile, ProfiledModel, load_profile, roofline
 
 MEASURED = Profile(
     name="tiny on a desk",
@@ -193,7 +193,7 @@ def test_several_gpus_share_weights_contexts_and_links() -> None:
 
 def test_the_large_models_kv_is_that_of_its_eight_heads() -> None:
     assert LLAMA_3_70B.kv_bytes_per_token == 320 * 1024
-    assert ModelNumbers("gpt-j-6b", 6.05e9, 28, 16, 256).kv_bytes_per_token == 448 * 1024
+    assert ProfiledModel("gpt-j-6b", 6.05e9, 28, 16, 256).kv_bytes_per_token == 448 * 1024
 
 
 def test_every_gpu_of_the_table_prices_a_step() -> None:

@@ -127,7 +127,7 @@ def test_the_bucket_is_never_exceeded_and_everybody_ends(
         assert len(plan.chunks) <= 4
     assert [sequence.generated for sequence in sequences] == [max_tokens for _, max_tokens in requests]
     assert desk.num_wasted == 0
-    assert desk.kv.store.num_claimed == 0
+    assert desk.kv.store.num_paused == 0
 
 
 # -- depth 1 -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_the_same_events_make_the_same_plans() -> None:
 def test_a_printed_plan_is_the_whole_plan() -> None:
     nouns = {"StepPlan": StepPlan, "Chunk": Chunk, "Sample": Sample, "PageCopy": PageCopy}
     plans = workload(swap(), 1)
-    assert {bool(plan.fetch) for plan in plans} == {bool(plan.copy_out) for plan in plans} == {True, False}
+    assert {bool(plan.fetch) for plan in plans} == {bool(plan.offload) for plan in plans} == {True, False}
     assert [eval(repr(plan), nouns) for plan in plans] == plans
     assert [plan.number for plan in plans] == list(range(len(plans)))
 
@@ -213,6 +213,6 @@ def test_finishing_frees_the_pages_in_every_state_at_once() -> None:
         assert sequence.state is state
         desk.scheduler.finish(sequence, 0.0)
         assert sequence.state is State.FINISHED
-        assert desk.kv.store.num_claimed == 0
+        assert desk.kv.store.num_paused == 0
         assert desk.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
         assert desk.scheduler.num_unfinished == (1 if state is State.WAITING else 0)

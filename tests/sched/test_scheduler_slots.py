@@ -89,11 +89,11 @@ def test_copies_stay_within_the_links_budget_unless_the_policy_waits_for_them() 
     paused = desk.paused("paused", 20)
     desk.prefilled("runs", 3)
     plans = desk.steps(3)
-    assert [len(plan.copy_out) for plan in plans] == [2, 1, 0]
+    assert [len(plan.offload) for plan in plans] == [2, 1, 0]
     assert residencies(paused) == [Residency.CLEAN] * 5
     synchronous = Desk(swap(), link_tokens_per_s=2 * SIZE)
     synchronous.paused("paused", 20)
-    assert len(synchronous.step().copy_out) == 5
+    assert len(synchronous.step().offload) == 5
 
 
 def test_fetches_take_the_link_first_and_copies_what_is_left() -> None:
@@ -106,7 +106,7 @@ def test_fetches_take_the_link_first_and_copies_what_is_left() -> None:
         assert desk.kv.store.drop_device(page)
     desk.paused("other", 16)
     desk.scheduler.resume(returning, [5])
-    moved = [(len(plan.fetch), len(plan.copy_out)) for plan in desk.steps(4)]
+    moved = [(len(plan.fetch), len(plan.offload)) for plan in desk.steps(4)]
     assert moved == [(3, 0), (1, 2), (0, 2), (0, 0)]
 
 
@@ -114,7 +114,7 @@ def test_when_all_are_paused_a_plan_only_transfers_ten_milliseconds_at_a_time() 
     desk = Desk(CopyEverything(), link_tokens_per_s=2 * SIZE / 0.010)
     desk.paused("a", 15)
     plans = desk.steps(3)
-    assert [(plan.bucket, plan.chunks, len(plan.copy_out)) for plan in plans] == [(0, (), 2), (0, (), 2), (0, (), 0)]
+    assert [(plan.bucket, plan.chunks, len(plan.offload)) for plan in plans] == [(0, (), 2), (0, (), 2), (0, (), 0)]
     assert [bool(plan) for plan in plans] == [True, True, False]
 
 
@@ -125,7 +125,7 @@ def test_a_page_is_fetched_before_what_follows_it_is_computed() -> None:
     assert residencies(sequence) == [Residency.HOST] * 2
     desk.scheduler.resume(sequence, [1, 2, 3])
     first, second = desk.steps(2)
-    assert (len(first.fetch), first.land, first.chunks) == (2, first.fetch, ())
+    assert (len(first.fetch), first.scatter, first.chunks) == (2, first.fetch, ())
     assert second.chunks[0].start == 8
     assert len(second.chunks[0].tokens) == 4
     assert sequence.recomputed == 0

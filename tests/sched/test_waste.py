@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.waste import (
-    Choice,
+    HoldOrDrop,
     Waste,
     choice,
     chunk_tokens,
@@ -76,9 +76,9 @@ def test_with_an_affine_profile_others_pay_the_same_for_any_chunk() -> None:
 
 
 def test_the_lesser_of_preserve_and_discard_is_chosen_and_preserve_if_equal() -> None:
-    assert choice(Waste(preserve=1.0, discard=2.0, swap=0.0)) == Choice("preserve", 1.0)
-    assert choice(Waste(preserve=3.0, discard=2.0, swap=0.0)) == Choice("discard", 2.0)
-    assert choice(Waste(preserve=2.0, discard=2.0, swap=0.0)) == Choice("preserve", 2.0)
+    assert choice(Waste(preserve=1.0, discard=2.0, swap=0.0)) == HoldOrDrop("preserve", 1.0)
+    assert choice(Waste(preserve=3.0, discard=2.0, swap=0.0)) == HoldOrDrop("discard", 2.0)
+    assert choice(Waste(preserve=2.0, discard=2.0, swap=0.0)) == HoldOrDrop("preserve", 2.0)
 
 
 def test_a_chunk_fills_the_step_up_to_saturation() -> None:

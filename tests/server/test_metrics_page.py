@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from jinfercept.meter.counts import Counts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.server.engine_snapshot import Look
+from jinfercept.server.engine_snapshot import SnapshotValue
 from jinfercept.server.exposition import Reading, families
 from tests.support.docs_blocks import DOCS
 from tests.support.served import Running
@@ -28,7 +28,7 @@ def shown() -> list[Metric]:
     )
     states = {"running": 0, "waiting": 0, "intercepted": 0, "kept": 0}
     reading = Reading(counts, Counters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, True)
-    return list(families(Look(reading, 0.0), "model"))
+    return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
 def told(served: Running) -> dict[str, str]:

@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from jinfercept.server.session_hints import Hints, with_hints
+from jinfercept.server.session_hints import RequestHints, with_hints
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 from tests.support.served import END, MODEL, Running, prompt_of
@@ -56,7 +56,7 @@ def test_two_follow_ups_of_one_response_both_go_on_from_it(served: Running, scri
 
 def test_the_request_follows_that_of_the_previous_response(scripted: Scripted) -> None:
     [request] = scripted.llm.make_chats([ASKED], None, (), {}).requests
-    [followed] = with_hints([request], Hints(follows="resp_1"))
+    [followed] = with_hints([request], RequestHints(follows="resp_1"))
     assert followed.follows == "resp_1"
 
 

@@ -11,20 +11,24 @@ from openai import OpenAI
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item, new_item, read_items, references
 from jinfercept.server.responses_protocol import ResponsesBody
-from jinfercept.server.responses_store import ResponseStore, Stored, measured
+from jinfercept.server.responses_store import ResponseStore, StoredResponse, measured
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 from tests.support.served import END, MODEL, Running, running, until
 
 
 def stored(
-    name: str, owner: str = "me", status: str = "completed", previous: Stored | None = None, num_bytes: int = 100
-) -> Stored:
+    name: str,
+    owner: str = "me",
+    status: str = "completed",
+    previous: StoredResponse | None = None,
+    num_bytes: int = 100,
+) -> StoredResponse:
     """One that says little; it is in the background as long as it is queued."""
     response = {"id": name, "status": status, "output": [], "previous_response_id": previous and previous.name}
     said = new_item("message", role="user", content=[])
     background = Silent() if status == "queued" else None
-    return Stored(owner, response, previous, [said], background, num_bytes)
+    return StoredResponse(owner, response, previous, [said], background, num_bytes)
 
 
 class Silent:
@@ -110,7 +114,7 @@ def test_log_probabilities_count_and_one_is_measured_for_all() -> None:
 
 def test_a_conversation_holds_its_beginning_once_for_as_long_as_anything_goes_on_from_it() -> None:
     store = ResponseStore(10.0, 99, most_bytes=100_000)
-    last: Stored | None = None
+    last: StoredResponse | None = None
     for name in "abcdefgh":
         last = stored(name, previous=last, num_bytes=9_900)
         store.add(last, 0.0)
@@ -162,7 +166,7 @@ def test_whatever_keys_do_one_that_holds_an_equal_share_at_most_loses_nothing_an
     steps: list[tuple[str, str, int, int]], most: int, most_bytes: int
 ) -> None:
     store = ResponseStore(1e9, most, most_bytes)
-    mine: dict[str, list[Stored]] = {"a": [], "b": [], "c": []}
+    mine: dict[str, list[StoredResponse]] = {"a": [], "b": [], "c": []}
     for number, (what, owner, which, num_bytes) in enumerate(steps):
         stands = {key: [one for one in ones if has(store, one.name, 0.0, key)] for key, ones in mine.items()}
         chosen = stands[owner][-1 - which] if which < len(stands[owner]) else None
@@ -196,7 +200,7 @@ def test_whatever_keys_do_one_that_holds_an_equal_share_at_most_loses_nothing_an
             assert counted.get(key, 0) == sum(kept.values())
 
 
-def chain(last: Stored) -> list[Stored]:
+def chain(last: StoredResponse) -> list[StoredResponse]:
     """It, and all that it goes on from."""
     return [last, *(chain(last.previous) if last.previous else [])]
 
@@ -320,10 +324,10 @@ def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None
 def test_what_is_deleted_is_missing_afterwards(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END)
     name = answer(served).id
-    assert served.llm.engine.num_kept == 1
+    assert served.llm.engine.num_retained == 1
     deleted = served.http.delete(f"/v1/responses/{name}")
     assert deleted.json() == {"id": name, "object": "response", "deleted": True}
-    until(lambda: served.llm.engine.num_kept == 0)
+    until(lambda: served.llm.engine.num_retained == 0)
     responses: Any = served.client.responses
     with pytest.raises(openai.NotFoundError):
         responses.retrieve(name)

@@ -18,7 +18,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.server.log_lines import JsonFormatter
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import Server, listen
+from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
 from tests.support.scripted_model import Scripted
 from tests.support.served import MODEL, Running, running, until
@@ -234,7 +234,7 @@ def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scrip
         listen(ServerOptions(uds=str(tmp_path / "no" / "socket")))
     listen(options)[0].close()  # as one that was killed leaves it
     listener, url = listen(options)
-    server = Server(Service(scripted.llm, MODEL, options), listener)
+    server = DrainingServer(Service(scripted.llm, MODEL, options), listener)
     thread = threading.Thread(target=server.serve_until_told)
     thread.start()
     until(lambda: server.started)

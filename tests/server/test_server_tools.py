@@ -151,7 +151,7 @@ def test_a_client_that_leaves_cancels_the_call_and_frees_the_pages(
         ask_and_leave(server, QUESTION, (tmp_path / "begun").exists, stream=stream)
         until((tmp_path / "cancelled").exists)
         server.wait_idle()
-        assert server.llm.engine.num_kept == 0
+        assert server.llm.engine.num_retained == 0
 
 
 def test_a_file_that_is_not_there_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

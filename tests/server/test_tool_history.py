@@ -3,7 +3,7 @@
 from typing import Any
 
 from jinfercept.quota import num_bytes_of
-from jinfercept.server.tool_history import HiddenTurns
+from jinfercept.server.tool_history import ToolHistory
 
 ASKED: list[Any] = [{"role": "user", "content": "How much?"}]
 
@@ -26,8 +26,8 @@ ANSWER = turn("Wait.\n\n23.")
 MIXED = turn("", call("price", "a"), call("buy", "b"), call("price", "c"), call("buy", "d"))
 
 
-def memory(now: Any = lambda: 0.0, **limits: int) -> HiddenTurns:
-    return HiddenTurns(10.0, now, **limits)
+def memory(now: Any = lambda: 0.0, **limits: int) -> ToolHistory:
+    return ToolHistory(10.0, now, **limits)
 
 
 def test_an_answer_is_known_by_what_was_said_before_it() -> None:

@@ -12,7 +12,7 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.recording import Records
+from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.scripted import Progress
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw
@@ -46,7 +46,7 @@ def spans(found: Events) -> dict[int, Events]:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Events:
     path = tmp_path_factory.mktemp("trace") / "trace.json"
-    report = SIMULATION.run(crowd(), records=Records(chrome_trace=str(path)))
+    report = SIMULATION.run(crowd(), records=RecordFiles(chrome_trace=str(path)))
     assert report["copied_out_tokens"] > 0
     return events(path)
 
@@ -119,22 +119,22 @@ def test_a_trace_that_is_interrupted_is_whole(tmp_path: Path) -> None:
 
     path = tmp_path / "trace.json"
     with pytest.raises(KeyboardInterrupt):
-        SIMULATION.run(crowd(), interrupt(), Records(chrome_trace=str(path)))
+        SIMULATION.run(crowd(), interrupt(), RecordFiles(chrome_trace=str(path)))
     assert spans(events(path))
 
 
 def test_a_trace_changes_nothing_of_the_run(tmp_path: Path) -> None:
     plain = SIMULATION.run(crowd())
-    traced = SIMULATION.run(crowd(), records=Records(chrome_trace=str(tmp_path / "trace.json")))
+    traced = SIMULATION.run(crowd(), records=RecordFiles(chrome_trace=str(tmp_path / "trace.json")))
     assert plain | {"sim_wall_s": 0} == traced | {"sim_wall_s": 0}
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
-        SIMULATION.run([], records=Records(chrome_trace=str(tmp_path)))
+        SIMULATION.run([], records=RecordFiles(chrome_trace=str(tmp_path)))
 
 
 def test_the_files_of_several_runs_have_several_names() -> None:
-    records = Records("out/decisions.jsonl", "trace.json").of("lru-5-0")
-    assert records == Records("out/decisions-lru-5-0.jsonl", "trace-lru-5-0.json")
-    assert Records(None, "trace").of("a") == Records(None, "trace-a")
+    records = RecordFiles("out/decisions.jsonl", "trace.json").of("lru-5-0")
+    assert records == RecordFiles("out/decisions-lru-5-0.jsonl", "trace-lru-5-0.json")
+    assert RecordFiles(None, "trace").of("a") == RecordFiles(None, "trace-a")

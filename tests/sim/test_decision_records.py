@@ -11,9 +11,9 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.policies import Knowledge
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Ended, PendingCall, Sequence, State
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sim.decision_records import DecisionLog
 from tests.support.fakes import AffineCost, FakeRunner
 
@@ -30,7 +30,7 @@ class Desk:
     def __init__(self, path: Path, policy: str, num_pages: int = 20) -> None:
         self.path, self.now = path, 0.0
         self.kv = KVManager(num_pages, num_pages, SIZE)
-        known = Knowledge(COST, SATURATION, SIZE, OracleEstimator())
+        known = PolicyInputs(COST, SATURATION, SIZE, OracleEstimator())
         made = known.make(policy)
         self.synchronous = made.synchronous
         self.log = DecisionLog(
@@ -54,7 +54,7 @@ class Desk:
         planned = self.scheduler.plan(self.now)
         if planned.plan:
             result = self.runner.submit(planned.plan)
-            moved = len(planned.plan.copy_out) + len(planned.plan.fetch)
+            moved = len(planned.plan.offload) + len(planned.plan.fetch)
             elapsed_s = COST.step_s(planned.plan.num_tokens, 0) if planned.plan.chunks else 0.0
             elapsed_s += moved * SIZE / COST.link_tokens_per_s if self.synchronous else 0.0
             self.now += elapsed_s
@@ -77,7 +77,7 @@ class Desk:
 
     def back(self, sequence: Sequence, clean: bool = True) -> None:
         duration_s = self.now - sequence.paused_s
-        self.scheduler.resume(sequence, [7], (Ended(duration_s, clean),))
+        self.scheduler.resume(sequence, [7], (CallDuration(duration_s, clean),))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         self.log.close()
@@ -267,7 +267,7 @@ def test_who_overhears_answers_as_the_one_that_is_asked() -> None:
         assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
         assert one.survival(call, 1.0, 2.0) == 1.0
         assert one.hold_until_s(call, 1.0, 100.0) == asked.hold_until_s(call, 1.0, 100.0)
-    assert overheard.take_ended("key") == Ended(4.0, True)
+    assert overheard.take_ended("key") == CallDuration(4.0, True)
     assert overheard.take_ended("key") is None
 
 

@@ -14,7 +14,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decisions import ALL, load_records, pinball, summary
-from jinfercept.sim.recording import Records
+from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw
 
@@ -164,7 +164,7 @@ def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(
 ) -> None:
     simulation, path = replace(SIMULATION, policy=policy, depth=depth), tmp_path / "log"
     plain = simulation.run(crowd())
-    recorded = simulation.run(crowd(), records=Records(decisions=str(path)))
+    recorded = simulation.run(crowd(), records=RecordFiles(decisions=str(path)))
     assert plain | {"sim_wall_s": 0} == recorded | {"sim_wall_s": 0}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     choices = [line for line in lines if line["type"] == "decision"]
@@ -183,7 +183,7 @@ def test_the_command_shows_tables_and_writes_what_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, out = tmp_path / "log.jsonl", tmp_path / "out.json"
-    SIMULATION.run(crowd(), records=Records(decisions=str(log)))
+    SIMULATION.run(crowd(), records=RecordFiles(decisions=str(log)))
     assert main(["bench", "decisions", str(log), "--json", str(out)]) == 0
     shown = capsys.readouterr().out
     for title in ("what was done", "waste of an interception", "seconds still to come"):

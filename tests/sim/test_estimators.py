@@ -16,7 +16,7 @@ from jinfercept.sim.distorted import DISTORTED, Distorted
 from jinfercept.sim.plots import Bars
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
-from jinfercept.sim.sweep import Run
+from jinfercept.sim.sweep import SweepRun
 
 CALL = PendingCall("tool", "call", 6.0)
 PROFILE = load_profile("paper-gptj-6b-a100")
@@ -111,7 +111,7 @@ def test_a_trace_without_long_calls_is_refused(tmp_path: Path) -> None:
 def test_regret_is_measured_against_the_oracle() -> None:
     coming = load("mixed", source(["math"], None, "trace"), 2.0, 6.0, 0)
     runs = [
-        Run(Simulation(PROFILE, "copy_ahead", estimator, 6.0, kv_tokens=8192), coming)
+        SweepRun(Simulation(PROFILE, "copy_ahead", estimator, 6.0, kv_tokens=8192), coming)
         for estimator in ("elapsed", "oracle", "oracle_x10")
     ]
     reports = with_regret([run.play(lambda now: None) for run in runs])

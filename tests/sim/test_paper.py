@@ -17,7 +17,7 @@ from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.limits import Limit, limit, ratio, threshold
 from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
-from jinfercept.sim.plots import Bars, Curves
+from jinfercept.sim.plots import Bars, CurvePanel
 from jinfercept.sim.published import ABLATION, load_figure
 
 FIGURE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_fig2.csv"
@@ -198,7 +198,7 @@ def test_the_papers_curves_stand_beside_ours() -> None:
     assert loads["min_waste"][2:] == ["1.93", "1.40"]
     figure_2, bars = panels(summary)
     [panel] = figure_2
-    assert isinstance(panel, Curves)
+    assert isinstance(panel, CurvePanel)
     assert sum(curve.reference for curve in panel.curves) == 5
     ours, theirs = ([c.colour for c in panel.curves if c.reference is is_reference] for is_reference in (False, True))
     assert set(ours[:2]) <= set(theirs)

@@ -113,11 +113,11 @@ def test_whole_prompts_need_a_step_that_holds_the_longest_sequence() -> None:
 
 def test_transfers_hide_behind_compute_unless_they_are_synchronous() -> None:
     copies = tuple(PageCopy(slot, slot) for slot in range(20))  # 20 ms of the link
-    plan = StepPlan(0, 8, (Chunk(0, 0, (1,) * 8, (), None),), copy_out=copies)
+    plan = StepPlan(0, 8, (Chunk(0, 0, (1,) * 8, (), None),), offload=copies)
     assert Prices(PROFILE, 4, synchronous=False)(plan) == pytest.approx((0.0108, 0.0092))
     assert Prices(PROFILE, 4, synchronous=True)(plan) == pytest.approx((0.0108, 0.020))
     assert Prices(PROFILE, 4, synchronous=True, free_transfers=True)(plan) == pytest.approx((0.0108, 0.0))
-    assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, copy_out=copies)) == pytest.approx((0.0, 0.020))
+    assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, offload=copies)) == pytest.approx((0.0, 0.020))
 
 
 def test_scaling_keeps_at_least_a_token_and_returns_nothing_where_nothing_was_returned() -> None:

@@ -22,22 +22,24 @@ from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.reports import check_outputs, over_seeds, write_csv, write_json
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.sweep import INTERRUPTED, Load, Run, sweep
+from jinfercept.sim.sweep import INTERRUPTED, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import number_text, numbers
 from jinfercept.sim.workload import Script, Segment
 
 GPTJ = PROFILES["paper-gptj-6b-a100"]
 
 
-def a_run(policy: str = "copy_ahead", rate: float = 2.0, seed: int = 0, duration: float = 4.0) -> Run:
+def a_run(policy: str = "copy_ahead", rate: float = 2.0, seed: int = 0, duration: float = 4.0) -> SweepRun:
     arrivals = load("math", drawer(None, "math", "trace", 4096), rate, duration, seed)
-    return Run(Simulation(GPTJ, policy, duration_s=duration), arrivals)
+    return SweepRun(Simulation(GPTJ, policy, duration_s=duration), arrivals)
 
 
-def impossible() -> Run:
+def impossible() -> SweepRun:
     """A run that cannot be: a prompt longer than any sequence."""
     script = Script("math", 100_000, (Segment(1, None, 0),))
-    return Run(Simulation(GPTJ, "copy_ahead", duration_s=4.0), Load("math", 1.0, 0, [Arrival(0.0, script)]))
+    return SweepRun(
+        Simulation(GPTJ, "copy_ahead", duration_s=4.0), SimulatedLoad("math", 1.0, 0, [Arrival(0.0, script)])
+    )
 
 
 def quiet() -> Console:
@@ -173,7 +175,7 @@ class Interrupted(list[Arrival]):
 
 
 def test_ctrl_c_makes_a_single_run_one_that_has_failed() -> None:
-    run = Run(Simulation(GPTJ, "lru", duration_s=4.0), Load("math", 1.0, 0, Interrupted()))
+    run = SweepRun(Simulation(GPTJ, "lru", duration_s=4.0), SimulatedLoad("math", 1.0, 0, Interrupted()))
     report = play_here(run, quiet())
     assert report == run.failed(INTERRUPTED)
     assert exit_status([report]) == 130

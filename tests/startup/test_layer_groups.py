@@ -15,8 +15,8 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.layer_groups import (
     ENOUGH_S,
     SLACK,
-    Choice,
-    Turns,
+    CandidateTiming,
+    GroupChoice,
     candidates,
     choose,
     compare,
@@ -93,7 +93,7 @@ def test_a_tie_goes_to_the_fewest_layers_and_a_gain_to_those_who_have_it() -> No
 
 
 def test_what_turns_of_one_candidate_differ_by_is_tolerated() -> None:
-    quiet, noisy, disturbed = (Turns(1.0, again_s, 0.1) for again_s in (1.001, 1.1, 2.0))
+    quiet, noisy, disturbed = (CandidateTiming(1.0, again_s, 0.1) for again_s in (1.001, 1.1, 2.0))
     assert tolerated([quiet, quiet, disturbed]) == SLACK
     assert tolerated([quiet, noisy, disturbed]) == pytest.approx(0.1)
 
@@ -140,7 +140,7 @@ class PricedRunner:
         self.machine.now_s = max(self.machine.now_s, ticket)
 
 
-def compared(host_s: float, token_s: float) -> tuple[dict[int, list[Turns]], Machine]:
+def compared(host_s: float, token_s: float) -> tuple[dict[int, list[CandidateTiming]], Machine]:
     machine = Machine()
     _, plans = timed_steps(SHAPE)
     runners = {layers: PricedRunner(machine, 12 // layers, host_s, token_s) for layers in (1, 4, 12)}
@@ -191,7 +191,7 @@ def test_a_choice_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     assert remembered_layers(path, 30) is None
     path.write_text(text)
     assert remembered_layers(path, 30) is None
-    Choice(8, {"device": "cpu"}).save(path)
+    GroupChoice(8, {"device": "cpu"}).save(path)
     assert remembered_layers(path, 30) == 8
     assert remembered_layers(path, 7) is None
 

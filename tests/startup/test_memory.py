@@ -11,7 +11,7 @@ from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import PROFILES
-from jinfercept.startup.memory import GIB, MOVED_BYTES, MemoryPlan, Room, check_weights, plan_memory
+from jinfercept.startup.memory import GIB, MOVED_BYTES, FreeMemory, MemoryPlan, check_weights, plan_memory
 from tests.support.tiny import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
@@ -28,14 +28,14 @@ class Counted:
         return self.stats
 
 
-def planned(room: Room, step_bytes: int = 0, **flags: object) -> MemoryPlan:
+def planned(room: FreeMemory, step_bytes: int = 0, **flags: object) -> MemoryPlan:
     config = EngineConfig.from_flags({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
     return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes)
 
 
 def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
-    room = Room.on(Counted({"bytes_limit": 4 * GIB, "bytes_in_use": GIB}))
-    assert room == Room(3 * GIB, shared=False)
+    room = FreeMemory.on(Counted({"bytes_limit": 4 * GIB, "bytes_in_use": GIB}))
+    assert room == FreeMemory(3 * GIB, shared=False)
     plan = planned(room, step_bytes=1000)
     assert plan.reserved_bytes == 2 * MOVED_BYTES + 1000
     assert plan.moved_tokens == MOVED_BYTES // TOKEN_BYTES
@@ -47,25 +47,25 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
 
 
 def test_a_shared_memory_gives_a_modest_part() -> None:
-    assert Room.on(Counted(None)).shared
+    assert FreeMemory.on(Counted(None)).shared
     free = 1000 * TOKEN_BYTES
-    plan = planned(Room(free, shared=True), step_bytes=GIB)
+    plan = planned(FreeMemory(free, shared=True), step_bytes=GIB)
     assert plan.reserved_bytes == 0
     assert 0.2 * free < plan.kv_bytes <= 0.25 * free + 4 * TOKEN_BYTES
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the weights do not fit; got 3\.00 GiB, 2\.00 GiB free; fix: .*utilization"):
-        check_weights(3 * GIB, Room(2 * GIB, shared=False))
-    check_weights(GIB, Room(2 * GIB, shared=False))
+        check_weights(3 * GIB, FreeMemory(2 * GIB, shared=False))
+    check_weights(GIB, FreeMemory(2 * GIB, shared=False))
     with pytest.raises(ConfigError, match="a page for every sequence; got 0 pages"):
-        planned(Room(GIB // 2, shared=False))
+        planned(FreeMemory(GIB // 2, shared=False))
     with pytest.raises(ConfigError, match="a page for every sequence; got 3 pages of 4 tokens, 4 sequences"):
-        planned(Room(GIB, shared=True), kv_tokens=12)
+        planned(FreeMemory(GIB, shared=True), kv_tokens=12)
     with pytest.raises(ConfigError, match="the KV pool does not fit"):
-        planned(Room(2 * GIB, shared=False), kv_tokens=1 << 30)
+        planned(FreeMemory(2 * GIB, shared=False), kv_tokens=1 << 30)
     with pytest.raises(ConfigError, match="max_model_len is more than can be served"):
-        planned(Room(GIB, shared=True), kv_tokens=64, max_model_len=100)
+        planned(FreeMemory(GIB, shared=True), kv_tokens=64, max_model_len=100)
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="gpu_memory_utilization is a share"):
             EngineConfig.from_flags({"gpu_memory_utilization": share})

@@ -33,10 +33,10 @@ class PricedRunner:
         self.num_plans += 1
         assert self.host >= {copy.host_slot for copy in plan.fetch}
         self.host -= set(plan.drop)
-        self.host |= {copy.host_slot for copy in plan.copy_out}
-        for copy in (*plan.copy_out, *plan.land):
+        self.host |= {copy.host_slot for copy in plan.offload}
+        for copy in (*plan.offload, *plan.scatter):
             assert 1 <= copy.device_slot <= self.shape.num_pages
-        one_way, both = max(len(plan.copy_out), len(plan.fetch)), min(len(plan.copy_out), len(plan.fetch))
+        one_way, both = max(len(plan.offload), len(plan.fetch)), min(len(plan.offload), len(plan.fetch))
         seconds = 0.001 * one_way + 0.0005 * both
         if plan.chunks:
             seconds += self.step_s(plan)

@@ -17,7 +17,7 @@ from jinfercept.request import Call, Request, RequestOutput, Result, SamplingPar
 from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
-from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
 
@@ -52,7 +52,7 @@ class AffineCost:
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    name: lambda name=name: Knowledge(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS
+    name: lambda name=name: PolicyInputs(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS
 }
 """Every policy that can be selected, by name."""
 
@@ -84,11 +84,11 @@ class FakeRunner:
         landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in plan.fetch}
         for slot in plan.drop:
             del self.host[slot]
-        for copy in plan.copy_out:
+        for copy in plan.offload:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
             self.host[copy.host_slot] = dict(self.device[copy.device_slot])
         tokens = self._compute(plan, masks)
-        for copy in plan.land:
+        for copy in plan.scatter:
             self.device[copy.device_slot] = landing.pop(copy.device_slot)
         assert not landing
         return StepResult(tokens, 0.0)
@@ -228,7 +228,7 @@ def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) ->
     assert not engine.has_work, f"hangs: {engine.scheduler.unfinished}"
     occupancy = engine.scheduler.kv.store.occupancy()
     assert occupancy.used == 0
-    assert occupancy.claimed == 0
+    assert occupancy.paused == 0
     return outputs
 
 

@@ -69,8 +69,8 @@ class Desk:
         return planned.plan
 
     def apply(self, planned: Planned, tokens: tuple[int, ...]) -> None:
-        for (sequence, incarnation), token in zip(planned.sampled, tokens, strict=True):
-            if sequence.incarnation != incarnation:
+        for (sequence, epoch), token in zip(planned.sampled, tokens, strict=True):
+            if sequence.epoch != epoch:
                 self.num_wasted += 1
                 continue
             self.scheduler.accept(sequence, token)

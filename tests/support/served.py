@@ -14,7 +14,7 @@ from openai import OpenAI
 from jinfercept.chat.conversation import ChatOptions
 from jinfercept.llm import LLM
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import Server, listen
+from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 from tests.support.scripted_model import Scripted
@@ -35,7 +35,7 @@ class Running:
 
     url: str
     llm: LLM
-    server: Server
+    server: DrainingServer
     service: Service
     client: OpenAI
     http: httpx2.Client
@@ -51,7 +51,7 @@ class Running:
         until(lambda: not self.llm.thread.busy and not engine.has_work and engine.settled)
         engine.scheduler.kv.check([sequence.context for sequence in engine.scheduler.unfinished])
         assert engine.scheduler.kv.store.occupancy().used == 0
-        assert engine.scheduler.num_unfinished == engine.num_kept
+        assert engine.scheduler.num_unfinished == engine.num_retained
 
 
 def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -68,7 +68,7 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
     settings = ServerOptions(**({"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0} | options))
     service = Service(llm, "tiny", settings, tools)
     listener, url = listen(settings)
-    server = Server(service, listener)
+    server = DrainingServer(service, listener)
     thread = threading.Thread(target=server.serve_until_told)
     thread.start()
     until(lambda: server.started)

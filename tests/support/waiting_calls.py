@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from jinfercept.endpoints.calls import Asked, CallFailed
+from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.inbox import Inbox
 from tests.support.served import until
 
@@ -16,7 +16,7 @@ def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:
     answer: Future[str] = Future()
 
     def wait() -> None:
-        asked = Asked(arguments, "chatcmpl-1", owner, time.monotonic() + 60)
+        asked = CallRequest(arguments, "chatcmpl-1", owner, time.monotonic() + 60)
         try:
             answer.set_result(asyncio.run(inbox.ask("approve", asked)))
         except CallFailed as error:

@@ -14,7 +14,7 @@ from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import SETTINGS, Knowledge
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
@@ -173,7 +173,7 @@ class Play:
         self.clock = VirtualClock()
         self._watch = watch
         estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[world.estimator]()
-        policy = Knowledge(world.profile, 12, SIZE, estimator).make(world.policy)
+        policy = PolicyInputs(world.profile, 12, SIZE, estimator).make(world.policy)
         self.synchronous = policy.synchronous
         self.scheduler = Scheduler(
             KVManager(world.num_pages, world.num_host_pages, SIZE),
