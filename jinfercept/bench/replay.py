@@ -15,6 +15,7 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.llm import LLM
+from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner, StepTicket
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
@@ -25,7 +26,6 @@ from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
 from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.simulator import Prices
 
 GIB = 1 << 30
 
@@ -94,7 +94,7 @@ def replay(
     config, shape = llm.config, llm.shape
     scheduler = llm.engine.scheduler
     prices = Prices(llm.profile, shape.page_size, synchronous=False)
-    accounts = RunStats(scheduler, clock, prices, shape.buckets)
+    accounts = RunStats(scheduler, clock, prices, shape.buckets[-1])
     endpoints = ScriptedEndpoints(clock, write)
     runner = TimedRunner(llm.runner)
     engine = Engine(
@@ -110,7 +110,7 @@ def replay(
     )
     started_s = time.thread_time()
     try:
-        played = play(engine, endpoints, clock, requests, 2 * duration_s, progress)
+        played = play(engine, endpoints, clock, requests, 2 * duration_s, progress, accounts.settle)
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
         report = accounts.report(played, requests, scheduler.counters, llm.memory_plan.kv_tokens)
     finally:

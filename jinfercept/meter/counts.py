@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from jinfercept.meter.histogram import Histogram
+from jinfercept.meter.ledger import WasteTotals
 
 OTHER = "<other>"
 """Stands for all names after the first so many; no tool can have it, as no other name in angle brackets."""
@@ -73,23 +74,6 @@ class ToolCounts:
     copied_in: int = 0
     recomputed: int = 0
     resume_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
-
-
-@dataclass(slots=True)
-class WasteTotals:
-    """Device memory that was held without being used, in token·seconds; as `bench.accounts` has it.
-
-    Attributes:
-        preserve: by paused contexts.
-        recompute: by everybody while steps are longer for recomputation, and by those who are recomputed until they are.
-        stall: by everybody while a step waits for its transfers.
-        fetch: by those who were admitted and whose pages are still to come.
-    """
-
-    preserve: float = 0.0
-    recompute: float = 0.0
-    stall: float = 0.0
-    fetch: float = 0.0
 
 
 @dataclass(slots=True)

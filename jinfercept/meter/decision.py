@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from jinfercept.meter.outcome import PauseAccount
-from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
@@ -63,7 +62,6 @@ class Costs:
 
     def __init__(self, known: PolicyInputs, *, synchronous: bool) -> None:
         self._known, self._synchronous = known, synchronous
-        self._link_tokens_per_s = known.cost.link_tokens(1.0)
 
     def chunk(self, running_queries: int) -> int:
         """Tokens that one step recomputes beside so many query tokens."""
@@ -75,7 +73,7 @@ class Costs:
         return Waste(
             preserve_waste(rest_s, case.context),
             chunked_discard_waste(case.context, case.others, case.chunk, self._known.forward_s),
-            swap_waste(case.context, case.others, self._swap_s),
+            swap_waste(case.context, case.others, self._known.cost.swap_s),
         )
 
     def predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
@@ -89,24 +87,5 @@ class Costs:
         if dirty:
             token_s += self.waste(case._replace(context=dirty)).discard
         if clean and self._synchronous:
-            token_s += swap_waste(clean, case.others, self._swap_s)
+            token_s += swap_waste(clean, case.others, self._known.cost.swap_s)
         return token_s
-
-    def growth_s(self, query_tokens: int, recomputed: int) -> float:
-        """Seconds by which a step was longer because so many of its query tokens were recomputed."""
-        return self._known.forward_s(query_tokens) - self._known.forward_s(query_tokens - recomputed)
-
-    def stall_s(self, plan: StepPlan) -> float:
-        """Seconds that a step waits for the link. Priced, not measured: no clock can see what a step waits for."""
-        link_s = self._swap_s(self.moved(plan))
-        if self._synchronous or not plan.chunks:
-            return link_s
-        context = sum([chunk.start + len(chunk.tokens) for chunk in plan.chunks])
-        return max(0.0, link_s - self._known.cost.step_s(plan.num_tokens, context))
-
-    def moved(self, plan: StepPlan) -> int:
-        """Tokens that a plan's transfers carry, empty places of pages included."""
-        return (len(plan.offload) + len(plan.fetch)) * self._known.page_size
-
-    def _swap_s(self, num_tokens: int) -> float:
-        return num_tokens / self._link_tokens_per_s if self._link_tokens_per_s else math.inf

@@ -13,7 +13,9 @@ from typing import NamedTuple, final
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import BoundedNames, Counts
 from jinfercept.meter.decision import Costs
+from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.pauses import OpenPause, Pauses
+from jinfercept.meter.prices import Prices
 from jinfercept.request import Event, Finished, Intercepted, RequestOutput, Resumed, Token
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
@@ -111,8 +113,10 @@ class EngineStats:
     def __init__(self, now: Callable[[], float], kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
         self.now, self.kv, self.known = now, kv, known
         self.costs = Costs(known, synchronous=synchronous)
-        self.counts = Counts()
         self.running: dict[str, Sequence] = {}
+        prices = Prices(known.cost, kv.page_size, synchronous=synchronous)
+        self._ledger = Ledger(kv, prices, self.running.values(), now())
+        self.counts = Counts(waste=self._ledger.waste)
         self.waiting: dict[str, Sequence] = {}
         self.pauses = Pauses(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
@@ -122,9 +126,6 @@ class EngineStats:
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
         self._entered: list[tuple[Sequence, OpenPause | None]] = []  # run since the last plan
-        self._fetching: dict[str, Sequence] = {}  # run, and wait for pages from the host
-        self._last_s = self._held_s = now()
-        self._paused_pages = 0  # pages, when the last step had ended
 
     # -- told by the scheduler -------------------------------------------------------------------------------------
 
@@ -133,7 +134,6 @@ class EngineStats:
         now, name, state = self.now(), sequence.id, sequence.state
         self.running.pop(name, None)
         self.waiting.pop(name, None)
-        self._fetching.pop(name, None)
         times = self._times.get(name)
         if state is State.RUNNING:
             self.running[name] = sequence
@@ -172,21 +172,16 @@ class EngineStats:
     def planned(self, planned: Planned, result: StepResult) -> None:
         """A plan has ended: the engine's `observe` hook."""
         counts, plan, now = self.counts, planned.plan, self.now()
-        step_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
-        self._last_s = now
+        step_s = self._ledger.step(planned, result, now).total_s
         counts.steps[plan.bucket] += 1
         counts.step_s[plan.bucket] = counts.step_s.get(plan.bucket, 0.0) + step_s
         self.last_queries = plan.num_tokens
         if plan.chunks:
             counts.step_tokens.add(self.last_queries)
         self._count_link(plan, step_s)
-        if planned.recomputed_tokens:
-            self._count_recomputation(planned, step_s)
         if self._entered:
             self._count_entries()
         self._count_tokens(planned, now)
-        for sequence in self._fetching.values():
-            counts.waste.fetch += len(sequence.context.pages) * self.kv.page_size * step_s
 
     def told(self, events: Iterable[Event]) -> None:
         """A step has ended, with these events."""
@@ -202,7 +197,7 @@ class EngineStats:
         self._over.clear()
         self.pauses.answers.clear()
         now = self.now()
-        self._settle(now)
+        self._ledger.settle(now)
         if not self.history or int(now) != int(self.history[-1].at_s) or not (self.running or self.waiting):
             self._sample(now)
 
@@ -210,7 +205,7 @@ class EngineStats:
 
     def read(self) -> Counts:
         """All counts until now, as a copy."""
-        self._settle(self.now())
+        self._ledger.settle(self.now())
         return pickle.loads(pickle.dumps(self.counts))  # five times as fast as copy.deepcopy
 
     def sample(self) -> PoolSample:
@@ -229,38 +224,18 @@ class EngineStats:
 
     # -- the parts -------------------------------------------------------------------------------------------------
 
-    def _settle(self, now: float) -> None:
-        """Account for what paused contexts have held since the last step, in idle seconds too."""
-        self.counts.waste.preserve += self._paused_pages * self.kv.page_size * (now - self._held_s)
-        self._held_s, self._paused_pages = now, self.kv.store.num_paused
-
     def _count_link(self, plan: StepPlan, step_s: float) -> None:
         counts, size = self.counts, self.kv.page_size
         counts.link_budget += self.known.cost.link_tokens(step_s)
         if plan.offload or plan.fetch:
             counts.copied_out += len(plan.offload) * size
             counts.copied_in += len(plan.fetch) * size
-            if plan.chunks:
-                counts.waste.stall += self._used() * min(step_s, self.costs.stall_s(plan))
-
-    def _count_recomputation(self, planned: Planned, step_s: float) -> None:
-        recomputed = planned.recomputed_tokens
-        growth_s = min(step_s, self.costs.growth_s(planned.plan.num_tokens, recomputed))
-        own = sum([len(sequence.context.pages) for sequence in planned.recomputing]) * self.kv.page_size
-        self.counts.waste.recompute += self._used() * growth_s + own * (step_s - growth_s)
-
-    def _used(self) -> int:
-        """Tokens that the pages of the running requests have room for."""
-        return self.kv.store.occupancy().used * self.kv.page_size
 
     def _count_entries(self) -> None:
         """Where the contexts were of those who have begun to run, or run again."""
         for sequence, pause in self._entered:
-            found = sequence.found
-            if sequence.state is State.RUNNING and found.host:
-                self._fetching[sequence.id] = sequence
             if pause is not None:
-                tool = self.pauses.counts(pause)
+                tool, found = self.pauses.counts(pause), sequence.found
                 tool.kept += found.device
                 tool.copied_in += found.host
                 tool.recomputed += found.missing
@@ -273,7 +248,6 @@ class EngineStats:
             if sequence.epoch != epoch:
                 continue
             counts.generated += 1
-            self._fetching.pop(sequence.id, None)
             times = times_of[sequence.id]
             last_s, times.token_s = times.token_s, now
             if last_s is None:

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from jinfercept.sched.plan import StepPlan
+
 
 class CostModel(Protocol):
     """Prices a step before it runs."""
@@ -12,4 +14,12 @@ class CostModel(Protocol):
 
     def link_tokens(self, seconds: float) -> int:
         """Tokens of KV that the host link moves one way in so many seconds."""
+        ...
+
+    def plan_s(self, plan: StepPlan) -> float:
+        """Seconds of a plan's compute."""
+        ...
+
+    def swap_s(self, num_tokens: int) -> float:
+        """T_swap: seconds to move the KV of so many tokens one way, behind nothing."""
         ...

@@ -25,7 +25,9 @@ from typing import Any, Self, TextIO, final
 from jinfercept.errors import ConfigError
 from jinfercept.meter.decision import Costs, Decision, DecisionCase
 from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
+from jinfercept.meter.ledger import StepSeconds, StepTimer
 from jinfercept.meter.outcome import PauseAccount, Prediction, own_tokens, residency
+from jinfercept.meter.prices import Prices
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
@@ -84,6 +86,7 @@ class DecisionLog:
         self._now, self._estimator, self._page_size = now, estimator, known.page_size
         self.overheard = Overheard(known.estimator, estimator, self._forecast_fresh)
         self._costs = Costs(known, synchronous=synchronous)
+        self._timer = StepTimer(Prices(known.cost, known.page_size, synchronous=synchronous), now())
         self._running: dict[str, Sequence] = {}
         self._pauses: dict[str, PauseAccount] = {}
         self._recovering: dict[str, PauseAccount] = {}
@@ -96,7 +99,6 @@ class DecisionLog:
         self._num_due = 0
         self._context: int | None = None  # of the running, counted at most once a plan
         self._last_queries = 0
-        self._last_s = -math.inf
         self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
 
     # -- told by the scheduler -------------------------------------------------------------------------------------
@@ -150,12 +152,12 @@ class DecisionLog:
         meanwhile are counted here too."""
         self._forecast_fresh()
         plan, now = planned.plan, self._now()
-        step_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
-        self._last_s = now
-        stall_s = self._pay_stalls(plan) if plan.offload or plan.fetch else 0.0
+        seconds = self._timer.divide(planned, result, now)
+        if plan.offload or plan.fetch:
+            self._pay_stalls(plan, seconds.stall_s)
         self._flush(plan.number)
         if self._recovering:
-            self._pay_recoveries(planned, max(0.0, step_s - stall_s))
+            self._pay_recoveries(planned, seconds)
         self._look_again(now)
         self._last_queries = plan.num_tokens
         self._context = None
@@ -325,16 +327,15 @@ class DecisionLog:
             self._context = sum([sequence.length for sequence in self._running.values()])
         return self._context
 
-    def _pay_recoveries(self, planned: Planned, step_s: float) -> None:
+    def _pay_recoveries(self, planned: Planned, seconds: StepSeconds) -> None:
         """Charge a step, without its stall, to those who could not go on before it."""
         sampled = {sequence.id for sequence, _ in planned.sampled}
-        recomputed = planned.recomputed_tokens
-        growth_s = self._costs.growth_s(planned.plan.num_tokens, recomputed)
+        step_s, recomputed = seconds.total_s - seconds.stall_s, planned.recomputed_tokens
         for name, pause in list(self._recovering.items()):
             sequence, tokens = pause.sequence, pause.take_recomputed()
             own = residency(sequence).device
             if tokens:
-                share_s = growth_s * min(1.0, tokens / recomputed) if recomputed else 0.0
+                share_s = seconds.recompute_s * min(1.0, tokens / recomputed) if recomputed else 0.0
                 pause.pay(recompute=step_s * own + share_s * (self._running_context() - sequence.length))
             elif name not in sampled:
                 pause.pay(fetch=step_s * own)
@@ -342,16 +343,15 @@ class DecisionLog:
                 del self._recovering[name]
                 self._end(pause)
 
-    def _pay_stalls(self, plan: StepPlan) -> float:
-        """Share out the seconds for which a step waited for the link, by the tokens that were moved; returns the seconds."""
-        stall_s = self._costs.stall_s(plan)
+    def _pay_stalls(self, plan: StepPlan, stall_s: float) -> None:
+        """Share out the seconds for which a step waited for the link, by the tokens that were moved."""
+        moved = (len(plan.offload) + len(plan.fetch)) * self._page_size
         absent = sum([p.sequence.length - residency(p.sequence).device for p in self._recovering.values()])
-        each = stall_s * (self._running_context() - absent) / self._costs.moved(plan)
+        each = stall_s * (self._running_context() - absent) / moved
         for decision in self._decisions.values():
             decision.pause.pay(stall=each * decision.copied)
         for pause in self._recovering.values():
             pause.pay(stall=each * pause.take_copied_in())
-        return stall_s
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -5,20 +5,20 @@ see: these two come from the profile's price of the plan, in a real run too. `st
 seconds of all steps side by side, and `slowness` their ratio for each bucket, and so say how far to trust that.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, final
 
 from jinfercept.engine.clock import Clock
+from jinfercept.meter.ledger import Ledger
+from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import Counters, Planned
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Sequence as Running
 from jinfercept.sim.scripted import PlayedRun, returned_tokens
-from jinfercept.sim.simulator import Prices
 
 Report = dict[str, Any]
 """What `RunStats.report` returns, ready for JSON."""
@@ -26,58 +26,37 @@ Report = dict[str, Any]
 
 @final
 class RunStats:
-    """Told of every plan with its result (an engine's `observe`), adds up time, and memory that was held without being used:
-    by paused contexts (`preserve`), by everybody while steps are longer for recomputation and by those who are recomputed
-    until they are (`recompute`), by everybody while a step waits for its transfers (`stall`), and by those who were admitted
-    and have no token in a step, since their pages are still to come (`fetch`).
+    """Adds up the steps of one engine (its `observe` hook) and reports them.
 
     Args:
         scheduler: the engine's.
         clock: the engine's.
         prices: of plans.
-        buckets: query tokens of the executables, ascending.
+        largest_step: query tokens of the largest executable.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, buckets: Sequence[int]) -> None:
-        self._scheduler, self._clock, self._prices, self._buckets = scheduler, clock, prices, buckets
-        self._last_s: float | None = None
+    def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, largest_step: int) -> None:
+        self._clock, self._prices, self._largest_step = clock, prices, largest_step
+        self._ledger = Ledger(scheduler.kv, prices, scheduler.running, clock.now())
         self.iterations = 0
         self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
         self.priced_s: defaultdict[int, float] = defaultdict(float)
         self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
-        self.preserve_waste = self.recompute_waste = self.stall_waste = self.fetch_waste = 0.0
 
     def __call__(self, planned: Planned, result: StepResult) -> None:
-        now = self._clock.now()
-        since_s = result.elapsed_s if self._last_s is None else now - self._last_s
-        step_s = min(result.elapsed_s, since_s)  # steps overlap when the next is planned before one is read
-        self._last_s = now
+        step_s = self._ledger.step(planned, result, self._clock.now()).total_s
+        price, bucket = self._prices(planned.plan), planned.plan.bucket
         self.iterations += 1
-        kv = self._scheduler.kv
-        price, size = self._prices(planned.plan), kv.page_size
-        occupancy = kv.store.occupancy()
-        self.measured_s[planned.plan.bucket] += step_s
-        self.priced_s[planned.plan.bucket] += price.compute_s + price.stall_s
+        self.measured_s[bucket] += step_s
+        self.priced_s[bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s
-        self.preserve_waste += occupancy.paused * size * since_s  # idle seconds too
-        self.stall_waste += occupancy.used * size * price.stall_s
-        idle = sum([len(sequence.context.pages) for sequence in self._scheduler.running if _waits_for_pages(sequence)])
-        self.fetch_waste += idle * size * step_s
         if planned.recomputed_tokens:
-            extra_s = self._recompute_s(planned, price.compute_s)
-            self.recompute_s += extra_s
-            own = sum(len(sequence.context.pages) for sequence in planned.recomputing)
-            self.recompute_waste += (occupancy.used * extra_s + own * (step_s - min(step_s, extra_s))) * size
+            self.recompute_s += self._prices.recompute_s(planned)
             self.recompute_latency_s += len(planned.recomputing) * step_s
 
-    def _recompute_s(self, planned: Planned, compute_s: float) -> float:
-        """Seconds by which recomputation makes a step longer; all of it if nobody else was served."""
-        others = planned.plan.num_tokens - planned.recomputed_tokens
-        if not others:
-            return compute_s
-        profile = self._prices.profile
-        bucket = self._buckets[bisect_left(self._buckets, others)]
-        return profile.step_s(planned.plan.bucket, 0) - profile.step_s(bucket, 0)
+    def settle(self) -> None:
+        """A step's events were handled: contexts that they paused hold memory from now on."""
+        self._ledger.settle(self._clock.now())
 
     def report(
         self, played: PlayedRun, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
@@ -106,14 +85,9 @@ class RunStats:
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
-        waste = {
-            "preserve": self.preserve_waste,
-            "recompute": self.recompute_waste,
-            "stall": self.stall_waste,
-            "fetch": self.fetch_waste,
-        }
+        waste = asdict(self._ledger.waste)
         return {
-            "step_tokens": self._buckets[-1],
+            "step_tokens": self._largest_step,
             "requests": len(requests),
             "normalized_latency_paper_ms_per_token": _summary(paper),
             "normalized_latency_ms_per_token": _summary(strict),
@@ -138,10 +112,6 @@ class RunStats:
             "simulated_s": played.seconds,
             "sim_wall_s": played.wall_s,
         }
-
-
-def _waits_for_pages(sequence: Running) -> bool:
-    return not sequence.planned and sequence.context.ready < sequence.length - 1
 
 
 def _summary(values: list[float]) -> dict[str, float | None]:

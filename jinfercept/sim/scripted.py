@@ -156,6 +156,7 @@ def play(
     requests: Sequence[tuple[float, Request]],
     most_s: float,
     progress: Progress,
+    settle: Callable[[], None],
     host_s: float = 0.0,
 ) -> PlayedRun:
     """Submit requests as their time comes and step the engine until all are done, or until `most_s` seconds have passed.
@@ -167,6 +168,7 @@ def play(
         clock: the engine's.
         requests: with the second at which each arrives, in order.
         progress: told a few times a second, by the wall clock.
+        settle: called after every step of the engine.
         host_s: seconds to wait after every step: what the engine's own work takes, where the clock does not see it.
     """
     started_s, began = clock.now(), time.monotonic()
@@ -183,6 +185,7 @@ def play(
         endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
             finished = [event.output for event in engine.step() if isinstance(event, Finished)]
+            settle()
             live.difference_update(output.request_id for output in finished)
             outputs += finished
             if host_s:

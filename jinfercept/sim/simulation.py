@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
+from jinfercept.meter.prices import Prices
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_name
 from jinfercept.sched.prefill import chunks_prefill
@@ -19,7 +20,7 @@ from jinfercept.sim.distorted import DISTORTED
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
-from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
@@ -119,7 +120,7 @@ class Simulation:
         synchronous, recording = world.synchronous, world.recording
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         endpoints = ScriptedEndpoints(clock, plain_tokens)
-        accounts = RunStats(world.scheduler, clock, prices, world.buckets)
+        accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1])
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock),
@@ -136,7 +137,9 @@ class Simulation:
             for number, arrival in enumerate(arrivals)
         ]
         with recording or nullcontext():
-            played = play(engine, endpoints, clock, requests, 2 * self.duration_s, progress, self.host_s)
+            played = play(
+                engine, endpoints, clock, requests, 2 * self.duration_s, progress, accounts.settle, self.host_s
+            )
         report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
         return {
             "policy": self.policy,

@@ -6,8 +6,8 @@ No JAX, no tokens that mean anything: a simulated model writes zeros, and script
 from threading import Event
 from typing import NamedTuple, final
 
+from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.sched.profile import Profile
 
 
 @final
@@ -24,36 +24,6 @@ class VirtualClock:
         """Let the time pass at once."""
         self.time += timeout_s
         wake.clear()
-
-
-class Price(NamedTuple):
-    """Seconds of a plan: its compute, and the transfers that its compute does not hide."""
-
-    compute_s: float
-    stall_s: float
-
-
-@final
-class Prices:
-    """What plans cost under a profile.
-
-    Args:
-        profile: seconds of compute, tokens per second of the link.
-        page_size: tokens that a copied page carries.
-        synchronous: transfers are not hidden behind compute.
-        free_transfers: transfers cost nothing (a bound).
-    """
-
-    def __init__(self, profile: Profile, page_size: int, *, synchronous: bool, free_transfers: bool = False) -> None:
-        self.profile = profile
-        self._page_s = 0.0 if free_transfers else profile.swap_s(page_size)
-        self._synchronous = synchronous
-
-    def __call__(self, plan: StepPlan) -> Price:
-        compute_s = self.profile.plan_s(plan) if plan.chunks else 0.0
-        moved = len(plan.offload) + len(plan.fetch)
-        link_s = moved * self._page_s if moved else 0.0
-        return Price(compute_s, link_s if self._synchronous else max(0.0, link_s - compute_s))
 
 
 class PricedStep(NamedTuple):

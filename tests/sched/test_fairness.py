@@ -10,6 +10,7 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
+from jinfercept.meter.prices import Prices
 from jinfercept.request import Finished, Request, SamplingParams, Token
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import FairShare
@@ -20,7 +21,7 @@ from jinfercept.sched.queues import Queues
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.scripted import ScriptedEndpoints
-from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from tests.support.scheduling import Desk, names
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.store import PageCopy
+from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import scaled
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.simulator import Prices
 from jinfercept.sim.workload import Script, Segment
 
 PROFILE = Profile(

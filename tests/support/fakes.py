@@ -50,6 +50,12 @@ class AffineCost:
     def link_tokens(self, seconds: float) -> int:
         return int(self.link_tokens_per_s * seconds)
 
+    def plan_s(self, plan: StepPlan) -> float:
+        return self.step_s(plan.num_tokens, 0)
+
+    def swap_s(self, num_tokens: int) -> float:
+        return num_tokens / self.link_tokens_per_s
+
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     name: lambda name=name: PolicyInputs(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
+from jinfercept.meter.prices import Prices
 from jinfercept.request import Finished, RequestOutput
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
@@ -20,7 +21,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distorted import DISTORTED
 from jinfercept.sim.scripted import ScriptedEndpoints, make_request
-from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
+from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
 from tests.support.fakes import VOCAB, FakeRunner
 
