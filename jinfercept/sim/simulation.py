@@ -10,9 +10,9 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
+from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
-from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_name
-from jinfercept.sched.prefill import chunks_prefill
+from jinfercept.sched.policies import check_name
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sim.arrivals import Arrival
@@ -91,14 +91,25 @@ class Simulation:
 
     def chunks(self) -> bool:
         """Whether prefill is chunked. Raises `ConfigError` if it cannot be as asked."""
-        if self.policy in BOUNDS:
-            return True
-        return chunks_prefill(
-            self.chunked_prefill,
-            published=SETTINGS[self.policy].chunked_prefill,
-            largest_step=self.buckets[-1] if self.buckets else self.max_model_len,
-            longest=self.max_model_len,
-            chunk_tokens=self.chunk_tokens,
+        return self._limits(self._executables or (self.max_model_len,)).chunks(self._scheduled_policy)
+
+    @property
+    def _scheduled_policy(self) -> str:
+        return BOUNDS.get(self.policy, self.policy)
+
+    @property
+    def _executables(self) -> tuple[int, ...]:
+        """Query tokens of the executables that were given or measured; empty if there are none."""
+        return self.buckets or tuple(self.profile.bucket_tokens)
+
+    def _limits(self, buckets: tuple[int, ...]) -> SchedulerLimits:
+        return SchedulerLimits(
+            buckets,
+            self.max_num_seqs,
+            self.max_model_len,
+            self.chunk_tokens,
+            True if self.policy in BOUNDS else self.chunked_prefill,
+            self.preemption,
         )
 
     def run(
@@ -150,36 +161,19 @@ class Simulation:
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` would make it, observed if anything is recorded."""
-        estimator = SIMULATED_ESTIMATORS[self.estimator]()
-        buckets = self.buckets
-        if buckets is None and self.profile.bucket_tokens:
-            buckets = tuple(self.profile.bucket_tokens)  # of the executables that were measured
-        if buckets is None:
-            saturation = self.profile.saturation
-            buckets = tuple(range(1, (saturation if self.chunks() else max(saturation, self.max_model_len)) + 1))
-        saturation = max((size for size in buckets if size <= self.profile.saturation), default=buckets[0])
-        known = PolicyInputs(self.profile, saturation, self.page_size, estimator)
-        policy = known.make(BOUNDS.get(self.policy, self.policy))
-        synchronous = policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
+        estimator, buckets, largest = SIMULATED_ESTIMATORS[self.estimator](), self._executables, self.profile.saturation
+        if not buckets:
+            buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
+        limits = self._limits(buckets)
+        build = plan_scheduler(self.profile, estimator, self._scheduled_policy, limits, self.page_size)
+        synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None
         if records:
             asked = SIMULATED_ESTIMATORS[self.estimator]()
             run = {"policy": self.policy, "estimator": self.estimator, "profile": self.profile.name}
             run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            recording = Recording(records, clock.now, kv, known, asked, synchronous=synchronous, run=run)
-        scheduler = Scheduler(
-            kv,
-            policy,
-            self.profile,
-            estimator if recording is None else recording.estimator,
-            buckets=buckets,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
-            chunk_tokens=self.chunk_tokens or buckets[-1],
-            whole_prompts=not self.chunks(),
-            observer=recording,
-            preemption=self.preemption,
-        )
+            recording = Recording(records, clock.now, kv, build.known, asked, synchronous=synchronous, run=run)
+        scheduler = build.build(kv, recording, recording.estimator if recording else None)
         return _Scheduled(scheduler, synchronous, buckets, recording)
 
 

@@ -17,14 +17,13 @@ from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer, Observers
-from jinfercept.sched.policies import SETTINGS, PolicyInputs
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -59,13 +58,10 @@ def assemble(
     record: Recorder | None,
 ) -> Assembled:
     """An engine under the policy given, or under the one that the options name. Raises `ConfigError` as `_recorded` does."""
-    shape, profile, tokenizer, options = machine.shape, machine.profile, machine.tokenizer, config.scheduler
-    page_size = shape.page_size
-    estimator, whole_prompts = ESTIMATORS[options.estimator](), not chunks(config, shape, policy)
-    saturation = max((size for size in shape.buckets if size <= profile.saturation), default=shape.buckets[0])
-    known = PolicyInputs(profile, saturation, page_size, estimator)
-    if policy is None or isinstance(policy, str):
-        policy = known.make(options.policy)
+    shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
+    estimator = ESTIMATORS[config.scheduler.estimator]()
+    limits = _limits(config, shape)
+    build = plan_scheduler(machine.profile, estimator, _chosen(config, policy), limits, page_size)
     kv = KVManager(
         shape.num_pages,
         memory_plan.host_tokens // page_size,
@@ -75,24 +71,11 @@ def assemble(
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
     )
     clock = RealClock()
-    meter = EngineStats(clock.now, kv, known, synchronous=policy.synchronous)
-    observer, told = (meter, estimator)
+    meter = observer = EngineStats(clock.now, kv, build.known, synchronous=build.policy.synchronous)
     if record is not None:
-        recorder, told = _recorded(record, kv, known)
+        recorder, estimator = _recorded(record, kv, build.known)
         observer = Observers(meter, recorder)
-    scheduler = Scheduler(
-        kv,
-        policy,
-        profile,
-        told,
-        buckets=shape.buckets,
-        max_num_seqs=shape.max_num_seqs,
-        max_model_len=shape.max_model_len,
-        chunk_tokens=options.max_chunk_tokens or shape.buckets[-1],
-        whole_prompts=whole_prompts,
-        observer=observer,
-        preemption=options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-    )
+    scheduler = build.build(kv, observer, estimator)
     wake = threading.Event()
     dispatcher = Dispatcher(wake.set)
     engine = Engine(
@@ -127,13 +110,23 @@ def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Obs
 
 def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
     """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
+    return _limits(config, shape).chunks(_chosen(config, policy))
+
+
+def _chosen(config: EngineConfig, policy: Policy | str | None) -> Policy | str:
+    """The policy given, or the name of the one that the options choose, which follow a name that is given."""
+    return config.scheduler.policy if policy is None or isinstance(policy, str) else policy
+
+
+def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:
     options = config.scheduler
-    return chunks_prefill(
+    return SchedulerLimits(
+        shape.buckets,
+        shape.max_num_seqs,
+        shape.max_model_len,
+        options.max_chunk_tokens,
         options.chunked_prefill,
-        published=SETTINGS[options.policy].chunked_prefill if policy is None or isinstance(policy, str) else True,
-        largest_step=shape.buckets[-1],
-        longest=shape.max_model_len,
-        chunk_tokens=options.max_chunk_tokens,
+        options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
     )
 
 

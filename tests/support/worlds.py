@@ -11,13 +11,13 @@ from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Finished, RequestOutput
+from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
-from jinfercept.sched.policies import SETTINGS, PolicyInputs
+from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distorted import DISTORTED
 from jinfercept.sim.scripted import ScriptedEndpoints, make_request
@@ -74,6 +74,11 @@ class World:
     def buckets(self) -> tuple[int, ...]:
         """Whole prompts need one that holds the longest."""
         return (*BUCKETS, max(self.max_model_len, 13)) if self.whole_prompts else BUCKETS
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        chunk_tokens = None if self.whole_prompts else self.chunk_tokens
+        return SchedulerLimits(self.buckets, MAX_SEQS, self.max_model_len, chunk_tokens, not self.whole_prompts)
 
 
 def hangs(script: Script) -> bool:
@@ -174,20 +179,10 @@ class Play:
         self.clock = VirtualClock()
         self._watch = watch
         estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[world.estimator]()
-        policy = PolicyInputs(world.profile, 12, SIZE, estimator).make(world.policy)
-        self.synchronous = policy.synchronous
-        self.scheduler = Scheduler(
-            KVManager(world.num_pages, world.num_host_pages, SIZE),
-            policy,
-            world.profile,
-            estimator,
-            buckets=world.buckets,
-            max_num_seqs=MAX_SEQS,
-            max_model_len=world.max_model_len,
-            chunk_tokens=world.max_model_len if world.whole_prompts else world.chunk_tokens,
-            whole_prompts=world.whole_prompts,
-        )
-        priced = PricedRunner(Prices(world.profile, SIZE, synchronous=policy.synchronous), self.clock)
+        build = plan_scheduler(world.profile, estimator, world.policy, world.limits, SIZE)
+        self.synchronous = build.policy.synchronous
+        self.scheduler = build.build(KVManager(world.num_pages, world.num_host_pages, SIZE))
+        priced = PricedRunner(Prices(world.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._endpoints = ScriptedEndpoints(self.clock, tokens)
         checked = CheckedRunner(FakeRunner(SIZE, world.buckets), priced, lambda plan: planned(self, plan))
         self.engine = Engine(

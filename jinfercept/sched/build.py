@@ -1,0 +1,95 @@
+"""Builds schedulers, for an engine and for a simulation alike: saturation point, policy, chunked prefill, limits."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.prefill import chunks_prefill
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.scheduler import Preemption, Scheduler
+
+
+class SchedulerLimits(NamedTuple):
+    """What a scheduler may put into a step, and how many sequences it may run.
+
+    Attributes:
+        buckets: query tokens of the executables, ascending.
+        max_num_seqs: sequences that run at once.
+        max_model_len: tokens of a sequence.
+        max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
+        chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
+        preemption: see `Scheduler`.
+    """
+
+    buckets: tuple[int, ...]
+    max_num_seqs: int
+    max_model_len: int
+    max_chunk_tokens: int | None = None
+    chunked_prefill: bool | None = None
+    preemption: Preemption = "auto"
+
+    def chunks(self, policy: Policy | str) -> bool:
+        """Whether prefill is chunked under a policy, given by name or as an object.
+
+        Raises:
+            ConfigError: whole prompts are asked for, and no step holds them.
+        """
+        return chunks_prefill(
+            self.chunked_prefill,
+            published=SETTINGS[policy].chunked_prefill if isinstance(policy, str) else True,
+            largest_step=self.buckets[-1],
+            longest=self.max_model_len,
+            chunk_tokens=self.max_chunk_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBuild:
+    """A scheduler that is not built yet: what its policy knows, the policy, and the limits."""
+
+    known: PolicyInputs
+    policy: Policy
+    limits: SchedulerLimits
+    chunks: bool
+
+    def build(self, kv: KVManager, observer: Observer | None = None, estimator: Estimator | None = None) -> Scheduler:
+        """The scheduler.
+
+        Args:
+            kv: its pages.
+            observer: of its sequences and moves.
+            estimator: the one that learns of calls; None: the policy's own.
+        """
+        limits = self.limits
+        return Scheduler(
+            kv,
+            self.policy,
+            self.known.cost,
+            estimator or self.known.estimator,
+            buckets=limits.buckets,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            chunk_tokens=limits.max_chunk_tokens or limits.buckets[-1],
+            whole_prompts=not self.chunks,
+            observer=observer,
+            preemption=limits.preemption,
+        )
+
+
+def plan_scheduler(
+    profile: Profile, estimator: Estimator, policy: Policy | str, limits: SchedulerLimits, page_size: int
+) -> SchedulerBuild:
+    """Makes the policy and what it knows. S is the largest bucket up to the profile's saturation point, or the smallest bucket.
+
+    Raises:
+        ConfigError: no policy has this name, or prefill cannot be as asked.
+    """
+    buckets = limits.buckets
+    saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
+    known = PolicyInputs(profile, saturation, page_size, estimator)
+    made = known.make(policy) if isinstance(policy, str) else policy
+    return SchedulerBuild(known, made, limits, limits.chunks(policy))
