@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jinfercept.sim.calibration import calibration_plot
-from jinfercept.sim.decisions import load_records, summary
+from jinfercept.sim.decision_summary import load_records, summary
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.recording import files_of
 from jinfercept.sim.reports import check_outputs, write_all, write_json

@@ -14,7 +14,7 @@ from rich.table import Table
 from jinfercept.cli.simulate import check_policies, exit_status, load
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.sim.fits import Like
+from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import Bars, Panel, check_drawing, draw
 from jinfercept.sim.reports import check_outputs, group, latency_ms, write_all, write_json
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, Simulation

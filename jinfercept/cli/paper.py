@@ -17,10 +17,10 @@ from jinfercept.cli.simulate import drawer, exit_status, load, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.sim.fits import FITS
+from jinfercept.sim.distributions import DISTRIBUTIONS
 from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, panels
+from jinfercept.sim.paper_results import load_figure
 from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.published import load_figure
 from jinfercept.sim.reports import check_outputs, write_all, write_csv
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
@@ -180,7 +180,7 @@ def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed:
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:
-        sources = {kind: drawer(None, kind, "trace", 1 << 30) for kind in FITS["trace"]}
+        sources = {kind: drawer(None, kind, "trace", 1 << 30) for kind in DISTRIBUTIONS["trace"]}
     else:
         scripts = load_trace(trace)
         for kind in sorted({script.kind for script in scripts}):

@@ -19,7 +19,7 @@ from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.scheduler import Preemption
 from jinfercept.sim.arrivals import arrivals
-from jinfercept.sim.fits import Like
+from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve, check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, group, latency_ms, over_seeds, write_all, write_csv, write_json

@@ -180,9 +180,9 @@ def _policies(bounds: bool = True) -> str:
 
 def _estimator_names() -> str:
     from jinfercept.sched.estimator import ESTIMATORS
-    from jinfercept.sim.distorted import DISTORTED
+    from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 
-    return ", ".join((*ESTIMATORS, "oracle", *DISTORTED))
+    return ", ".join((*ESTIMATORS, "oracle", *SCALED_ESTIMATORS))
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:

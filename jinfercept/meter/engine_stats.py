@@ -12,9 +12,9 @@ from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import BoundedNames, Counts
-from jinfercept.meter.decision import Costs
+from jinfercept.meter.decisions import WasteEquations
+from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
-from jinfercept.meter.pauses import OpenPause, Pauses
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Event, Finished, Intercepted, RequestOutput, Resumed, Token
 from jinfercept.sched.plan import StepPlan, StepResult
@@ -89,7 +89,7 @@ class _Times:
 
     started_s: float
     token_s: float | None = None
-    returned: OpenPause | None = None
+    returned: OpenInterception | None = None
 
 
 @final
@@ -112,20 +112,20 @@ class EngineStats:
 
     def __init__(self, now: Callable[[], float], kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
         self.now, self.kv, self.known = now, kv, known
-        self.costs = Costs(known, synchronous=synchronous)
+        self.equations = WasteEquations(known, synchronous=synchronous)
         self.running: dict[str, Sequence] = {}
         prices = Prices(known.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), now())
         self.counts = Counts(waste=self._ledger.waste)
         self.waiting: dict[str, Sequence] = {}
-        self.pauses = Pauses(self.counts.tools, known.estimator)
+        self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[Decided] = deque(maxlen=NUM_DECISIONS)
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
-        self._entered: list[tuple[Sequence, OpenPause | None]] = []  # run since the last plan
+        self._entered: list[tuple[Sequence, OpenInterception | None]] = []  # run since the last plan
 
     # -- told by the scheduler -------------------------------------------------------------------------------------
 
@@ -137,20 +137,20 @@ class EngineStats:
         times = self._times.get(name)
         if state is State.RUNNING:
             self.running[name] = sequence
-            pause = self.pauses.open.pop(name, None)
+            pause = self.interceptions.open.pop(name, None)
             if times is None:
                 times = self._times[name] = _Times(now)
             times.returned = pause or times.returned
             self._entered.append((sequence, pause))
         elif state is State.WAITING:
             self.waiting[name] = sequence
-            self.pauses.end(sequence, now)
+            self.interceptions.end(sequence, now)
         elif state is State.INTERCEPTED:
-            self.pauses.begin(sequence, now)
+            self.interceptions.begin(sequence, now)
             if times is not None:
                 times.token_s = None
         else:
-            self.pauses.leave(sequence)
+            self.interceptions.leave(sequence)
             if times is not None:
                 self._over[name] = self._times.pop(name)
 
@@ -160,7 +160,7 @@ class EngineStats:
         self.counts.moved_pages[action, self._reasons.of(move.why)] += 1
         last = self.decisions[-1] if self.decisions else None
         if last is None or (last.request_id, last.action, last.why) != (sequence.id, action, move.why):
-            pause = self.pauses.open.get(sequence.id)
+            pause = self.interceptions.open.get(sequence.id)
             tool = pause.tool if pause else ""
             last = Decided(self.now(), sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
             self.decisions.append(last)
@@ -191,11 +191,11 @@ class EngineStats:
             if isinstance(event, Finished):
                 self._finish(event.output)
             elif isinstance(event, Intercepted):
-                self.pauses.asked(event.request_id, event.calls)
+                self.interceptions.asked(event.request_id, event.calls)
             elif isinstance(event, Resumed):
-                self.pauses.answered(event.request_id, event.results)
+                self.interceptions.answered(event.request_id, event.results)
         self._over.clear()
-        self.pauses.answers.clear()
+        self.interceptions.answers.clear()
         now = self.now()
         self._ledger.settle(now)
         if not self.history or int(now) != int(self.history[-1].at_s) or not (self.running or self.waiting):
@@ -235,7 +235,7 @@ class EngineStats:
         """Where the contexts were of those who have begun to run, or run again."""
         for sequence, pause in self._entered:
             if pause is not None:
-                tool, found = self.pauses.counts(pause), sequence.found
+                tool, found = self.interceptions.counts(pause), sequence.found
                 tool.kept += found.device
                 tool.copied_in += found.host
                 tool.recomputed += found.missing
@@ -268,14 +268,14 @@ class EngineStats:
             self.counts.prompt += sequence.external_spans[0][1]
             self.counts.cached += sequence.num_cached or 0
         if times.returned is not None and times.returned.returned_s is not None:
-            self.pauses.counts(times.returned).resume_s.add(now - times.returned.returned_s)
+            self.interceptions.counts(times.returned).resume_s.add(now - times.returned.returned_s)
         times.returned = None
 
     def _finish(self, output: RequestOutput) -> None:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished[reason] += 1
-        self.pauses.keep(output.request_id, completion.text)
+        self.interceptions.keep(output.request_id, completion.text)
         own = self._over.pop(output.request_id, None) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

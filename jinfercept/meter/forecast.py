@@ -1,7 +1,7 @@
 """What an estimator said about a pause while it lasted: for decision records. Asked beside the policy, never in its stead.
 
 An estimator may answer differently for having been asked before (`HistoryEstimator` brings its curve up to date when
-somebody wants it), so records ask one of their own, which an `Overheard` keeps told.
+somebody wants it), so records ask one of their own, which an `EstimatorTee` keeps told.
 """
 
 from collections.abc import Callable, Hashable
@@ -57,7 +57,7 @@ def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile
 
 
 @final
-class Overheard:
+class EstimatorTee:
     """An estimator that answers as `asked` does, tells `listener` all that it is told, and keeps how long calls lasted.
 
     It is the scheduler's; policies hold `asked` itself.

@@ -133,11 +133,15 @@ def _steps(reading: Reading, named: Named) -> Iterator[Metric]:
 
 
 def _tools(tools: Mapping[str, ToolCounts], named: Named) -> Iterator[Metric]:
-    """Interceptions by tool: those that the server runs, and fixed names for all others (`meter.pauses`)."""
+    """Interceptions by tool: those that the server runs, and fixed names for all others (`meter.interceptions`)."""
     begun: Values = {(name,): tool.begun for name, tool in tools.items()}
-    yield named.counters("jinfercept:interceptions", "Pauses, by calls or by a finished answer", begun, "tool")
+    yield named.counters(
+        "jinfercept:interceptions", "InterceptionStats, by calls or by a finished answer", begun, "tool"
+    )
     given_up: Values = {(name,): tool.given_up for name, tool in tools.items()}
-    yield named.counters("jinfercept:interceptions_given_up", "Pauses that ended without a return", given_up, "tool")
+    yield named.counters(
+        "jinfercept:interceptions_given_up", "InterceptionStats that ended without a return", given_up, "tool"
+    )
     results: Values = {
         (name, status): number for name, tool in tools.items() for status, number in tool.results.items()
     }

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept import __version__
-from jinfercept.meter.overview import overview
+from jinfercept.meter.live_state import live_state
 from jinfercept.server.encoding import EncodedReply
 from jinfercept.server.engine_snapshot import EngineSnapshot
 from jinfercept.server.route import GuardedRoute
@@ -69,7 +69,7 @@ def _seen(service: Service, owner: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.config.scheduler.policy, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(owner))
     about = names | {"shows": "all" if owner is None else "own", "inbox": inbox}
-    return about | overview(meter, texts=service.options.show_texts, tenant=owner)
+    return about | live_state(meter, texts=service.options.show_texts, tenant=owner)
 
 
 def _policy(page: str) -> str:

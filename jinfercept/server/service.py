@@ -245,7 +245,7 @@ class Service:
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run when their request had ended."""
-        self.llm.thread.ask(lambda: self.llm.meter.pauses.ran(request, calls, results))
+        self.llm.thread.ask(lambda: self.llm.meter.interceptions.ran(request, calls, results))
 
     def entered(self) -> None:
         """A request to the server began."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinfercept.sim.decisions import ALL, DecisionFile, duration_summary
+from jinfercept.sim.decision_summary import ALL, DecisionFile, duration_summary
 from jinfercept.sim.plots import check_drawing
 
 if TYPE_CHECKING:

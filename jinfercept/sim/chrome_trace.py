@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.outcome import residency
+from jinfercept.meter.pause_account import residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned

@@ -1,7 +1,7 @@
 """Decision records: what was done with every paused context, why, what that was predicted to waste, and what it did waste.
 
 A `DecisionLog` observes one scheduler and writes a JSON line for every decision and for every interception that is over. It
-moves nothing, and asks estimators only such questions as change no answer (see `forecast.Overheard`). The lines:
+moves nothing, and asks estimators only such questions as change no answer (see `forecast.EstimatorTee`). The lines:
 
     run       once, first: the version, what the caller says of the run, and the quantiles of the forecasts
     decision  the moves of one context, of one kind and for one reason, in one plan ("running": it was copied before any pause);
@@ -11,7 +11,7 @@ moves nothing, and asks estimators only such questions as change no answer (see 
               (`duration_s`), what was forecast of that at several ages, and predicted and actual waste
 
 Waste is in token·seconds. It is predicted once, at the first plan that took a page from the device, or at the pause if none
-did: what the pause had held until then, and what `Costs.predicted` says of the rest.
+did: what the pause had held until then, and what `WasteEquations.predicted` says of the rest.
 """
 
 import heapq
@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Any, Self, TextIO, final
 
 from jinfercept.errors import ConfigError
-from jinfercept.meter.decision import Costs, Decision, DecisionCase
-from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
+from jinfercept.meter.decisions import Decision, DecisionCase, WasteEquations
+from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.meter.ledger import StepSeconds, StepTimer
-from jinfercept.meter.outcome import PauseAccount, Prediction, own_tokens, residency
+from jinfercept.meter.pause_account import PauseAccount, Prediction, own_tokens, residency
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.plan import StepPlan, StepResult
@@ -84,8 +84,8 @@ class DecisionLog:
     ) -> None:
         self._file = open_record(path)
         self._now, self._estimator, self._page_size = now, estimator, known.page_size
-        self.overheard = Overheard(known.estimator, estimator, self._forecast_fresh)
-        self._costs = Costs(known, synchronous=synchronous)
+        self.overheard = EstimatorTee(known.estimator, estimator, self._forecast_fresh)
+        self._equations = WasteEquations(known, synchronous=synchronous)
         self._timer = StepTimer(Prices(known.cost, known.page_size, synchronous=synchronous), now())
         self._running: dict[str, Sequence] = {}
         self._pauses: dict[str, PauseAccount] = {}
@@ -231,7 +231,7 @@ class DecisionLog:
             return
         first = pause.forecasts[0]
         if pause.untouched:
-            chunk = self._costs.chunk(self._last_queries)
+            chunk = self._equations.chunk(self._last_queries)
             case = DecisionCase(
                 pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, self._running_context(), chunk
             )
@@ -269,7 +269,7 @@ class DecisionLog:
         now, sequence, rest_s = self._now(), pause.sequence, None
         if sequence.state is State.INTERCEPTED:
             rest_s = remaining_s(self._estimator, sequence, now - pause.began_s)
-        chunk = self._costs.chunk(self._last_queries)
+        chunk = self._equations.chunk(self._last_queries)
         return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk)
 
     def _flush(self, plan: int | None) -> None:
@@ -301,7 +301,7 @@ class DecisionLog:
         clean = sum(decision.freed_clean for decision in decisions)
         dirty = sum(decision.freed_dirty for decision in decisions)
         if clean + dirty and case.remaining_s is not None:
-            token_s = pause.held + self._costs.predicted(case, clean, dirty)
+            token_s = pause.held + self._equations.predicted(case, clean, dirty)
             pause.prediction = Prediction(case.at_s - pause.began_s, token_s)
 
     def _about(self, pause: PauseAccount, case: DecisionCase) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class DecisionLog:
             "context": case.context,
             "others": case.others,
             "chunk": case.chunk,
-            "waste": _all_short(self._costs.waste(case)._asdict()),
+            "waste": _all_short(self._equations.waste(case)._asdict()),
         }
 
     # -- what it cost ----------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jinfercept.sim.limits import TIMES, Limit, Points, limit, ratio, threshold
+from jinfercept.sim.capacity import LATENCY_FACTOR, Capacity, Points, capacity, capacity_ratio, latency_threshold
+from jinfercept.sim.paper_results import ABLATION, SYSTEMS, WASTE, Figure
 from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
-from jinfercept.sim.published import ABLATION, SYSTEMS, WASTE, Figure
 from jinfercept.sim.reports import Range, group, latency_ms
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import Report
@@ -73,18 +73,18 @@ class Study(NamedTuple):
     @property
     def threshold_ms(self) -> float:
         """The latency at which loads are compared; bounds do not count for it."""
-        return threshold(points for policy, points in self.points.items() if policy not in BOUNDS)
+        return latency_threshold(points for policy, points in self.points.items() if policy not in BOUNDS)
 
     @property
-    def limits(self) -> dict[str, Limit | None]:
+    def capacities(self) -> dict[str, Capacity | None]:
         """The load that each policy carries at that latency."""
-        return {policy: limit(points, self.threshold_ms) for policy, points in self.points.items()}
+        return {policy: capacity(points, self.threshold_ms) for policy, points in self.points.items()}
 
     @property
     def common_rate(self) -> float:
         """Where waste and ablation are read: the first rate at which `discard` is past its limit, or the last one."""
         rates = sorted({rate for runs in self.mixed.values() for rate in runs})
-        most = self.limits.get("discard")
+        most = self.capacities.get("discard")
         past = [rate for rate in rates if most is not None and not (most.side == ">" or rate < most.rate)]
         return past[0] if past else rates[-1]
 
@@ -165,13 +165,13 @@ def _figure_2(study: Study) -> Iterable[str]:
 
 
 def _loads(study: Study, reference: Mapping[str, Points]) -> Iterable[str]:
-    ours = study.limits
-    theirs: dict[str, Limit | None] = {}
+    ours = study.capacities
+    theirs: dict[str, Capacity | None] = {}
     yield "### Load at equal latency"
-    words = f"At {TIMES:g} × the low-load latency: {study.threshold_ms:.1f} ms per token here"
+    words = f"At {LATENCY_FACTOR:g} × the low-load latency: {study.threshold_ms:.1f} ms per token here"
     if reference:
-        at = threshold(reference.values())
-        theirs = {policy: limit(points, at) for policy, points in reference.items()}
+        at = latency_threshold(reference.values())
+        theirs = {policy: capacity(points, at) for policy, points in reference.items()}
         words += f", {at:.1f} in the paper's figure"
     words += ". Loads are requests per second, ratios are to `discard`."
     if reference:
@@ -182,9 +182,9 @@ def _loads(study: Study, reference: Mapping[str, Points]) -> Iterable[str]:
     yield words
     rows = []
     for policy, load in ours.items():
-        row = [policy, str(load or "-"), ratio(load, ours.get("discard"))]
+        row = [policy, str(load or "-"), capacity_ratio(load, ours.get("discard"))]
         if reference:
-            row += [str(theirs.get(policy) or "-"), ratio(theirs.get(policy), theirs.get("discard"))]
+            row += [str(theirs.get(policy) or "-"), capacity_ratio(theirs.get(policy), theirs.get("discard"))]
         rows.append(row)
     yield _table(["policy", "load", "ratio", *(["paper: load", "ratio"] if reference else [])], rows)
 

@@ -16,13 +16,13 @@ from jinfercept.sched.policies import check_name
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.distorted import DISTORTED
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
-SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | DISTORTED
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Not policies but marks to compare with: infinite memory; intercepted contexts that leave and come back at no cost but the
 step in which their pages land, so that whoever keeps pages can be a little faster. And the policies that they run under."""

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.fits import FITS, Like, Spread
+from jinfercept.sim.distributions import DISTRIBUTIONS, Like, LogNormal
 
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
 """Requests of each kind in the authors' mixed trace."""
@@ -146,7 +146,7 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
 
     Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
     of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
-    room for one token, and a prompt too. Not kept from the trace: contexts of conversations spread a little more (there,
+    room for one token, and a prompt too. Not kept from the trace: contexts of conversations distribution a little more (there,
     long prompts come with short conversations), and returned tokens of `ve` less.
 
     Args:
@@ -163,7 +163,7 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
     """
     if max_context < 2:
         raise ConfigError("max_context has no room for a prompt and a token", got=max_context, fix="at least 2")
-    fit = _choose(_choose(FITS, like, "statistics"), kind, "kind of request")
+    fit = _choose(_choose(DISTRIBUTIONS, like, "statistics"), kind, "kind of request")
     prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), max_context - 1)
     rounds = _tokens(fit.rounds, rng.gauss(), 0.0)
     share = 1 / (rounds * len(fit.turns) + 1) if fit.split else 1.0
@@ -182,8 +182,8 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
     return Script(kind, prompt, (*segments, Segment(min(decode, room), None, 0)))
 
 
-def _tokens(spread: Spread, request: float, value: float, share: float = 1.0) -> int:
-    return max(1, round(spread.at(request, value) * share))
+def _tokens(distribution: LogNormal, request: float, value: float, share: float = 1.0) -> int:
+    return max(1, round(distribution.at(request, value) * share))
 
 
 def _choose[T](table: Mapping[Any, T], name: str, what: str) -> T:

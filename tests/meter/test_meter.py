@@ -13,8 +13,8 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, BoundedNames
 from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
-from jinfercept.meter.overview import SHOWN, overview
-from jinfercept.meter.pauses import UNKNOWN
+from jinfercept.meter.interceptions import UNKNOWN
+from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
@@ -143,7 +143,7 @@ def ask(name: str, tokens: list[int], session: str) -> Request:
 def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_or_it_is_given_up() -> None:
     one = world("copy_ahead")
     one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
-    seen = overview(one.meter, texts=False)
+    seen = live_state(one.meter, texts=False)
     assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
     assert [row["tool"] for row in seen["kept"]] == [Keep().reader] * 2
     one.clock.time += 7.0
@@ -155,24 +155,24 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)
     assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
     assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
-    assert set(one.meter.pauses.open) == {"c"}
+    assert set(one.meter.interceptions.open) == {"c"}
 
 
 def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
     one = world("copy_ahead", latency=lambda call: 1e6)
     one.engine.submit(request("a", prompt(1, 9), 8, {2: [1]}))
-    while not one.meter.pauses.open:
+    while not one.meter.interceptions.open:
         one.step()
-    seen = overview(one.meter, texts=True)
+    seen = live_state(one.meter, texts=True)
     assert [(row["request"], row["tools"], row["said"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
-    assert "said" not in overview(one.meter, texts=False)["intercepted"][0]
+    assert "said" not in live_state(one.meter, texts=False)["intercepted"][0]
     [row] = seen["intercepted"]
     assert row["dirty"] + row["clean"] + row["host"] + row["missing"] == row["tokens"] == 11
     one.engine.abort("a")
     one.step()
     counts = one.meter.read()
     assert (counts.tools["tool"].given_up, dict(counts.finished)) == (1, {"abort": 1})
-    assert not one.meter.pauses.open
+    assert not one.meter.interceptions.open
     assert not one.meter.running
 
 
@@ -205,9 +205,9 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
         one.engine.submit(request(f"theirs{number}", prompt(number, 9), 40, {2: [1]}, tenant="two"))
     for name, calls in (("paused", {2: [1]}), ("first", {}), ("second", {})):
         one.engine.submit(request(name, prompt(99, 9), 100, calls, tenant="one"))
-    while len(one.meter.pauses.open) < SHOWN + 6:
+    while len(one.meter.interceptions.open) < SHOWN + 6:
         one.step()
-    seen, other, all_of_them = (overview(one.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
+    seen, other, all_of_them = (live_state(one.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
     states = ("running", "waiting", "intercepted", "kept")
     own = [row["request"] for state in states for row in seen[state]]
     assert sorted(own) == ["first", "paused", "second"]
@@ -226,7 +226,7 @@ def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_count
     for name, tenant in (("a", "slow"), ("b", "slow"), ("c", "other")):
         one.serve(replace(ask(name, prompt(1, 12), f"session of {tenant}"), tenant=tenant, cache_salt=tenant))
         one.clock.time += 1000.0 if name == "a" else 0.0
-    rows = {row["request"]: row for row in overview(one.meter, texts=False)["kept"]}
+    rows = {row["request"]: row for row in live_state(one.meter, texts=False)["kept"]}
     assert rows["b"]["remaining_s"] == pytest.approx(1000.0, rel=0.01)
     assert rows["c"]["remaining_s"] == rows["c"]["age_s"]  # nothing is known: as long again
     tool = one.meter.read().tools[Keep().reader]
@@ -239,9 +239,9 @@ def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> No
     one = world("copy_ahead", latency=lambda call: 1e6)
     detector = ScriptedDetector({2: [Call("x" * 10_000, "1")], 4: [Call("tool", "2")]})
     one.engine.submit(request("a", prompt(1, 9), 8, detector=detector))
-    while not one.meter.pauses.open:
+    while not one.meter.interceptions.open:
         one.step()
-    [row] = overview(one.meter, texts=False)["intercepted"]
+    [row] = live_state(one.meter, texts=False)["intercepted"]
     assert row["tools"] == ["x" * MAX_NAME]
     assert set(one.meter.read().tools) == {UNKNOWN}
     one.engine.abort("a")

@@ -104,7 +104,7 @@ def test_whatever_a_model_or_a_client_writes_is_text(page: Any, scripted: Script
         server.service.inbox = inbox = Inbox()
         busy(server, scripted)
         meter = server.llm.meter
-        next(iter(meter.pauses.open.values())).tool = HOSTILE
+        next(iter(meter.interceptions.open.values())).tool = HOSTILE
         next(iter(meter.decisions)).why = HOSTILE
         answer = ask(inbox, what=HOSTILE)
         page.goto(server.url)

@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.forecast import QUANTILES, Overheard, forecast
+from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
@@ -259,7 +259,7 @@ def test_the_last_of_several_calls_is_forecast() -> None:
 
 def test_who_overhears_answers_as_the_one_that_is_asked() -> None:
     asked, listener = HistoryEstimator(), HistoryEstimator()
-    overheard = Overheard(asked, listener)
+    overheard = EstimatorTee(asked, listener)
     call = PendingCall("tool", "key")
     overheard.started(call, 0.0)
     overheard.observe(call, 4.0)

@@ -12,8 +12,8 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.sequence import PendingCall
-from jinfercept.sim.distorted import DISTORTED, Distorted
 from jinfercept.sim.plots import Bars
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, ScaledEstimator
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
 from jinfercept.sim.sweep import SweepRun
@@ -56,8 +56,8 @@ def test_an_adversary_who_sees_how_long_is_held_gets_no_more_than_the_worst_case
         assert 1.0 < cost / optimum <= 1 + 1 / trust
 
 
-def distorted(factor: float, inner: Estimator | None = None) -> Distorted:
-    estimator = Distorted(inner or OracleEstimator(), lambda key: factor)
+def distorted(factor: float, inner: Estimator | None = None) -> ScaledEstimator:
+    estimator = ScaledEstimator(inner or OracleEstimator(), lambda key: factor)
     estimator.started(CALL, 0.0)
     return estimator
 
@@ -86,7 +86,7 @@ def test_a_factor_of_one_changes_nothing() -> None:
 
 
 def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
-    wild = DISTORTED["oracle_wild"]()
+    wild = SCALED_ESTIMATORS["oracle_wild"]()
     for number in range(200):
         wild.started(PendingCall("tool", number, 1.0), 0.0)
     durations = [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]

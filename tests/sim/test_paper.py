@@ -15,10 +15,10 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import PROFILES
-from jinfercept.sim.limits import Limit, limit, ratio, threshold
+from jinfercept.sim.capacity import Capacity, capacity, capacity_ratio, latency_threshold
 from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
+from jinfercept.sim.paper_results import ABLATION, load_figure
 from jinfercept.sim.plots import Bars, CurvePanel
-from jinfercept.sim.published import ABLATION, load_figure
 
 FIGURE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_fig2.csv"
 GPTJ = "paper-gptj-6b-a100"
@@ -67,30 +67,30 @@ def rows(text: str, title: str) -> dict[str, list[str]]:
 
 def test_a_limit_lies_between_points_on_a_logarithmic_line() -> None:
     points = [(1.0, 10.0), (2.0, 20.0), (4.0, 80.0), (5.0, 30.0)]
-    assert limit(points, 40.0) == pytest.approx((3.0, ""))
-    assert limit(points, 20.0) == (2.0, "")
-    assert limit(points, 5.0) == (1.0, "<")
-    assert limit(points, 100.0) == (5.0, ">")
-    assert limit([], 5.0) is None
-    assert threshold([points, [(1.0, 8.0)]]) == 40.0
+    assert capacity(points, 40.0) == pytest.approx((3.0, ""))
+    assert capacity(points, 20.0) == (2.0, "")
+    assert capacity(points, 5.0) == (1.0, "<")
+    assert capacity(points, 100.0) == (5.0, ">")
+    assert capacity([], 5.0) is None
+    assert latency_threshold([points, [(1.0, 8.0)]]) == 40.0
 
 
 @pytest.mark.parametrize(
     ("load", "base", "shown"),
     [
-        (Limit(4.0), Limit(2.0), "2.00"),
-        (Limit(4.0, ">"), Limit(2.0), ">2.00"),
-        (Limit(1.0, "<"), Limit(2.0), "<0.50"),
-        (Limit(4.0), Limit(2.0, "<"), ">2.00"),
-        (Limit(4.0), Limit(8.0, ">"), "<0.50"),
-        (Limit(4.0, ">"), Limit(2.0, "<"), ">2.00"),
-        (Limit(8.0, ">"), Limit(8.0, ">"), "-"),
-        (Limit(1.0, "<"), Limit(1.0, "<"), "-"),
-        (None, Limit(1.0), "-"),
+        (Capacity(4.0), Capacity(2.0), "2.00"),
+        (Capacity(4.0, ">"), Capacity(2.0), ">2.00"),
+        (Capacity(1.0, "<"), Capacity(2.0), "<0.50"),
+        (Capacity(4.0), Capacity(2.0, "<"), ">2.00"),
+        (Capacity(4.0), Capacity(8.0, ">"), "<0.50"),
+        (Capacity(4.0, ">"), Capacity(2.0, "<"), ">2.00"),
+        (Capacity(8.0, ">"), Capacity(8.0, ">"), "-"),
+        (Capacity(1.0, "<"), Capacity(1.0, "<"), "-"),
+        (None, Capacity(1.0), "-"),
     ],
 )
-def test_a_ratio_of_loads_says_what_is_known_of_it(load: Limit | None, base: Limit, shown: str) -> None:
-    assert ratio(load, base) == shown
+def test_a_ratio_of_loads_says_what_is_known_of_it(load: Capacity | None, base: Capacity, shown: str) -> None:
+    assert capacity_ratio(load, base) == shown
 
 
 def test_the_report_compares_loads_at_equal_latency() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.fits import Like
+from jinfercept.sim.distributions import Like
 from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, from_trace, generate, load_trace
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_mixed.jsonl"

@@ -19,7 +19,7 @@ from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.distorted import DISTORTED
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 from jinfercept.sim.scripted import ScriptedEndpoints, make_request
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
@@ -178,7 +178,7 @@ class Play:
         self.plans: list[Planned] = []
         self.clock = VirtualClock()
         self._watch = watch
-        estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[world.estimator]()
+        estimator = (HONEST | {"oracle": OracleEstimator} | SCALED_ESTIMATORS)[world.estimator]()
         build = plan_scheduler(world.profile, estimator, world.policy, world.limits, SIZE)
         self.synchronous = build.policy.synchronous
         self.scheduler = build.build(KVManager(world.num_pages, world.num_host_pages, SIZE))

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 Like = Literal["trace", "table"]
 
 
-class Spread(NamedTuple):
+class LogNormal(NamedTuple):
     """A log-normal distribution, clipped to [low, high].
 
     Attributes:
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
         return min(self.high, max(self.low, self.median * math.exp(self.between * request + self.within * value)))
 
 
-class Turn(NamedTuple):
+class TurnDistributions(NamedTuple):
     """Tokens that are generated, the call after them in seconds, and the tokens that come back.
 
     Attributes:
@@ -43,14 +43,14 @@ class Turn(NamedTuple):
             (correlation of their logarithms in the trace: 0.91).
     """
 
-    decode: Spread
-    call_s: Spread
-    returned: Spread
+    decode: LogNormal
+    call_s: LogNormal
+    returned: LogNormal
     typed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class KindDistributions:
     """The distributions of one kind of request.
 
     Attributes:
@@ -59,75 +59,84 @@ class Fit:
         split: `decode` and `answer` stand for the request as a whole and are divided by its number of segments.
     """
 
-    prompt: Spread
-    rounds: Spread
-    turns: tuple[Turn, ...]
-    answer: Spread | None
+    prompt: LogNormal
+    rounds: LogNormal
+    turns: tuple[TurnDistributions, ...]
+    answer: LogNormal | None
     split: bool = False
 
 
-_REPLY = Turn(
-    Spread(56.1, 0.2, 0.22, 1, 121), Spread(23.2, 0.62, 0.63, 3, 60), Spread(9, 1.15, 1.34, 0, 1354), typed=True
+_REPLY = TurnDistributions(
+    LogNormal(56.1, 0.2, 0.22, 1, 121),
+    LogNormal(23.2, 0.62, 0.63, 3, 60),
+    LogNormal(9, 1.15, 1.34, 0, 1354),
+    typed=True,
 )
-_CHAT = Fit(Spread(20.1, 1.98, 0, 1, 1728), Spread(2.95, 0.62, 0, 1, 8), (_REPLY,), Spread(224, 0.83, 0, 1, 1164))
+_CHAT = KindDistributions(
+    LogNormal(20.1, 1.98, 0, 1, 1728), LogNormal(2.95, 0.62, 0, 1, 8), (_REPLY,), LogNormal(224, 0.83, 0, 1, 1164)
+)
 
 
-def _made(call_s: Spread, returned: int) -> Fit:
+def _made(call_s: LogNormal, returned: int) -> KindDistributions:
     """A chat in which a program turns every text into something before the person replies, as in the trace."""
-    work = Turn(_REPLY.decode, call_s, Spread(returned))
-    return replace(_CHAT, turns=(work, _REPLY._replace(decode=Spread(7))), answer=None)
+    work = TurnDistributions(_REPLY.decode, call_s, LogNormal(returned))
+    return replace(_CHAT, turns=(work, _REPLY._replace(decode=LogNormal(7))), answer=None)
 
 
-_TRACE: Mapping[str, Fit] = {
-    "math": Fit(
-        Spread(405, 0.045, 0, 370, 483),
-        Spread(3.8, 1.91, 0, 1, 4),
+_TRACE: Mapping[str, KindDistributions] = {
+    "math": KindDistributions(
+        LogNormal(405, 0.045, 0, 370, 483),
+        LogNormal(3.8, 1.91, 0, 1, 4),
         (
-            Turn(
-                Spread(107, 0.5, 0.45, 20, 518),
-                Spread(7.2e-5, 0.6, 0.3, 2.4e-5, 6e-4),
-                Spread(19.9, 0.18, 0.18, 16, 51),
+            TurnDistributions(
+                LogNormal(107, 0.5, 0.45, 20, 518),
+                LogNormal(7.2e-5, 0.6, 0.3, 2.4e-5, 6e-4),
+                LogNormal(19.9, 0.18, 0.18, 16, 51),
             ),
         ),
-        Spread(28, 1.79, 0, 13, 1353),
+        LogNormal(28, 1.79, 0, 13, 1353),
     ),
-    "qa": Fit(
-        Spread(933, 0.007, 0, 923, 955),
-        Spread(4.3, 1.1, 0, 1, 4),
-        (Turn(Spread(730, 0.44, 0.385), Spread(0.685, 0.25, 0.25, 0, 1.03), Spread(56.3, 0.1, 0.11, 33, 81)),),
-        Spread(730, 0.44, 0.385),
+    "qa": KindDistributions(
+        LogNormal(933, 0.007, 0, 923, 955),
+        LogNormal(4.3, 1.1, 0, 1, 4),
+        (
+            TurnDistributions(
+                LogNormal(730, 0.44, 0.385), LogNormal(0.685, 0.25, 0.25, 0, 1.03), LogNormal(56.3, 0.1, 0.11, 33, 81)
+            ),
+        ),
+        LogNormal(730, 0.44, 0.385),
         split=True,
     ),
-    "ve": Fit(  # the table's number of rounds; the window cuts it to the trace's
-        Spread(1973),
-        Spread(24.6, 0.62, 0, 4, 60),
-        (Turn(Spread(4), Spread(0.0844, 0.19, 0, 0.05, 0.111), Spread(9, 0, 0.65, 2, 43)),),
+    "ve": KindDistributions(  # the table's number of rounds; the window cuts it to the trace's
+        LogNormal(1973),
+        LogNormal(24.6, 0.62, 0, 4, 60),
+        (TurnDistributions(LogNormal(4), LogNormal(0.0844, 0.19, 0, 0.05, 0.111), LogNormal(9, 0, 0.65, 2, 43)),),
         None,
     ),
     "chat": _CHAT,
-    "image": _made(Spread(11.5, 0, 0.08, 8.8, 14), 8),
-    "tts": _made(Spread(5.55, 0.07, 0.47, 0.08, 12), 9),
+    "image": _made(LogNormal(11.5, 0, 0.08, 8.8, 14), 8),
+    "tts": _made(LogNormal(5.55, 0.07, 0.47, 0.08, 12), 9),
 }
 
 
-def _longer(fit: Fit, rounds: Spread, times: float, between: float) -> Fit:
-    """Other rounds, and so many times the decoded tokens, spread so much between requests: for the table's contexts."""
+def _longer(fit: KindDistributions, rounds: LogNormal, times: float, between: float) -> KindDistributions:
+    """Other rounds, and so many times the decoded tokens, distribution so much between requests: for the table's contexts."""
 
-    def stretch(decode: Spread) -> Spread:
+    def stretch(decode: LogNormal) -> LogNormal:
         return decode._replace(median=decode.median * times, between=between, high=math.inf)
 
     turns = tuple(turn._replace(decode=stretch(turn.decode)) for turn in fit.turns)
     return replace(fit, rounds=rounds, turns=turns, answer=fit.answer and stretch(fit.answer))
 
 
-_TABLE: Mapping[str, Fit] = {
-    "math": _longer(_TRACE["math"], Spread(3.54, 0.345, 0, 1, 8), 1.64, 0.56),
-    "qa": _longer(_TRACE["qa"], Spread(2, 0.66, 0, 1, 12), 0.885, 0.46),
-    "ve": replace(_TRACE["ve"], turns=(_TRACE["ve"].turns[0]._replace(returned=Spread(2.5, 0, 0.7, 2, 43)),)),
-    "chat": _longer(_CHAT, Spread(4.07, 0.43, 0, 1, 12), 0.67, 0.92),
+_TABLE: Mapping[str, KindDistributions] = {
+    "math": _longer(_TRACE["math"], LogNormal(3.54, 0.345, 0, 1, 8), 1.64, 0.56),
+    "qa": _longer(_TRACE["qa"], LogNormal(2, 0.66, 0, 1, 12), 0.885, 0.46),
+    "ve": replace(_TRACE["ve"], turns=(_TRACE["ve"].turns[0]._replace(returned=LogNormal(2.5, 0, 0.7, 2, 43)),)),
+    "chat": _longer(_CHAT, LogNormal(4.07, 0.43, 0, 1, 12), 0.67, 0.92),
     "image": _longer(_TRACE["image"], _CHAT.rounds, 4.32, 0.23),
     "tts": _longer(_TRACE["tts"], _CHAT.rounds, 4.32, 0.23),
 }
 
-FITS: Mapping[Like, Mapping[str, Fit]] = {"trace": _TRACE, "table": _TABLE}
+DISTRIBUTIONS: Mapping[Like, Mapping[str, KindDistributions]] = {"trace": _TRACE, "table": _TABLE}
 """By source and kind."""

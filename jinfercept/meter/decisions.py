@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jinfercept.meter.outcome import PauseAccount
+from jinfercept.meter.pause_account import PauseAccount
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
@@ -52,7 +52,7 @@ class Decision:
 
 
 @final
-class Costs:
+class WasteEquations:
     """The waste equations with one machine's numbers.
 
     Args:

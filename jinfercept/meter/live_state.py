@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any
 
 from jinfercept.kv.page import Residency
-from jinfercept.meter.decision import DecisionCase
+from jinfercept.meter.decisions import DecisionCase
 from jinfercept.meter.engine_stats import Decided, EngineStats, PoolSample
-from jinfercept.meter.pauses import OpenPause
+from jinfercept.meter.interceptions import OpenInterception
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.sequence import Sequence, State
 
@@ -19,40 +19,40 @@ SHOWN_DECISIONS = 40
 """Decisions that are shown."""
 
 
-def overview(meter: EngineStats, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
+def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
     """Everything of it, for JSON; the latest pause is first. Seconds are ages or, where their name is `at_s`, of the clock.
 
     Asks the policy's estimator, as the policy itself does all the time.
 
     Args:
-        meter: asked between two steps.
+        stats: asked between two steps.
         texts: show what was said to tools, and the ends of answers.
         tenant: whose requests are counted and shown; None: all. The pool's pages, its history and the price of a recomputation,
             which delays all that run, are of all tenants together in either case.
     """
-    now = meter.now()
-    running, waiting = _of(meter.running, tenant), _of(meter.waiting, tenant)
-    paused = [pause for pause in reversed(meter.pauses.open.values()) if tenant in (None, pause.sequence.tenant)]
+    now = stats.now()
+    running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
+    paused = [pause for pause in reversed(stats.interceptions.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
     kept = [pause for pause in paused if pause.kept and pause.returned_s is None]
-    decisions = (decided for decided in reversed(meter.decisions) if tenant in (None, decided.tenant))
-    others = sum([sequence.length for sequence in meter.running.values()])
+    decisions = (decided for decided in reversed(stats.decisions) if tenant in (None, decided.tenant))
+    others = sum([sequence.length for sequence in stats.running.values()])
     return {
         "now_s": now,
-        "page_size": meter.kv.page_size,
-        "link_tokens_per_s": meter.known.cost.link_tokens(1.0),
+        "page_size": stats.kv.page_size,
+        "link_tokens_per_s": stats.known.cost.link_tokens(1.0),
         "counts": {
             "running": len(running),
             "waiting": len(waiting),
             "intercepted": len(intercepted),
             "kept": len(kept),
         },
-        "sample": _point(meter.sample()),
-        "history": [_point(sample) for sample in meter.history],
+        "sample": _point(stats.sample()),
+        "history": [_point(sample) for sample in stats.history],
         "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
         "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
-        "intercepted": [_paused(meter, pause, now, others, texts) for pause in intercepted[:SHOWN]],
-        "kept": [_paused(meter, pause, now, others, texts) for pause in kept[:SHOWN]],
+        "intercepted": [_paused(stats, pause, now, others, texts) for pause in intercepted[:SHOWN]],
+        "kept": [_paused(stats, pause, now, others, texts) for pause in kept[:SHOWN]],
         "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
     }
 
@@ -90,14 +90,14 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
     }
 
 
-def _paused(meter: EngineStats, pause: OpenPause, now: float, others: int, texts: bool) -> dict[str, Any]:
+def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int, texts: bool) -> dict[str, Any]:
     """One paused context: where it is, and what keeping it, or losing what has no copy, would waste in token·seconds."""
     sequence, age_s = pause.sequence, now - pause.began_s
-    rest_s = remaining_s(meter.known.estimator, sequence, age_s)
+    rest_s = remaining_s(stats.known.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
-    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, meter.costs.chunk(meter.last_queries))
+    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, stats.equations.chunk(stats.last_queries))
     lost = case._replace(context=alone)
-    price = {"per_s": own, "keep": meter.costs.waste(case).preserve, "drop": meter.costs.waste(lost).discard}
+    price = {"per_s": own, "keep": stats.equations.waste(case).preserve, "drop": stats.equations.waste(lost).discard}
     return {
         "request": sequence.id,
         "tool": pause.tool,

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError
-from jinfercept.meter.outcome import Outcome
+from jinfercept.meter.pause_account import PauseCost
 from jinfercept.sim.decision_records import VERSION
 
 ALL = "all"
@@ -116,7 +116,7 @@ def _compare(
     looks: dict[str, dict[float, list[ForecastCheck]]],
 ) -> None:
     """Add an interception that returned, and its forecasts, to those of its tools and of all."""
-    _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in Outcome._fields)))
+    _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in PauseCost._fields)))
     found = list(_looks(line, run))
     for name in (ALL, "+".join(line["tools"]) or "none"):
         outcomes.setdefault(name, []).append(line)
@@ -191,7 +191,7 @@ def waste_summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ratio": distribution(ratios),
         "of_all": sum(actual) / sum(predicted) if sum(predicted) > 0 else None,
         "unpredicted": len(outcomes) - len(ratios),
-        "parts": {part: sum(outcome["actual"][part] for outcome in outcomes) for part in Outcome._fields},
+        "parts": {part: sum(outcome["actual"][part] for outcome in outcomes) for part in PauseCost._fields},
     }
 
 

@@ -13,7 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.decisions import ALL, load_records, pinball, summary
+from jinfercept.sim.decision_summary import ALL, load_records, pinball, summary
 from jinfercept.sim.recording import RecordFiles
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import draw

@@ -12,7 +12,7 @@ Factor = Callable[[Hashable], float]
 
 
 @final
-class Distorted:
+class ScaledEstimator:
     """Takes a call to last `factor` times as long as another estimator believes when the call begins.
 
     It learns nothing from being wrong: a call that outlasts its estimate is expected back at any moment.
@@ -47,12 +47,12 @@ def _wild(call_key: Hashable) -> float:
     return 10 ** Random(repr(call_key)).uniform(-1.0, 1.0)
 
 
-DISTORTED: dict[str, Callable[[], Estimator]] = {
-    "oracle_x0.1": lambda: Distorted(OracleEstimator(), lambda key: 0.1),
-    "oracle_x0.3": lambda: Distorted(OracleEstimator(), lambda key: 0.3),
-    "oracle_x3": lambda: Distorted(OracleEstimator(), lambda key: 3.0),
-    "oracle_x10": lambda: Distorted(OracleEstimator(), lambda key: 10.0),
-    "oracle_wild": lambda: Distorted(OracleEstimator(), _wild),
+SCALED_ESTIMATORS: dict[str, Callable[[], Estimator]] = {
+    "oracle_x0.1": lambda: ScaledEstimator(OracleEstimator(), lambda key: 0.1),
+    "oracle_x0.3": lambda: ScaledEstimator(OracleEstimator(), lambda key: 0.3),
+    "oracle_x3": lambda: ScaledEstimator(OracleEstimator(), lambda key: 3.0),
+    "oracle_x10": lambda: ScaledEstimator(OracleEstimator(), lambda key: 10.0),
+    "oracle_wild": lambda: ScaledEstimator(OracleEstimator(), _wild),
 }
 """The oracle's durations times a constant, or times a factor of each call's own between 0.1 and 10 (`oracle_wild`), by the
 name that selects them in a simulation. A constant factor leaves the order of what is expected back; the last does not."""

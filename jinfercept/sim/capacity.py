@@ -7,11 +7,11 @@ from typing import NamedTuple
 Points = Sequence[tuple[float, float]]
 """(requests per second, latency), by ascending rate."""
 
-TIMES = 5.0
+LATENCY_FACTOR = 5.0
 """Times the low-load latency: where curves are compared."""
 
 
-class Limit(NamedTuple):
+class Capacity(NamedTuple):
     """The load at which a latency is reached.
 
     Attributes:
@@ -26,12 +26,12 @@ class Limit(NamedTuple):
         return f"{self.side}{self.rate:.2f}"
 
 
-def threshold(curves: Iterable[Points]) -> float:
-    """`TIMES` the low-load latency, which is the least on any of the curves: one latency for all of them."""
-    return TIMES * min(latency for points in curves for _, latency in points)
+def latency_threshold(curves: Iterable[Points]) -> float:
+    """`LATENCY_FACTOR` the low-load latency, which is the least on any of the curves: one latency for all of them."""
+    return LATENCY_FACTOR * min(latency for points in curves for _, latency in points)
 
 
-def limit(points: Points, latency: float) -> Limit | None:
+def capacity(points: Points, latency: float) -> Capacity | None:
     """Where a curve first reaches a latency, its logarithm taken as straight between points; None if there are none."""
     if not points:
         return None
@@ -39,14 +39,14 @@ def limit(points: Points, latency: float) -> Limit | None:
     for rate, value in points:
         if value >= latency:
             if before is None:
-                return Limit(rate, "<")
+                return Capacity(rate, "<")
             share = math.log(latency / before[1]) / math.log(value / before[1])
-            return Limit(before[0] + share * (rate - before[0]))
+            return Capacity(before[0] + share * (rate - before[0]))
         before = (rate, value)
-    return Limit(points[-1][0], ">")
+    return Capacity(points[-1][0], ">")
 
 
-def ratio(load: Limit | None, base: Limit | None) -> str:
+def capacity_ratio(load: Capacity | None, base: Capacity | None) -> str:
     """How many times the load of `base`, with `>` or `<` where one of them is only known to be beyond a point."""
     if load is None or base is None:
         return "-"

@@ -22,7 +22,7 @@ SHOWN_CHARS = 300
 
 
 @dataclass(slots=True)
-class OpenPause:
+class OpenInterception:
     """One that is not over.
 
     Attributes:
@@ -46,7 +46,7 @@ class OpenPause:
 
 
 @final
-class Pauses:
+class InterceptionStats:
     """The interceptions of one scheduler.
 
     Args:
@@ -61,9 +61,9 @@ class Pauses:
     def __init__(self, tools: dict[str, ToolCounts], estimator: Estimator) -> None:
         self._tools, self._estimator = tools, estimator
         self._names = BoundedNames(MOST_TOOLS)
-        self.open: dict[str, OpenPause] = {}
+        self.open: dict[str, OpenInterception] = {}
         self.answers: dict[str, tuple[str, ...]] = {}
-        self._left: OpenPause | None = None
+        self._left: OpenInterception | None = None
 
     def begin(self, sequence: Sequence, now: float) -> None:
         """It was intercepted: by its calls; without any, it goes on from the kept one that has just left."""
@@ -76,7 +76,7 @@ class Pauses:
         tool = _one({call.name for call in sequence.calls})
         label = _one({self._label(call) for call in sequence.calls})
         expected_s = remaining_s(self._estimator, sequence, 0.0)
-        self.open[sequence.id] = pause = OpenPause(sequence, tool, label, now, expected_s)
+        self.open[sequence.id] = pause = OpenInterception(sequence, tool, label, now, expected_s)
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
@@ -123,7 +123,7 @@ class Pauses:
         pause.kept, pause.said = True, text[-SHOWN_CHARS:]
         return True
 
-    def counts(self, pause: OpenPause) -> ToolCounts:
+    def counts(self, pause: OpenInterception) -> ToolCounts:
         """Of its label."""
         return self._tool(pause.label)
 

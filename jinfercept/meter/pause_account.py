@@ -18,7 +18,7 @@ class Prediction(NamedTuple):
     token_s: float
 
 
-class Outcome(NamedTuple):
+class PauseCost(NamedTuple):
     """What a pause wasted, in token·seconds.
 
     Attributes:
@@ -156,9 +156,9 @@ class PauseAccount:
         self._stall += stall
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PauseCost:
         """What it has cost so far."""
-        return Outcome(self._held, self._recompute, self._fetch, self._stall, self._queued)
+        return PauseCost(self._held, self._recompute, self._fetch, self._stall, self._queued)
 
 
 def own_tokens(context: Context) -> int:
