@@ -216,7 +216,7 @@ class LLM:
 
     def _begin(self, parts: Assembled) -> None:
         self.engine, self._dispatcher, self.meter = parts
-        self._thread = EngineThread(self.engine, self.meter.told)
+        self._thread = EngineThread(self.engine, self.meter.add_events)
 
     def _end(self) -> None:
         self._thread.close()

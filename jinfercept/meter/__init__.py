@@ -1,4 +1,4 @@
-"""What is counted of a running engine: totals, histograms, what every interception cost.
+"""Counts what an engine does: totals, histograms, step times, waste, the cost of every interception.
 
 Decides nothing; knows no HTTP and no arrays.
 """

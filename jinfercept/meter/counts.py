@@ -1,6 +1,6 @@
-"""What is counted of an engine since it began. Plain numbers; tokens unless the name says otherwise.
+"""Totals and histograms of an engine since its start. Numbers are tokens unless the name says otherwise.
 
-Where vLLM has a histogram of the same meaning, the bounds are its own, so that quantiles can be compared.
+Histograms that vLLM has too use its bounds, so that quantiles can be compared.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.ledger import WasteTotals
 
 OTHER = "<other>"
-"""Stands for all names after the first so many; no tool can have it, as no other name in angle brackets."""
+"""Label of all names beyond the bound of a `BoundedNames`. No tool has a name in angle brackets."""
 
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -32,10 +32,10 @@ _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 
 @final
 class BoundedNames:
-    """Keeps the number of names bounded: the tools of an MCP server change, and policies word their reasons as they like.
+    """Bounds the number of label values of a metric: MCP servers change tool names, policies choose the words of reasons.
 
     Args:
-        most: names that are told apart.
+        most: number of distinct names; later ones become `OTHER`.
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +43,7 @@ class BoundedNames:
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """The name, or `OTHER` if there were too many others before it."""
+        """The name, or `OTHER` if the bound is reached and the name is new."""
         if name not in self._known and len(self._known) < self._most:
             self._known[name] = name
         return self._known.get(name, OTHER)
@@ -51,17 +51,17 @@ class BoundedNames:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """The interceptions by one tool, by all tools that clients run, or by the readers of answers.
+    """The interceptions of one label: a tool, all client-run tools, or the readers of finished answers.
 
     Attributes:
         begun: interceptions.
-        given_up: ended without a return: aborted, or no follow-up request came.
-        results: calls that returned, by status.
-        duration_s: of those interceptions that ended in a return.
-        predicted_s: what was expected of these when they began, added up.
-        error_s: |expected - actual| of these, added up.
-        kept, copied_in, recomputed: tokens of contexts that ran again: still there, brought from the host, lost.
-        resume_s: from the return to the next token.
+        given_up: interceptions that ended without a return: the request was aborted, or no follow-up request came.
+        results: returned calls, by status.
+        duration_s: seconds of the interceptions that ended in a return.
+        predicted_s: sum of the seconds that were predicted for these when they began.
+        error_s: sum of |predicted - actual| of these, in seconds.
+        kept, copied_in, recomputed: tokens of resumed contexts that were on the device, on the host, lost.
+        resume_s: seconds from the return to the next token.
     """
 
     begun: int = 0
@@ -78,15 +78,18 @@ class ToolCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """All of it.
+    """All totals and histograms.
 
     Attributes:
-        prompt: of requests that got a first token; `cached` of them were not computed.
-        finished: requests, by reason.
-        steps, step_s: by bucket; 0 is that of steps that only move pages.
-        moved_pages: by action and reason.
-        copied_out, copied_in: what the link carried, empty places of pages included.
-        link_budget: what it could have carried in the time of the steps.
+        prompt: prompt tokens of requests that have a first token.
+        cached: those of them that were not computed.
+        finished: requests, by finish reason.
+        steps, step_s: number and seconds of steps, by bucket; bucket 0 is steps that only move pages.
+        moved_pages: pages, by action and reason.
+        copied_out, copied_in: tokens that the host link carried, empty places of pages included.
+        link_budget: tokens that the link could have carried one way during the steps.
+        waste: see `meter.ledger`.
+        tools: by label.
     """
 
     prompt: int = 0

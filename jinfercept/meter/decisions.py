@@ -1,4 +1,4 @@
-"""One decision about a paused context, and what the waste equations say of it. Numbers in, numbers out; no clock, no file."""
+"""A policy's decision about a paused context, and the waste that InferCept's equations predict for it."""
 
 import math
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from jinfercept.sched.waste import Waste, choice, chunk_tokens, chunked_discard_
 
 
 class DecisionCase(NamedTuple):
-    """What a decision was about.
+    """The inputs of a decision.
 
     Attributes:
-        at_s: when.
-        state: of the sequence.
-        remaining_s: expected until the return; None for a context that waits to run, which equation (2) is not about.
-        context: C, its own tokens on the device.
-        others: C_other, context of the running.
-        chunk: tokens that a recomputation is assumed to do in one step.
+        at_s: seconds of the engine's clock.
+        state: the sequence's.
+        remaining_s: predicted seconds until the return; None for a context that waits to run: (2) does not apply.
+        context: C, tokens on the device that no other context shares.
+        others: C_other, context tokens of the running sequences.
+        chunk: tokens that a recomputation computes in one step.
     """
 
     at_s: float
@@ -33,11 +33,12 @@ class DecisionCase(NamedTuple):
 
 @dataclass(slots=True)
 class Decision:
-    """Moves of one context, of one kind and for one reason, while a plan is drafted; in tokens but for `pages`.
+    """Moves of one context with one action and one reason, in one plan. Numbers are tokens, but for `pages`.
 
     Attributes:
-        freed_clean: left the device and have a host copy.
-        freed_dirty: left it and have none.
+        copied: copied to the host.
+        freed_clean: dropped from the device, with a host copy.
+        freed_dirty: dropped from the device, without one.
     """
 
     pause: PauseAccount
@@ -53,10 +54,10 @@ class Decision:
 
 @final
 class WasteEquations:
-    """The waste equations with one machine's numbers.
+    """The waste equations of `sched.waste` for one machine.
 
     Args:
-        known: what the policy knows of the machine.
+        known: cost model, saturation point and page size.
         synchronous: steps wait for transfers.
     """
 
@@ -64,11 +65,11 @@ class WasteEquations:
         self._known, self._synchronous = known, synchronous
 
     def chunk(self, running_queries: int) -> int:
-        """Tokens that one step recomputes beside so many query tokens."""
+        """Tokens that a step recomputes beside the query tokens of the running sequences."""
         return chunk_tokens(self._known.saturation, running_queries, self._known.page_size)
 
     def waste(self, case: DecisionCase) -> Waste:
-        """Equations (2), (4) and (3) for all that is on the device; (2) is not a number without an expected return."""
+        """Equations (2), (4) and (3) for the tokens on the device; (2) is NaN without a predicted return."""
         rest_s = math.nan if case.remaining_s is None else case.remaining_s
         return Waste(
             preserve_waste(rest_s, case.context),
@@ -77,10 +78,10 @@ class WasteEquations:
         )
 
     def predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
-        """Token·seconds from here on if of the context's tokens so many leave the device with a host copy, so many without.
+        """Token·seconds from now on, if `clean` tokens with a host copy and `dirty` ones without leave the device.
 
-        Equation (5) for what is still there, since it is decided anew every iteration; (4) for what goes without a copy; for
-        what has one (3) if transfers are synchronous, else nothing.
+        Equation (5) for the tokens that stay, since every iteration decides anew; (4) for the dirty ones; for the clean ones
+        (3) if transfers are synchronous, else 0.
         """
         rest = case._replace(context=case.context - clean - dirty)
         token_s = choice(self.waste(rest)).waste

@@ -1,7 +1,7 @@
-"""Counts what one engine does, on the engine's own thread: once per step, and once per event. Decides nothing.
+"""Counts what one engine does, on the engine's thread: once per step and once per event.
 
-It observes the scheduler, is told of every plan with its result and of every step's events, and keeps a sample of the pool
-each second. Nothing here is locked: whoever wants to read it asks between two steps (`EngineThread.ask`).
+Observes the scheduler's state changes and moves, every plan with its result, and every step's events; samples the pool once a
+second. Nothing is locked: readers run between two steps (`EngineThread.ask`).
 """
 
 import pickle
@@ -24,22 +24,23 @@ from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence, State
 
 HISTORY_S = 300
-"""Seconds of the pool's history, a sample for each."""
+"""Seconds of the pool's history, with a sample for each."""
 
 NUM_DECISIONS = 1000
-"""Decisions that are remembered, of all tenants."""
+"""Number of the latest decisions that are stored, of all tenants."""
 
 _MOST_REASONS = 50
 
 
 class Pages(NamedTuple):
-    """Pages by residency; all but the last two are the device's.
+    """Pages by residency. All but the last two are device pages.
 
     Attributes:
-        used: by requests that run.
-        claimed_dirty, claimed_clean: of paused contexts, without and with a copy on the host.
-        cached: of finished prefixes.
-        host, host_free: the host's.
+        free: device slots without a page.
+        used: pages of running contexts.
+        claimed_dirty, claimed_clean: pages of paused contexts only, without and with a copy on the host.
+        cached: pages of finished prefixes.
+        host, host_free: host slots with and without a page.
     """
 
     free: int
@@ -52,7 +53,7 @@ class Pages(NamedTuple):
 
 
 class PoolSample(NamedTuple):
-    """The pool at one moment, and what had been done until then, in tokens."""
+    """The pool at a second of the engine's clock, and token totals until then."""
 
     at_s: float
     pages: Pages
@@ -63,13 +64,14 @@ class PoolSample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Decided:
-    """Moves of one context, of one kind and for one reason, in a row.
+class DecisionEntry:
+    """Consecutive moves of one context with one action and one reason.
 
     Attributes:
-        tenant: whose context it is.
-        copied_tokens: to the host.
-        freed_pages: of the device.
+        at_s: seconds of the engine's clock at the first move.
+        tenant: the request's.
+        copied_tokens: tokens copied to the host.
+        freed_pages: device pages that became free.
     """
 
     at_s: float
@@ -94,20 +96,22 @@ class _Times:
 
 @final
 class EngineStats:
-    """An `Observer` and an engine's `observe`, which is told of events too.
+    """Totals, histograms and the present state of one engine: an `Observer` of its scheduler, with hooks for plans and events.
 
     Args:
         now: the engine's clock.
         kv: its pages.
-        known: what its policy knows.
+        known: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
 
     Attributes:
-        counts: what was done.
+        counts: totals and histograms.
         running, waiting: sequences by id.
-        pauses: who is paused.
-        history: the pool's, a sample a second.
+        interceptions: the open ones.
+        equations: predict what a paused context wastes.
+        history: samples of the pool, one a second.
         decisions: the last ones, newest last.
+        last_queries: query tokens of the last step.
     """
 
     def __init__(self, now: Callable[[], float], kv: KVManager, known: PolicyInputs, *, synchronous: bool) -> None:
@@ -120,14 +124,14 @@ class EngineStats:
         self.waiting: dict[str, Sequence] = {}
         self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
-        self.decisions: deque[Decided] = deque(maxlen=NUM_DECISIONS)
+        self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
         self._entered: list[tuple[Sequence, OpenInterception | None]] = []  # run since the last plan
 
-    # -- told by the scheduler -------------------------------------------------------------------------------------
+    # -- hooks of the scheduler ------------------------------------------------------------------------------------
 
     def changed(self, sequence: Sequence) -> None:
         """See `Observer`."""
@@ -162,15 +166,15 @@ class EngineStats:
         if last is None or (last.request_id, last.action, last.why) != (sequence.id, action, move.why):
             pause = self.interceptions.open.get(sequence.id)
             tool = pause.tool if pause else ""
-            last = Decided(self.now(), sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
+            last = DecisionEntry(self.now(), sequence.id, sequence.tenant, tool, sequence.state.value, action, move.why)
             self.decisions.append(last)
         last.copied_tokens += copied_tokens
         last.freed_pages += freed
 
-    # -- told by the engine ----------------------------------------------------------------------------------------
+    # -- hooks of the engine ---------------------------------------------------------------------------------------
 
     def planned(self, planned: Planned, result: StepResult) -> None:
-        """A plan has ended: the engine's `observe` hook."""
+        """A plan's result has arrived (the engine's `observe` hook)."""
         counts, plan, now = self.counts, planned.plan, self.now()
         step_s = self._ledger.step(planned, result, now).total_s
         counts.steps[plan.bucket] += 1
@@ -183,8 +187,8 @@ class EngineStats:
             self._count_entries()
         self._count_tokens(planned, now)
 
-    def told(self, events: Iterable[Event]) -> None:
-        """A step has ended, with these events."""
+    def add_events(self, events: Iterable[Event]) -> None:
+        """An iteration of the engine has ended with these events."""
         for event in events:
             if isinstance(event, Token):
                 continue
@@ -204,19 +208,19 @@ class EngineStats:
     # -- read between two steps ------------------------------------------------------------------------------------
 
     def read(self) -> Counts:
-        """All counts until now, as a copy."""
+        """A copy of all counts until now."""
         self._ledger.settle(self.now())
         return pickle.loads(pickle.dumps(self.counts))  # five times as fast as copy.deepcopy
 
     def sample(self) -> PoolSample:
-        """The pool as it is now."""
+        """The pool at this moment."""
         counts = self.counts
         return PoolSample(
             self.now(), self.pages(), counts.generated, counts.copied_out, counts.copied_in, counts.link_budget
         )
 
     def pages(self) -> Pages:
-        """The pools by residency."""
+        """The pages of both pools by residency."""
         store = self.kv.store
         occupancy, clean, host = store.occupancy(), store.num_paused_clean, store.num_host_used
         dirty = occupancy.paused - clean
@@ -232,7 +236,7 @@ class EngineStats:
             counts.copied_in += len(plan.fetch) * size
 
     def _count_entries(self) -> None:
-        """Where the contexts were of those who have begun to run, or run again."""
+        """Where the contexts of the interceptions that ended before this plan were when they ran again."""
         for sequence, pause in self._entered:
             if pause is not None:
                 tool, found = self.interceptions.counts(pause), sequence.found
@@ -242,7 +246,7 @@ class EngineStats:
         self._entered.clear()
 
     def _count_tokens(self, planned: Planned, now: float) -> None:
-        """The tokens that were sampled, and how long each took."""
+        """The sampled tokens, and the seconds since each sequence's last one."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
         for sequence, epoch in planned.sampled:
             if sequence.epoch != epoch:
@@ -262,7 +266,7 @@ class EngineStats:
             counts.token_s.add(now - since_s, same)
 
     def _count_first(self, sequence: Sequence, times: _Times, now: float) -> None:
-        """The first token of all, or the first after a pause."""
+        """A sequence's first token, or its first after a pause."""
         if not sequence.generated:
             self.counts.first_token_s.add(now - sequence.arrival_s)
             self.counts.prompt += sequence.external_spans[0][1]

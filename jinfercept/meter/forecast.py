@@ -1,7 +1,7 @@
-"""What an estimator said about a pause while it lasted: for decision records. Asked beside the policy, never in its stead.
+"""Forecasts of an interception's remaining seconds, for decision records.
 
-An estimator may answer differently for having been asked before (`HistoryEstimator` brings its curve up to date when
-somebody wants it), so records ask one of their own, which an `EstimatorTee` keeps told.
+A query may change an estimator (`HistoryEstimator` updates its curve lazily), so records query an estimator of their own, to
+which an `EstimatorTee` forwards what the policy's estimator learns.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,13 +11,13 @@ from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of the predicted remaining seconds."""
+"""Quantiles of the predicted remaining seconds that a forecast holds."""
 
 _SHORTEST_S, _LONGEST_S, _HALVINGS = 1e-5, 1e5, 12  # quantiles to 0.6 %
 
 
 class Forecast(NamedTuple):
-    """What was predicted for a pause at one of its ages: seconds still to come, as a mean and by `QUANTILES`."""
+    """Predicted remaining seconds of an interception at an age: their mean, and one number for each of `QUANTILES`."""
 
     age_s: float
     remaining_s: float
@@ -25,7 +25,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(estimator: Estimator, sequence: Sequence, age_s: float) -> Forecast:
-    """The prediction for a paused sequence that has been intercepted for `age_s`."""
+    """The forecast for an intercepted sequence at an age in seconds."""
     quantiles = []
     low = 0.0
     for quantile in QUANTILES:
@@ -43,7 +43,7 @@ def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: 
 
 
 def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile: float, low_s: float) -> float:
-    """The time after which so much of the probability has returned: by halving on a logarithmic scale; 0 if too short."""
+    """Remaining seconds by which the calls return with a probability, by bisection on a logarithmic scale; 0 if too short."""
     high_s, left = _LONGEST_S, 1.0 - quantile
     if survival(estimator, sequence, age_s, low_s) <= left:
         return low_s if low_s > _SHORTEST_S else 0.0
@@ -58,42 +58,40 @@ def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile
 
 @final
 class EstimatorTee:
-    """An estimator that answers as `asked` does, tells `listener` all that it is told, and keeps how long calls lasted.
-
-    It is the scheduler's; policies hold `asked` itself.
+    """An estimator for the scheduler: answers as `primary`, forwards starts and ends of calls to both, keeps durations.
 
     Args:
-        asked: answers.
-        listener: is told, for somebody else to ask.
-        before_end: called before `listener` is told of the end of a call.
+        primary: the policy's estimator.
+        secondary: an estimator of the same kind, queried by decision records.
+        before_end: called before the end of a call is forwarded.
     """
 
-    def __init__(self, asked: Estimator, listener: Estimator, before_end: Callable[[], None] = lambda: None) -> None:
-        self._asked, self._listener, self._before_end = asked, listener, before_end
+    def __init__(self, primary: Estimator, secondary: Estimator, before_end: Callable[[], None] = lambda: None) -> None:
+        self._primary, self._secondary, self._before_end = primary, secondary, before_end
         self._ended: dict[Hashable, CallDuration] = {}
 
     def take_ended(self, call_key: Hashable) -> CallDuration | None:
-        """How a call ended, once."""
+        """The duration of an ended call, once; None if there is none."""
         return self._ended.pop(call_key, None)
 
     def started(self, call: PendingCall, at_s: float) -> None:
-        self._asked.started(call, at_s)
-        self._listener.started(call, at_s)
+        self._primary.started(call, at_s)
+        self._secondary.started(call, at_s)
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._before_end()
         self._ended[call.key] = CallDuration(duration_s, clean)
-        self._asked.observe(call, duration_s, clean)
-        self._listener.observe(call, duration_s, clean)
+        self._primary.observe(call, duration_s, clean)
+        self._secondary.observe(call, duration_s, clean)
 
     def duration_s(self, call: PendingCall, age_s: float) -> float:
-        return self._asked.duration_s(call, age_s)
+        return self._primary.duration_s(call, age_s)
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        return self._asked.remaining_s(call, age_s)
+        return self._primary.remaining_s(call, age_s)
 
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
-        return self._asked.survival(call, age_s, horizon_s)
+        return self._primary.survival(call, age_s, horizon_s)
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        return self._asked.hold_until_s(call, hold_cost_per_s, leave_cost)
+        return self._primary.hold_until_s(call, hold_cost_per_s, leave_cost)

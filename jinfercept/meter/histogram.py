@@ -1,4 +1,4 @@
-"""Values by size, as Prometheus counts them. Grows in O(log n); knows no names."""
+"""A histogram with fixed bounds, cumulative as in Prometheus. Adding takes O(log bounds)."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -7,10 +7,10 @@ from typing import final
 
 @final
 class Histogram:
-    """How many values were at most so large.
+    """Counts values by upper bound.
 
     Args:
-        bounds: ascending; what is larger than the last is counted behind it.
+        bounds: upper bounds, ascending; a last one, infinite, is implied.
 
     Attributes:
         total: sum of the values.
@@ -24,16 +24,16 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
-        """A value, so many times."""
+        """Add a value `times` times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     @property
     def count(self) -> int:
-        """Values."""
+        """Number of values."""
         return sum(self._counts)
 
     @property
     def cumulative(self) -> list[tuple[float, int]]:
-        """(bound, values that are at most so large), the last bound being infinite."""
+        """(bound, number of values up to it) pairs; the last bound is infinite."""
         return list(zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True))

@@ -1,7 +1,7 @@
-"""Which requests are paused, for how long, and how well that was expected. Told by the `Meter`; counts by tool.
+"""Open interceptions of one engine, and counts of all by tool. Called by `EngineStats`.
 
-Counts are open to all, so no name is counted that a client can choose: a tool that clients run and a name that no tool has are
-counted under a fixed one. What is shown of a single pause has its true names.
+Metrics are public, so a name that a client can choose is never a label: tools that clients run and names that no tool has get
+fixed labels. A single open interception has its true names.
 """
 
 from collections.abc import Iterable
@@ -14,25 +14,25 @@ from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 CLIENT, UNKNOWN, SEVERAL = "<client>", "<unknown>", "<several>"
-"""Counted as tools: all that clients run, all names that no tool has, and an interception by calls of different tools."""
+"""Labels for tools that clients run, for names that no tool has, and for interceptions by calls of different tools."""
 
 MOST_TOOLS = 100
 SHOWN_CHARS = 300
-"""What is remembered of a text."""
+"""Characters that are stored of calls and of answers."""
 
 
 @dataclass(slots=True)
 class OpenInterception:
-    """One that is not over.
+    """An interception that has not ended, or the retained context of a finished request, whose follow-up request ends it.
 
     Attributes:
-        tool: that intercepted it, or `SEVERAL`.
-        label: under which it is counted.
-        began_s: on the engine's clock.
-        expected_s: how long it was expected to last when it began.
-        said: what the tool was asked, or the end of the finished answer.
-        kept: the request is over; a follow-up request is expected.
-        returned_s: when its calls had returned; it waits to run.
+        tool: name of the tool, or `SEVERAL`.
+        label: of its counts.
+        began_s: seconds of the engine's clock.
+        expected_s: predicted duration in seconds when it began.
+        said: the calls, or the end of the finished answer.
+        kept: the request has finished; its context is retained for a follow-up request.
+        returned_s: seconds of the engine's clock at which all calls had returned; the sequence waits to run.
     """
 
     sequence: Sequence
@@ -50,12 +50,12 @@ class InterceptionStats:
     """The interceptions of one scheduler.
 
     Args:
-        tools: is counted in.
-        estimator: the policy's own: asked at the moment at which the policy asks it too.
+        tools: counts by label, updated in place.
+        estimator: the policy's own, queried when the policy queries it.
 
     Attributes:
         open: by request.
-        answers: labels of the calls that have returned in this step, by request; cleared by the `Meter` after the step.
+        answers: labels of the calls that have returned in this step, by request; `EngineStats` clears it after the step.
     """
 
     def __init__(self, tools: dict[str, ToolCounts], estimator: Estimator) -> None:
@@ -66,7 +66,7 @@ class InterceptionStats:
         self._left: OpenInterception | None = None
 
     def begin(self, sequence: Sequence, now: float) -> None:
-        """It was intercepted: by its calls; without any, it goes on from the kept one that has just left."""
+        """A sequence is intercepted by its calls; without calls it takes over the retained context closed just before."""
         if not sequence.calls:
             if self._left is not None:
                 self.counts(self._left).given_up -= 1
@@ -80,7 +80,7 @@ class InterceptionStats:
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
-        """It waits to run: if it was intercepted, its calls have returned."""
+        """A sequence waits to run: if it was intercepted, its calls have returned."""
         pause = self.open.get(sequence.id)
         if pause is not None and pause.returned_s is None:
             pause.returned_s, duration_s = now, now - pause.began_s
@@ -91,7 +91,7 @@ class InterceptionStats:
             counts.error_s += abs(pause.expected_s - duration_s)
 
     def leave(self, sequence: Sequence) -> None:
-        """It is gone."""
+        """A sequence has finished, or its retained context was closed."""
         self._left = self.open.pop(sequence.id, None)
         if self._left is not None and self._left.returned_s is None:
             self.counts(self._left).given_up += 1
@@ -99,24 +99,24 @@ class InterceptionStats:
             self._left = None
 
     def asked(self, request_id: str, calls: tuple[Call, ...]) -> None:
-        """What was said to the tools."""
+        """Store the calls of a request, to be shown."""
         if request_id in self.open:
             said = ", ".join(f"{call.name}({call.arguments})" for call in calls)
             self.open[request_id].said = said[:SHOWN_CHARS]
 
     def answered(self, request_id: str, results: tuple[Result, ...]) -> None:
-        """What came back, in the order of the calls."""
+        """Count the results of a request's calls, which are in the order of the calls."""
         for name, result in zip(self.answers[request_id], results, strict=True):
             self._tool(name).results[result.status] += 1
 
     def ran(self, request: Request, calls: Iterable[Call], results: Iterable[Result]) -> None:
-        """The server ran calls of a request that is over."""
+        """Count calls that the server ran after their request had finished."""
         for call, result in zip(calls, results, strict=True):
             label = self._names.of(call.name) if call.name in request.tools else UNKNOWN
             self._tool(label).results[result.status] += 1
 
     def keep(self, request_id: str, text: str) -> bool:
-        """The request is over; False if its context was not kept."""
+        """A request has finished; False if its context is not retained."""
         pause = self.open.get(request_id)
         if pause is None:
             return False
@@ -124,11 +124,11 @@ class InterceptionStats:
         return True
 
     def counts(self, pause: OpenInterception) -> ToolCounts:
-        """Of its label."""
+        """The counts of an interception's label."""
         return self._tool(pause.label)
 
     def _label(self, call: PendingCall) -> str:
-        """The name under which a call is counted."""
+        """The label of a call."""
         if call.kind == "client_tool":
             return CLIENT
         return UNKNOWN if call.kind == "unknown_tool" else self._names.of(call.name)

@@ -1,5 +1,7 @@
-"""What a person sees who watches an engine: the pool over time, which requests run, which are paused at what price, what was
-decided. Of the pool there are numbers without names; of requests, those of one tenant or of all."""
+"""The state of an engine for the live page: the pool over time, running requests, paused ones with their prices, decisions.
+
+The pool has numbers without names; requests are those of one tenant, or of all.
+"""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -7,7 +9,7 @@ from typing import Any
 
 from jinfercept.kv.page import Residency
 from jinfercept.meter.decisions import DecisionCase
-from jinfercept.meter.engine_stats import Decided, EngineStats, PoolSample
+from jinfercept.meter.engine_stats import DecisionEntry, EngineStats, PoolSample
 from jinfercept.meter.interceptions import OpenInterception
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.sequence import Sequence, State
@@ -20,15 +22,15 @@ SHOWN_DECISIONS = 40
 
 
 def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) -> dict[str, Any]:
-    """Everything of it, for JSON; the latest pause is first. Seconds are ages or, where their name is `at_s`, of the clock.
+    """The state as JSON values, the latest pause first. Seconds are ages or, named `at_s`, of the engine's clock.
 
-    Asks the policy's estimator, as the policy itself does all the time.
+    Queries the policy's estimator, as the policy does at every plan.
 
     Args:
-        stats: asked between two steps.
-        texts: show what was said to tools, and the ends of answers.
-        tenant: whose requests are counted and shown; None: all. The pool's pages, its history and the price of a recomputation,
-            which delays all that run, are of all tenants together in either case.
+        stats: read between two steps.
+        texts: show calls and ends of answers.
+        tenant: the tenant whose requests are counted and shown; None: all. The pool's pages, its history and the price of a
+            recomputation, which delays all running requests, are those of all tenants in either case.
     """
     now = stats.now()
     running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
@@ -58,11 +60,11 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
 
 
 def _of(sequences: Mapping[str, Sequence], tenant: str | None) -> list[Sequence]:
-    """Those of a tenant."""
+    """The sequences of a tenant; all for None."""
     return [sequence for sequence in sequences.values() if tenant in (None, sequence.tenant)]
 
 
-def _decided(decided: Decided, now: float) -> dict[str, Any]:
+def _decided(decided: DecisionEntry, now: float) -> dict[str, Any]:
     return {
         "age_s": now - decided.at_s,
         "request": decided.request_id,
@@ -91,7 +93,7 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
 
 
 def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int, texts: bool) -> dict[str, Any]:
-    """One paused context: where it is, and what keeping it, or losing what has no copy, would waste in token·seconds."""
+    """A paused context: its tokens by place, and the token·seconds that keeping it or dropping its dirty pages would waste."""
     sequence, age_s = pause.sequence, now - pause.began_s
     rest_s = remaining_s(stats.known.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
@@ -111,7 +113,7 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
 
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
-    """Where a context's tokens are, how many on the device no other context shares, and how many of these have no copy."""
+    """A context's tokens by place; of those on the device, the ones that no other context shares; of these, the dirty ones."""
     dirty = clean = host = own = alone = 0
     for page in sequence.context.pages:
         residency = page.residency

@@ -1,6 +1,6 @@
-"""What one pause of a request cost, as it turned out: memory held, recomputation, stalls. Accounts, and decides nothing.
+"""The waste of one pause of a request, measured: memory held, recomputation, stalls.
 
-All in token·seconds of device memory, to be laid beside the waste equations. Only tokens that no other request shares count.
+In token·seconds of device memory, comparable with the waste equations. Only tokens that no other context shares count.
 """
 
 from typing import NamedTuple
@@ -12,23 +12,24 @@ from jinfercept.sched.sequence import Sequence
 
 
 class Prediction(NamedTuple):
-    """What a pause was going to waste in all, in token·seconds, as it looked when it was `age_s` old."""
+    """Predicted waste of a whole pause in token·seconds, and the pause's age in seconds at the prediction."""
 
     age_s: float
     token_s: float
 
 
 class PauseCost(NamedTuple):
-    """What a pause wasted, in token·seconds.
+    """Measured waste of a pause, in token·seconds. The seconds of a step divide as in `meter.ledger`.
 
     Attributes:
-        held: own tokens on the device, from the pause to the return: what equation (2) predicts.
-        recompute: own tokens for the steps that recomputed some of them, others' for what these steps grew by: equation (4).
-        fetch: own tokens for the other steps from admission to the next token, which waited for copies from the host. Equation
-            (5) counts a swap within the budget as nothing.
-        stall: contexts of all who ran, for the seconds that steps waited for this pause's copies: equation (3). These seconds
-            are in none of the others.
-        queued: own tokens on the device, from the return to admission. No equation knows of it.
+        held: own tokens on the device, from the pause to the return; equation (2) predicts it.
+        recompute: own tokens for the steps that recompute some of them, other running contexts for the growth of these steps;
+            equation (4).
+        fetch: own tokens for the other steps from admission to the next token, which wait for copies from the host; equation
+            (5) takes a swap within the link budget as free.
+        stall: contexts of all running sequences, for the seconds in which steps wait for this pause's copies; equation (3).
+            These seconds are in none of the other parts.
+        queued: own tokens on the device, from the return to admission. No equation has it.
     """
 
     held: float
@@ -39,18 +40,18 @@ class PauseCost(NamedTuple):
 
     @property
     def token_s(self) -> float:
-        """What the equations are about: without the queue."""
+        """The sum of the parts that equations predict: all but `queued`."""
         return self.held + self.recompute + self.fetch + self.stall
 
 
 class PauseAccount:
-    """One pause of one sequence while it is accounted for; mutable, owned by a `DecisionLog`.
+    """Adds up the waste of one pause of one sequence, an interception or a preemption. Mutable, owned by a `DecisionLog`.
 
     Args:
-        sequence: whose.
-        number: of its interceptions so far, this one included.
+        sequence: the paused one.
+        number: its interceptions so far, this one included.
         intercepted: False for a preemption.
-        now: when it began.
+        now: seconds of the engine's clock at its start.
         page_size: tokens per page.
     """
 
@@ -97,11 +98,11 @@ class PauseAccount:
         self.forecasts: list[Forecast] = []
 
     def tokens(self, page: Page) -> int:
-        """What a page of the context holds, if it holds anything."""
+        """Tokens of a page of the context, if it has any."""
         return self._partial.get(page, self._size)
 
     def settle(self, now: float) -> None:
-        """Account for the time until now."""
+        """Add what the context has held until now."""
         held = self._resident * (now - self._since_s)
         self._since_s = now
         if self.returned_s is None:
@@ -110,22 +111,22 @@ class PauseAccount:
             self._queued += held
 
     def touch(self, now: float, resident: int) -> None:
-        """Something is done to it; it has so many tokens of its own on the device."""
+        """A move begins: `resident` own tokens are on the device."""
         self.settle(now)
         self._resident = resident
         self.untouched = False
 
     def lose(self, tokens: int) -> None:
-        """So many of its tokens have just left the device; touched before."""
+        """Own tokens leave the device; call `touch` first."""
         self._resident = max(0, self._resident - tokens)
 
     def return_at(self, now: float) -> None:
-        """Its calls have returned."""
+        """All calls have returned."""
         self.settle(now)
         self.returned_s = now
 
     def run_at(self, now: float) -> bool:
-        """It runs again; True if it has to recover something first."""
+        """The sequence runs again; True if some of its tokens must be fetched or recomputed."""
         self.settle(now)
         self._resident = 0
         self.found = residency(self.sequence)
@@ -133,31 +134,31 @@ class PauseAccount:
 
     @property
     def held(self) -> float:
-        """Token·seconds that it has held since it began, up to the last settlement."""
+        """Token·seconds from the pause up to the last settlement."""
         return self._held
 
     def take_recomputed(self) -> int:
-        """Its tokens that were recomputed since the last look."""
+        """Tokens of the sequence that were recomputed since the last call."""
         tokens = self.sequence.recomputed - self._recomputed
         self._recomputed = self.sequence.recomputed
         self.recomputed += tokens
         return tokens
 
     def take_copied_in(self) -> int:
-        """Its tokens that were brought from the host since the last look."""
+        """Tokens of the sequence that were fetched from the host since the last call."""
         tokens = self.sequence.copied_in - self._copied_in
         self._copied_in = self.sequence.copied_in
         return tokens
 
     def pay(self, *, recompute: float = 0.0, fetch: float = 0.0, stall: float = 0.0) -> None:
-        """Add what a step cost."""
+        """Add a step's token·seconds."""
         self._recompute += recompute
         self._fetch += fetch
         self._stall += stall
 
     @property
-    def outcome(self) -> PauseCost:
-        """What it has cost so far."""
+    def cost(self) -> PauseCost:
+        """The waste so far."""
         return PauseCost(self._held, self._recompute, self._fetch, self._stall, self._queued)
 
 
@@ -167,7 +168,7 @@ def own_tokens(context: Context) -> int:
 
 
 def residency(sequence: Sequence) -> Found:
-    """Where the tokens of a sequence that were ever computed are now."""
+    """The computed tokens of a sequence, by place: device, host, missing."""
     device = host = 0
     for page in sequence.context.pages:
         if page.device is not None:

@@ -359,7 +359,7 @@ class DecisionLog:
 
 def _outcome(pause: PauseAccount, now: float) -> dict[str, Any]:
     assert pause.prediction is not None
-    outcome, returned = pause.outcome, pause.returned_s is not None
+    cost, returned = pause.cost, pause.returned_s is not None
     return {
         "type": "outcome",
         "request": pause.sequence.id,
@@ -374,8 +374,8 @@ def _outcome(pause: PauseAccount, now: float) -> dict[str, Any]:
         "recomputed_tokens": pause.recomputed,
         "predicted_at_age_s": _short(pause.prediction.age_s),
         "predicted_token_s": _short(pause.prediction.token_s),
-        "actual_token_s": _short(outcome.token_s),
-        "actual": _all_short(outcome._asdict()),
+        "actual_token_s": _short(cost.token_s),
+        "actual": _all_short(cost._asdict()),
         "forecasts": [
             {"age_s": _short(age_s), "remaining_s": _short(rest_s), "quantiles_s": [*map(_short, quantiles_s)]}
             for age_s, rest_s, quantiles_s in pause.forecasts

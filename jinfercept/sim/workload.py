@@ -146,7 +146,7 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
 
     Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
     of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
-    room for one token, and a prompt too. Not kept from the trace: contexts of conversations distribution a little more (there,
+    room for one token, and a prompt too. Not kept from the trace: contexts of conversations spread a little more (there,
     long prompts come with short conversations), and returned tokens of `ve` less.
 
     Args:

@@ -1,4 +1,4 @@
-"""An engine from its parts. Weights and executables stay; engines, with empty pages, come and go on them."""
+"""Puts an engine together. Weights and executables outlive engines; every engine starts with empty pages."""
 
 import threading
 from collections.abc import Callable
@@ -28,12 +28,12 @@ from jinfercept.startup.memory import MemoryPlan
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 Recorder = Callable[[KVManager, PolicyInputs], tuple[Observer, Estimator]]
-"""Makes what observes a scheduler, and the estimator that is told of calls instead of the policy's (which may be the same)."""
+"""Makes an observer of a scheduler, and the estimator that learns of its calls: the policy's own, or one that wraps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a start leaves: engines run on it, one at a time."""
+    """The loaded model, its executables and their profile. Engines run on it, one at a time."""
 
     model_config: ModelDimensions
     tokenizer: Tokenizer | None
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Assembled(NamedTuple):
-    """An engine, who answers its calls, and what counts what it does."""
+    """An engine, the dispatcher of its calls, and its stats."""
 
     engine: Engine
     dispatcher: Dispatcher
@@ -97,7 +97,7 @@ def assemble(
 
 
 def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-    """What a recorder makes; raises `ConfigError` if that is something else than an observer and an estimator."""
+    """The recorder's observer and estimator. Raises `ConfigError` if it returns anything else."""
     if not callable(record):
         raise ConfigError("record is a function", got=repr(record)[:80], fix="see assembly.Recorder")
     made: object = record(kv, known)

@@ -38,7 +38,7 @@ class World:
 
     def step(self) -> None:
         events = self.engine.step()
-        self.meter.told(events)
+        self.meter.add_events(events)
         self.outputs |= {event.request_id: event.output for event in events if isinstance(event, Finished)}
 
     def serve(self, *requests: Request) -> None:
