@@ -142,5 +142,5 @@ async def _play(client: Client, model: str, style: Style, script: Script, seed: 
         paused_s = time.perf_counter()
         await asyncio.sleep(segment.call_s)
         tool_s += time.perf_counter() - paused_s
-        talk.go_on(reply, segment.returned)
+        talk.extend(reply, segment.returned)
     return PlayedSession(script, replies[0].sent_s, replies[-1].end_s, tool_s, replies)

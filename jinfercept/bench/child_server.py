@@ -1,4 +1,4 @@
-"""`jinfercept serve MODEL` as a process of its own, on a free port, for as long as something is measured on it."""
+"""`jinfercept serve MODEL` as a child process on a free port, for the time of a measurement."""
 
 import os
 import re
@@ -20,17 +20,17 @@ from jinfercept.errors import ConfigError
 
 _POLL_S = 0.05
 _END_S = 20.0
-"""For it to end after it was told to."""
+"""Seconds that the server may take to drain after SIGTERM."""
 _KEY_VARIABLE = "JINFERCEPT_API_KEY"
 
 
 class Child(NamedTuple):
-    """One that serves.
+    """A serving child process.
 
     Attributes:
         url: without a version.
-        process: ended at the end.
-        log: what it has said.
+        process: the child; its context manager ends it.
+        log: file with its output.
     """
 
     url: str
@@ -40,21 +40,21 @@ class Child(NamedTuple):
 
 @contextmanager
 def child_server(model: str, flags: Mapping[str, Any]) -> Iterator[str]:
-    """As `child_process`, for those who want the URL only."""
+    """As `child_process`, with the URL only."""
     with child_process(model, flags) as child:
         yield child.url
 
 
 @contextmanager
 def child_process(model: str, flags: Mapping[str, Any]) -> Iterator[Child]:
-    """Start it, and end it afterwards.
+    """Start a server, and end it on leaving.
 
     Args:
         model: as for `LLM`.
         flags: options of `LLM` and of the server.
 
     Raises:
-        ConfigError: it ends before it serves.
+        ConfigError: the process ends before it serves.
     """
     command = [sys.executable, "-m", "jinfercept", "serve", model, "--port", "0", *_arguments(flags)]
     environment = {name: value for name, value in os.environ.items() if name != _KEY_VARIABLE}
@@ -67,7 +67,7 @@ def child_process(model: str, flags: Mapping[str, Any]) -> Iterator[Child]:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is ours; we end it
+                start_new_session=True,  # Ctrl-C reaches this process only, which ends the child
             )
         try:
             with _ended_by_sigterm():
@@ -102,7 +102,7 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _wait(child: "subprocess.Popen[bytes]", log: Path, command: list[str]) -> str:
-    """Its URL, once it takes connections."""
+    """The URL, once the server accepts connections."""
     while child.poll() is None:
         if said := re.search(r"^jinfercept: (http\S+)$", log.read_text(errors="replace"), re.MULTILINE):
             parts = urlsplit(said[1])
@@ -118,7 +118,7 @@ def _wait(child: "subprocess.Popen[bytes]", log: Path, command: list[str]) -> st
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Have it drain; kill it if it does not end."""
+    """Send SIGTERM, so that the server drains; kill it if it does not end in time."""
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""What a client's requests came to, as plain values and as cells of a table."""
+"""Replies of servers as JSON values and as cells of a table."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -11,7 +11,7 @@ Report = dict[str, Any]
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Mean and percentiles of the values that there are; None if there are none."""
+    """Mean, p50, p90 and p99 of the values, Nones left out; None if there are none."""
     found = sorted(value for value in values if value is not None)
     if not found:
         return None
@@ -20,12 +20,12 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def share(part: int | None, whole: int | None) -> float | None:
-    """Of something; None if one of them is not known."""
+    """A part over the whole; None if one of them is unknown, or the whole is 0."""
     return part / whole if part is not None and whole else None
 
 
 def row(reply: ClientReply, origin_s: float) -> dict[str, Any]:
-    """A request as plain values; times are seconds, `sent_s` since the origin."""
+    """A reply as JSON values. Times are in seconds; `sent_s` counts from the origin."""
     return {
         "sent_s": reply.sent_s - origin_s,
         "ttft_s": reply.first_s,
@@ -40,24 +40,24 @@ def row(reply: ClientReply, origin_s: float) -> dict[str, Any]:
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """Their sum; None if a server does not count."""
+    """Their sum; None if one of them is unknown, or there are none."""
     found = list(values)
     known = [value for value in found if value is not None]
     return sum(known) if found and len(known) == len(found) else None
 
 
 def number(value: float | None) -> str:
-    """In a table."""
+    """A number as a cell; `-` for None."""
     return "-" if value is None else number_text(value)
 
 
 def percent(value: float | None) -> str:
-    """A share in a table."""
+    """A share as a cell, in percent; `-` for None."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def failures(reports: Sequence[Report]) -> list[str]:
-    """For each server and way to fail, what the first one said; nothing of those that said nothing."""
+    """One line for each server and error: the detail of the first failure that has one."""
     firsts: dict[tuple[str, str], str] = {}
     for one in reports:
         for asked in one["rows"]:

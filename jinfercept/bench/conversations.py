@@ -1,10 +1,9 @@
-"""What a client says: conversations of chosen lengths in words or in token ids, growing by answers and results of tools.
+"""Conversations of given lengths, in words or in token ids, that grow by answers and tool results.
 
-Words are so common that tokenizers have one token for each; how many tokens a prompt really has is for the server's usage to
-say. Every conversation is drawn from a seed of its own, so that two share their system prompt and nothing else.
+Words are so common that tokenizers have one token for each; the server's usage has the exact number of prompt tokens. Every
+conversation is drawn from a seed of its own, so two of them share only their system prompt.
 """
 
-from collections.abc import Callable
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol, final
 
@@ -22,31 +21,27 @@ WORDS = (
 ToolRole = Literal["tool", "user"]
 
 
-class Talk(Protocol):
-    """One conversation."""
+class Conversation(Protocol):
+    """A conversation with a server."""
 
     def ask(self, new_tokens: int) -> Ask:
-        """Its next request."""
+        """The next request, for an answer of `new_tokens` tokens."""
         ...
 
-    def go_on(self, reply: ClientReply, returned: int) -> None:
-        """The answer came, and after it what a tool returned: so many tokens."""
+    def extend(self, reply: ClientReply, returned: int) -> None:
+        """Append an answer, and a tool's result of `returned` tokens."""
         ...
-
-
-MakeTalk = Callable[[str, int, str], Talk]
-"""Of the model, the tokens of the first prompt and a seed."""
 
 
 class Style(NamedTuple):
-    """How a client talks.
+    """The form of a client's conversations.
 
     Attributes:
-        system_tokens: of the prompt that all of its conversations begin with; 0: none.
-        seed: of that prompt.
+        system_tokens: tokens of the system prompt that all conversations share; 0: none.
+        seed: of the system prompt.
         vocabulary: prompts are token ids below it, on `/v1/completions`; None: words, on `/v1/chat/completions`.
-        tool_role: whose messages the results of tools are.
-        ignore_eos: whether servers are asked to generate all tokens, which not all of them understand.
+        tool_role: role of the messages that hold tool results.
+        ignore_eos: send `ignore_eos`, so that servers generate all tokens; some do not know it.
     """
 
     system_tokens: int = 0
@@ -55,20 +50,20 @@ class Style(NamedTuple):
     tool_role: ToolRole = "tool"
     ignore_eos: bool = True
 
-    def talk(self, model: str, prompt_tokens: int, seed: str) -> Talk:
+    def talk(self, model: str, prompt_tokens: int, seed: str) -> Conversation:
         """A new conversation."""
         common = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         common |= {"ignore_eos": True} if self.ignore_eos else {}
         if self.vocabulary is not None:
             shared = _ids(Random(self.seed), self.system_tokens, self.vocabulary)
-            return TokenTalk(common, shared, prompt_tokens, Random(seed), self.vocabulary)
+            return TokenConversation(common, shared, prompt_tokens, Random(seed), self.vocabulary)
         system = _words(Random(self.seed), self.system_tokens)
-        return ChatTalk(common, system, prompt_tokens, Random(seed), self.tool_role)
+        return ChatConversation(common, system, prompt_tokens, Random(seed), self.tool_role)
 
 
 @final
-class ChatTalk:
-    """In words: a user's message, then answers and messages of tools by turns."""
+class ChatConversation:
+    """A conversation in words: a user's message, then answers and tool results in turn."""
 
     def __init__(
         self, common: dict[str, Any], system: str, prompt_tokens: int, rng: Random, tool_role: ToolRole
@@ -80,7 +75,7 @@ class ChatTalk:
     def ask(self, new_tokens: int) -> Ask:
         return Ask("/chat/completions", self._common | {"messages": self.messages, "max_tokens": new_tokens})
 
-    def go_on(self, reply: ClientReply, returned: int) -> None:
+    def extend(self, reply: ClientReply, returned: int) -> None:
         result = {"role": self._tool_role, "content": _words(self._rng, returned)}
         if self._tool_role == "tool":
             result["tool_call_id"] = f"call_{len(self.messages)}"
@@ -88,8 +83,8 @@ class ChatTalk:
 
 
 @final
-class TokenTalk:
-    """In token ids: everything so far is the next prompt."""
+class TokenConversation:
+    """A conversation in token ids: all tokens so far are the next prompt."""
 
     def __init__(
         self, common: dict[str, Any], shared: list[int], prompt_tokens: int, rng: Random, vocabulary: int
@@ -101,8 +96,8 @@ class TokenTalk:
     def ask(self, new_tokens: int) -> Ask:
         return Ask("/completions", self._common | {"prompt": self.prompt, "max_tokens": new_tokens})
 
-    def go_on(self, reply: ClientReply, returned: int) -> None:
-        """As for every talk. Raises `ConfigError` if the server does not say which tokens it has generated."""
+    def extend(self, reply: ClientReply, returned: int) -> None:
+        """See `Conversation`. Raises `ConfigError` if the server returns no token ids."""
         if not reply.token_ids:
             raise ConfigError(
                 "the server does not return token ids", got="none", fix="leave --token-ids out, or ask for --turns 1"

@@ -1,6 +1,6 @@
-"""An OpenAI client that measures: one streamed request, when each piece came, what its usage says, and how it failed.
+"""A measuring OpenAI client: for each streamed request the times of its pieces, its usage, and its error.
 
-A failure is part of what was measured, never an exception. Knows no workloads; httpx2 comes with the extra `bench`.
+A failed request is a result, never an exception. httpx2 comes with the extra `bench`.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 MOST_LINE_BYTES = 16 * 2**20
-"""Of one server-sent event; what sends more is no such server."""
+"""Bytes of one server-sent event; a longer one makes the reply malformed."""
 _CLOSING_S = 1.0
-"""For a server to end a response whose last event has come."""
+"""Seconds that a server may take to end a response after its last event."""
 _IDLE_S = 2.0
-"""That a connection is kept for the next request: less than servers keep it, so that none closes it under one."""
+"""Seconds for which an idle connection stays open: fewer than servers allow, so that none closes it during a request."""
 _SHOWN = 200
-"""Characters of a server's own message."""
+"""Characters of a server's error message that are stored."""
 
 
 class Target(NamedTuple):
-    """A server and how it is asked.
+    """A server, and how requests reach it.
 
     Attributes:
         name: in tables.
-        url: up to and with the version, as OpenAI's clients want it: `http://127.0.0.1:8000/v1`.
+        url: with the version at its end, as OpenAI's clients take it: `http://127.0.0.1:8000/v1`.
         api_key: None: none is sent.
-        timeout_s: of one request, from its start to its end.
+        timeout_s: seconds of one request, from its start to its end.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Target(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A request: where it goes, and what is in it."""
+    """A request: path, JSON body and headers."""
 
     path: str
     body: dict[str, Any]
@@ -55,16 +55,16 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True)
 class ClientReply:
-    """What came of one request; it grows while the answer comes. Times are of `time.perf_counter`.
+    """The reply to one request, filled while it streams. Times are seconds of `time.perf_counter`.
 
     Attributes:
         sent_s: when it was sent.
-        piece_s: when each piece came that had text or tokens; where none had, when it was told that the answer is over.
+        piece_s: times of the pieces with text or tokens; of the finish reason, if there were none.
         end_s: when the answer was complete, or had failed.
-        text, token_ids: of the answer; ids only where the server tells them.
-        prompt_tokens, completion_tokens, cached_tokens: as the server counts them; None: it does not.
-        error: how it failed, in a word or two that many failures share; None: it did not.
-        detail: more of that.
+        text, token_ids: of the answer; ids only where the server returns them.
+        prompt_tokens, completion_tokens, cached_tokens: of the usage; None: the server does not count them.
+        error: kind of failure, in a word or two; None: the request succeeded.
+        detail: the failure's message.
     """
 
     sent_s: float
@@ -183,11 +183,11 @@ class Client:
 
 
 class _StreamError(Exception):
-    """The server told of a failure of its own."""
+    """The stream holds an error of the server."""
 
 
 async def _message(response: "Response") -> str:
-    """The beginning of what a refusal says."""
+    """The beginning of the message of an error response."""
     said = b""
     async for data in response.aiter_bytes():
         said += data
@@ -222,7 +222,7 @@ async def _read(response: "Response", reply: ClientReply) -> bool:
 
 
 async def _finish(pieces: AsyncIterator[bytes]) -> None:
-    """Read what comes after the last event, which is nothing, so that the connection can be used again."""
+    """Read the response to its end after the last event, so that the connection can be used again."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_S):
             async for _ in pieces:

@@ -1,7 +1,7 @@
 """A workload in real time against the real engine, and the same in the simulator: one report each, from the same code.
 
-Prompts and results are random tokens, lengths are forced, calls are scripted: what is real is the model, the pages, the
-transfers and the clock. No tokenizer takes part.
+Prompts and results are random tokens, lengths are forced, calls are scripted; model, pages, transfers and clock are real. No
+tokenizer takes part.
 """
 
 import threading
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 class Replayed(NamedTuple):
-    """What came of a run: its report, and the stream after the prompt of every request that was served to its end."""
+    """A run's report, and the tokens after the prompt of every request that was served to its end."""
 
     report: Report
     streams: Mapping[str, list[int]]
@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
 
 @final
 class TimedRunner:
-    """A runner, and the processor time of this thread in it: what the engine takes beside is the engine's own."""
+    """A runner that measures this thread's processor seconds in it; the rest of an iteration's is the engine's own."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -70,14 +70,14 @@ def replay(
     progress: Progress = lambda now, end: None,
     records: RecordFiles = NO_RECORDS,
 ) -> Replayed:
-    """Play requests in real time under a policy, on the weights and executables of an `LLM` that nobody else uses meanwhile.
+    """Play requests in real time under a policy, on the weights and executables of an otherwise idle `LLM`.
 
     Args:
         requests: greedy ones, with the second at which each arrives, in order.
         write: the tokens that calls return.
-        duration_s: arrivals come for so long, and have as long again to finish; what is left then is given up.
-        progress: told a few times a second.
-        records: what to write of it.
+        duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again.
+        progress: called a few times a second.
+        records: files to write.
 
     Returns:
         A simulation's report, and the requests' tokens.
@@ -117,7 +117,7 @@ def replay(
         engine.close()
         for recording in recordings:
             recording.close()
-            llm.restart()  # nobody observes it any more
+            llm.restart()  # without the observer
     streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
     return Replayed({"policy": policy, "profile": llm.profile.name, "host_s": host_s} | report, streams)
 

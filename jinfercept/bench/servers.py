@@ -1,4 +1,4 @@
-"""Which servers a client measures: those at given URLs, or one that is started for it and ended afterwards."""
+"""The servers that a client measures: those at given URLs, or one that is started and ended around the measurement."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +14,22 @@ from jinfercept.sim.tables import check_least
 
 
 class RunningServer(NamedTuple):
-    """One that runs, and the model that it is asked for."""
+    """A running server, and the model that requests name."""
 
     target: Target
     model: str
 
 
 class Servers(NamedTuple):
-    """Who is measured.
+    """The servers to measure.
 
     Attributes:
-        urls: of servers that run, each `URL` or `NAME=URL`.
-        model: that they are asked for; None: the first that each names.
+        urls: of running servers, each `URL` or `NAME=URL`.
+        model: that requests name; None: the first that each server lists.
         api_key: None: none is sent.
-        timeout_s: of a request.
-        own: a model; `jinfercept serve` is started with it.
-        flags: options of that engine.
+        timeout_s: seconds that a request may take.
+        own: model to start `jinfercept serve` with; None: none is started.
+        flags: options of the started server.
     """
 
     urls: Sequence[str]
@@ -40,7 +40,7 @@ class Servers(NamedTuple):
     flags: Mapping[str, Any]
 
     def check(self) -> None:
-        """Raise `ConfigError` if they make no sense, or if the client lacks a package."""
+        """Raise `ConfigError` if the options contradict each other, or if the client lacks a package."""
         check_client()
         check_least("--timeout", self.timeout_s, 0.001)
         if bool(self.urls) == (self.own is not None):
@@ -57,7 +57,7 @@ class Servers(NamedTuple):
 
     @contextmanager
     def running(self, console: Console) -> Iterator[list[RunningServer]]:
-        """All of them, while they run. Raises `ConfigError` if one does not answer."""
+        """All servers, while they run. Raises `ConfigError` if one does not answer."""
         if self.own is None:
             yield [self._server(target) for target in self._targets()]
             return

@@ -1,6 +1,6 @@
-"""Sessions that take turns: the first turn of all, then the second of all; one after another, or all at once.
+"""Sessions of several turns, played in rounds: every session's first turn, then every second one; or all sessions at once.
 
-Where they run one after another, a round takes as long as its requests; what a client waits for a tool is not counted.
+In rounds, requests run one after another, and a round takes as long as its requests: waiting for tools is not counted.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from jinfercept.bench.client_report import row, share, total
-from jinfercept.bench.conversations import Style, Talk
+from jinfercept.bench.conversations import Conversation, Style
 from jinfercept.bench.openai_client import Client, ClientReply
 from jinfercept.sim.workload import Script
 
 
 class Visit(NamedTuple):
-    """One request: whose, which of its turns from 1 on, and what came of it."""
+    """A request: the number of its session, its turn from 1 on, and the reply."""
 
     session: int
     turn: int
@@ -25,11 +25,11 @@ class Visit(NamedTuple):
 
 
 class Going(NamedTuple):
-    """How sessions go.
+    """The order of sessions.
 
     Attributes:
-        concurrent: all at once; else one after another.
-        session_ids: whether requests name their session in the header `x-session-id`.
+        concurrent: all sessions at once; else in rounds.
+        session_ids: requests name their session in the header `x-session-id`.
     """
 
     concurrent: bool
@@ -47,15 +47,18 @@ async def take_turns(
     between: Callable[[], Awaitable[None]] | None = None,
     visits: list[Visit] | None = None,
 ) -> list[Visit]:
-    """Play sessions of equally many turns. One that fails takes no further turns.
+    """Play sessions of equally many turns. A session whose request fails takes no further turns.
 
     Args:
-        client, model, style: who is asked, for what, how.
-        scripts: a session each.
-        seed: of what is said.
-        told: of how many requests are over.
-        between: awaited after every round, while all sessions pause; not where they go at once, which know no rounds.
-        visits: to add to; what is there is not lost if this is cancelled.
+        client: of the server.
+        model: that requests name.
+        style: of the conversations.
+        scripts: one for each session.
+        going: the order of the sessions.
+        seed: of the conversations' texts.
+        told: called with the number of finished requests.
+        between: awaited after every round, while all sessions pause; ignored where sessions are concurrent.
+        visits: list to append to, so that a cancelled call leaves its results there.
 
     Raises:
         ConfigError: the server cannot do what `style` needs.
@@ -70,13 +73,13 @@ async def take_turns(
             return
         await asyncio.sleep(session.ready_s - time.perf_counter())
         headers = {"x-session-id": names[number]} if going.session_ids else {}
-        reply = await client.ask(session.talk.ask(segment.decode)._replace(headers=headers))
+        reply = await client.ask(session.conversation.ask(segment.decode)._replace(headers=headers))
         visits.append(Visit(number, turn + 1, reply))
         told(len(visits))
         session.ready_s = None
         if reply.error is None and segment.call_s is not None:
             session.ready_s = reply.end_s + segment.call_s
-            session.talk.go_on(reply, segment.returned)
+            session.conversation.extend(reply, segment.returned)
 
     async def take_all(number: int) -> None:
         for turn in turns:
@@ -95,19 +98,19 @@ async def take_turns(
 
 @dataclass(slots=True)
 class _Session:
-    """Where one stands: what was said, and when its tool has returned; None: it is over."""
+    """An open session, and the second at which its tool returns; None: it has ended."""
 
-    talk: Talk
+    conversation: Conversation
     ready_s: float | None
 
 
 def rounds(visits: Sequence[Visit], concurrent: bool) -> list[dict[str, Any]]:
-    """For each turn, what it took.
+    """A report for each turn.
 
     Returns:
-        `round_s`: of its requests one after another their sum; at once, from the first start to the last end. `request_s`,
-        `ttft_s`: means. Tokens: sums over what succeeded, None where the server does not count. `cached_share`: of the prompt
-        tokens, those that were not computed again.
+        `round_s`: in rounds the sum of the requests' seconds; concurrent, from the first start to the last end. `request_s`,
+        `ttft_s`: means in seconds. Tokens: sums over successful requests, None where the server does not count. `cached_share`:
+        share of the prompt tokens that the server took from its cache.
     """
     return [_round([one.reply for one in visits if one.turn == turn], turn, concurrent) for turn in _turns(visits)]
 
@@ -128,7 +131,7 @@ def later_turns(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def visit_rows(visits: Sequence[Visit]) -> list[dict[str, Any]]:
-    """A row for each request, in the order in which they were over."""
+    """A row for each request, in the order of their ends."""
     origin_s = min(one.reply.sent_s for one in visits)
     return [{"session": one.session, "turn": one.turn} | row(one.reply, origin_s) for one in visits]
 

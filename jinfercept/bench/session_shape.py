@@ -1,4 +1,4 @@
-"""Sessions that are all alike, and what the commands that play them share: checks, displays, files."""
+"""Sessions of one shape, and the checks, displays and files of the commands that play them."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,14 +18,14 @@ from jinfercept.sim.workload import Script, Segment
 
 
 class SessionShape(NamedTuple):
-    """Sessions that are all alike but for what is said and how long tools take.
+    """The lengths that all sessions share; their texts and the seconds of their tools are drawn.
 
     Attributes:
-        turns: answers of a session; between them its tools run.
-        prompt_tokens: of its first message, the system prompt not counted.
-        tool_tokens: of a tool's result.
-        new_tokens: of an answer.
-        tool_seconds: how long a tool takes.
+        turns: answers of a session; a tool runs between two of them.
+        prompt_tokens: tokens of the first message, without the system prompt.
+        tool_tokens: tokens of a tool's result.
+        new_tokens: tokens of an answer.
+        tool_seconds: draws the seconds of a tool.
     """
 
     turns: int
@@ -35,20 +35,20 @@ class SessionShape(NamedTuple):
     tool_seconds: DrawSeconds
 
     def check(self) -> None:
-        """Raise `ConfigError` if it is out of range."""
+        """Raise `ConfigError` if a number is out of range."""
         check_least("--turns", self.turns, 1)
         check_least("--prompt-tokens", self.prompt_tokens, 1)
         check_least("--tool-tokens", self.tool_tokens, 1)
         check_least("--new-tokens", self.new_tokens, 1)
 
     def script(self, rng: Random) -> Script:
-        """A session."""
+        """The script of a session."""
         calls = [Segment(self.new_tokens, self.tool_seconds(rng), self.tool_tokens) for _ in range(self.turns - 1)]
         return Script("agent", self.prompt_tokens, (*calls, Segment(self.new_tokens, None, 0)))
 
 
 def check(servers: Servers, style: Style, shape: SessionShape, json_path: str | None, plot_path: str | None) -> None:
-    """Raise `ConfigError` for what cannot work, before anything is started."""
+    """Raise `ConfigError` for options that cannot work, before a server is started."""
     servers.check()
     shape.check()
     check_least("--system-tokens", style.system_tokens, 0)
@@ -60,17 +60,17 @@ def check(servers: Servers, style: Style, shape: SessionShape, json_path: str | 
 
 
 def write_files(writers: Mapping[str | None, Callable[[str], object]]) -> None:
-    """Write those files that have a path. Raises `ConfigError` for those that cannot be written."""
+    """Write the files that have a path. Raises `ConfigError` with those that cannot be written."""
     write_all({path: partial(write, path) for path, write in writers.items() if path is not None})
 
 
 def bar(console: Console) -> Progress:
-    """A display of work that is counted."""
+    """A progress display of counted work."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
 
 
 def teller(progress: Progress, what: str, total: int) -> Callable[[int], None]:
-    """A line of that display; call it with how much is done."""
+    """Adds a line to a progress display; the result sets how much of it is done."""
     task = progress.add_task(what, total=total)
     return lambda done: progress.update(task, completed=done)

@@ -1,4 +1,4 @@
-"""How fast the engine generates: decode and prefill tokens per second by batch and context, on a live `LLM`.
+"""Decode and prefill tokens per second of a live `LLM`, by batch and context.
 
 Prompts are random tokens, generation is greedy and never ends early. Each cell prefills its prompts with empty pages and
 stops at their first tokens; then the same prompts, whose pages are kept, decode. Knows no other engines and prints nothing.
@@ -14,9 +14,9 @@ from jinfercept.llm import LLM
 from jinfercept.request import Event, SamplingParams, Token
 
 ROUNDS = 3
-"""Times that a cell is measured; the fastest counts, since what disturbs only adds."""
-PATIENCE_S = 10.0
-"""No further round begins after so long."""
+"""Times that a cell is measured; the fastest counts, since disturbances only add time."""
+TIMEOUT_S = 10.0
+"""Seconds after which a cell begins no further round."""
 
 
 class Cell(NamedTuple):
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class ThroughputWork(NamedTuple):
-    """What is measured: every batch at every context.
+    """The cells to measure: every batch at every context.
 
     Attributes:
         batches: numbers of requests, ascending.
@@ -49,7 +49,7 @@ class ThroughputWork(NamedTuple):
     new_tokens: int
 
     def engine_flags(self, page_size: int) -> dict[str, Any]:
-        """Options of an `LLM` that can do it, and is no larger: all pages of the largest cell fit into the pool."""
+        """Options of the smallest `LLM` for the work: all pages of the largest cell fit into its pool."""
         longest = self.contexts[-1] + self.new_tokens
         pages = -(-longest // page_size) + 1
         return {
@@ -67,11 +67,11 @@ def measure(
 
     Args:
         llm: started with `work.engine_flags`; its options for prefix caching must be on.
-        work: what is measured.
-        progress: told how many cells are done, and of how many.
+        work: the cells.
+        progress: called with the numbers of finished and of all cells.
 
     Raises:
-        ConfigError: nothing is left of the prompts to decode from, because prefix caching is off.
+        ConfigError: prefix caching is off, so prompts would be computed again before decoding.
     """
     if not llm.config.cache.enable_prefix_caching:
         raise ConfigError(
@@ -103,7 +103,7 @@ def decode_rate(times_s: Sequence[Sequence[float]]) -> float:
 def _cell(llm: LLM, batch: int, context: int, new_tokens: int) -> Cell:
     """The best of some rounds, each with prompts of its own."""
     began_s, rounds = time.perf_counter(), list[tuple[float, float]]()
-    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < PATIENCE_S):
+    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < TIMEOUT_S):
         llm.restart()
         rng = random.Random(len(rounds))
         prompts = [_prompt(rng, context, llm.model.config.vocab_size) for _ in range(batch)]

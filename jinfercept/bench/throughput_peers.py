@@ -1,6 +1,6 @@
-"""Other engines beside ours: commands that are given the work as JSON on standard input and print JSON with their cells.
+"""Throughput of other engines: commands that read the work as JSON on standard input and print their cells as JSON.
 
-Each runs in a process of its own, one after another, while none of ours is alive.
+Each runs in a process of its own, one after another, while no `LLM` is alive.
 """
 
 import json
@@ -19,14 +19,14 @@ TRANSFORMERS = "transformers"
 
 
 class Peer(NamedTuple):
-    """An engine: its name, and the command that measures it."""
+    """Another engine: its name, and the command that measures it."""
 
     name: str
     command: tuple[str, ...]
 
 
 class PeerCells(NamedTuple):
-    """What an engine reached in one dtype."""
+    """The cells of an engine in one dtype."""
 
     engine: str
     version: str

@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROUNDS, PATIENCE_S = 3, 10.0
+ROUNDS, TIMEOUT_S = 3, 10.0
 """As in `throughput`."""
 
 
 def main() -> None:
-    """Measure what standard input asks for."""
+    """Measure the cells that standard input names."""
     torch, transformers = import_module("torch"), import_module("transformers")
     work = json.load(sys.stdin)
     model = _load(transformers, work["model"], getattr(torch, work["dtype"]))
@@ -37,7 +37,7 @@ def _load(transformers: Any, model: str, dtype: Any) -> Any:
 def _cell(torch: Any, model: Any, batch: int, context: int, work: dict[str, Any]) -> dict[str, float]:
     """Decode from the first logits to the last of one `generate`, prefill until the first."""
     began_s, rounds = time.perf_counter(), []
-    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < PATIENCE_S):
+    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < TIMEOUT_S):
         torch.manual_seed(len(rounds))
         tokens = torch.randint(work["vocab_size"], (batch, context))
         times = _generate(torch, model, tokens, work["new_tokens"])

@@ -1,4 +1,4 @@
-"""How long tools take: a number of seconds, or a distribution to draw from. Knows no workloads and no clock."""
+"""Durations of tools in seconds: constant, exponential or log-normal."""
 
 import math
 from collections.abc import Callable
@@ -12,10 +12,10 @@ FORMS = "X, exp:MEAN or lognormal:MEDIAN,SIGMA"
 
 
 def tool_times(text: str) -> DrawSeconds:
-    """How to draw seconds from what a flag says: always `X`, exponential, or log-normal (σ of the logarithm).
+    """A draw of seconds from a flag's text: always `X`, exponential, or log-normal (σ of the logarithm).
 
     Raises:
-        ConfigError: it says something else, or a number out of range.
+        ConfigError: the text has another form, or a number out of range.
     """
     name, _, rest = text.rpartition(":")
     try:
