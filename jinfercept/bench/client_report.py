@@ -1,10 +1,10 @@
 """Replies of servers as JSON values and as cells of a table."""
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean
 from typing import Any
 
 from jinfercept.bench.openai_client import ClientReply
+from jinfercept.sim.reports import percentiles
 from jinfercept.sim.tables import number_text
 
 Report = dict[str, Any]
@@ -12,11 +12,7 @@ Report = dict[str, Any]
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
     """Mean, p50, p90 and p99 of the values, Nones left out; None if there are none."""
-    found = sorted(value for value in values if value is not None)
-    if not found:
-        return None
-    of = {f"p{percent}": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 90, 99)}
-    return {"mean": fmean(found)} | of
+    return percentiles(values, (50, 90, 99))
 
 
 def share(part: int | None, whole: int | None) -> float | None:

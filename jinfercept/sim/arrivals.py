@@ -1,4 +1,4 @@
-"""When requests arrive: a renewal process with a rate and a burstiness. Knows nothing of what the requests are."""
+"""Arrival times of requests: a renewal process with a rate and a burstiness."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sim.workload import Script
 
 MOST_ARRIVALS = 1_000_000
-"""That one run can expect: all of them are in memory."""
+"""Limit on the expected arrivals of a run, since all of them are in memory."""
 
 
 class Arrival(NamedTuple):
@@ -28,7 +28,7 @@ def arrivals(
     had just arrived: bursts bring about `(burstiness² − 1) / 2` requests more than `rate · duration_s`.
 
     Args:
-        draw: gives the next request; called once for each arrival, in order.
+        draw: makes the next request; called once for each arrival, in order.
         rate: requests per second, over 0.
         duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
         rng: its state decides the times.

@@ -1,4 +1,4 @@
-"""A picture of decision records: are predicted durations and predicted waste what came?"""
+"""Calibration plots of decision records: predicted against actual durations and waste."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,14 +35,14 @@ def calibration_plot(records: Sequence[DecisionFile], path: str | Path) -> None:
 def _draw_durations(axes: "Axes", records: DecisionFile) -> None:
     quantiles = records.run["quantiles"]
     axes.plot((0, 1), (0, 1), color="black", linewidth=0.6, linestyle=":", label="perfect")
-    for age_s, looks in sorted(records.looks[ALL].items()):
+    for age_s, looks in sorted(records.checks[ALL].items()):
         found = duration_summary(looks, quantiles)
         axes.plot(quantiles, found["returned"].values(), marker=".", label=f"at {age_s:g} s ({found['calls']:,} calls)")
     axes.set(xlabel="predicted quantile of the time still to come", ylabel="share that had returned by then")
 
 
 def _draw_waste(axes: "Axes", records: DecisionFile) -> None:
-    least = 1.0  # token·second: what is below is drawn there
+    least = 1.0  # token·second; lower values are drawn here
     most = least
     for tool, outcomes in sorted(records.outcomes.items()):
         if tool == ALL:

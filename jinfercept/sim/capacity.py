@@ -1,4 +1,4 @@
-"""How much load a policy carries at a given latency, from a curve of latency against load. Pure numbers."""
+"""The load that a policy carries at a given latency, from a curve of latency against load."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ Points = Sequence[tuple[float, float]]
 """(requests per second, latency), by ascending rate."""
 
 LATENCY_FACTOR = 5.0
-"""Times the low-load latency: where curves are compared."""
+"""Curves are compared at this multiple of the low-load latency."""
 
 
 class Capacity(NamedTuple):
@@ -16,7 +16,7 @@ class Capacity(NamedTuple):
 
     Attributes:
         rate: requests per second.
-        side: "" if it was found between two points; "<": reached at the first one already; ">": not even at the last.
+        side: "": between two points of the curve; "<": at most its first point; ">": beyond its last point.
     """
 
     rate: float
@@ -27,12 +27,12 @@ class Capacity(NamedTuple):
 
 
 def latency_threshold(curves: Iterable[Points]) -> float:
-    """`LATENCY_FACTOR` the low-load latency, which is the least on any of the curves: one latency for all of them."""
+    """`LATENCY_FACTOR` times the low-load latency, which is the least of all curves; the same for every curve."""
     return LATENCY_FACTOR * min(latency for points in curves for _, latency in points)
 
 
 def capacity(points: Points, latency: float) -> Capacity | None:
-    """Where a curve first reaches a latency, its logarithm taken as straight between points; None if there are none."""
+    """The load at which a curve first reaches a latency, interpolated in its logarithm; None for no points."""
     if not points:
         return None
     before = None
@@ -47,7 +47,7 @@ def capacity(points: Points, latency: float) -> Capacity | None:
 
 
 def capacity_ratio(load: Capacity | None, base: Capacity | None) -> str:
-    """How many times the load of `base`, with `>` or `<` where one of them is only known to be beyond a point."""
+    """A load over that of `base`, as text, with `>` or `<` where one of them is only a bound; `-` if unknown."""
     if load is None or base is None:
         return "-"
     sides = {load.side, {"<": ">", ">": "<", "": ""}[base.side]} - {""}

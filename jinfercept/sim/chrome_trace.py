@@ -1,4 +1,4 @@
-"""A run as a trace that Perfetto and chrome://tracing open: a track for each request, counters for memory, link and steps.
+"""A run as a Chrome trace, for Perfetto and chrome://tracing: a track for each request, counters for memory, link and steps.
 
     requests   a track each, from arrival to end, of spans `waiting`, `running` and `intercepted`; their arguments say where
                the context was when the span began and ended (tokens on the device, only on the host, missing) and, for
@@ -38,9 +38,9 @@ class _Track:
 
     Attributes:
         number: of the track.
-        state: since `start_us`.
-        args: what is known of the span so far.
-        done: the moves of the span, by action and reason: tokens copied, pages freed.
+        state: of the sequence since `start_us`.
+        args: arguments of the open span.
+        done: number of the open span's moves, by action and reason.
     """
 
     sequence: Sequence
@@ -57,9 +57,9 @@ class ChromeTrace:
     """An `Observer` that writes a Chrome trace.
 
     Args:
-        path: is written anew.
+        path: file, overwritten.
         now: the engine's clock.
-        kv: the pages that are counted.
+        kv: the engine's pages.
         cost: prices a step, for the link's budget.
         saturation: S.
         synchronous: transfers have no budget.
@@ -90,7 +90,7 @@ class ChromeTrace:
         self._file.write(json.dumps(_name("process_name", "engine", _ENGINE)))
         self._write(_name("process_name", "requests", _REQUESTS))
 
-    # -- told by the scheduler -------------------------------------------------------------------------------------
+    # -- hooks of the scheduler ------------------------------------------------------------------------------------
 
     def changed(self, sequence: Sequence) -> None:
         """See `Observer`."""
@@ -122,10 +122,10 @@ class ChromeTrace:
         entry["copied_tokens"] += copied_tokens
         entry["freed_pages"] += freed
 
-    # -- told by the engine ----------------------------------------------------------------------------------------
+    # -- hooks of the engine ---------------------------------------------------------------------------------------
 
     def planned(self, planned: Planned, result: StepResult) -> None:
-        """A plan has ended: the engine's `observe` hook."""
+        """A plan's result has arrived (the engine's `observe` hook)."""
         plan, end_us = planned.plan, self._now_us()
         start_us = max(0, end_us - round(result.elapsed_s * 1e6))
         occupancy = self._kv.store.occupancy()._asdict()
@@ -194,7 +194,7 @@ class ChromeTrace:
         )
 
     def _count(self, name: str, values: dict[str, int], at_us: int) -> None:
-        """Write a counter if it has changed: Perfetto holds it until then."""
+        """Write a counter if it has changed; viewers hold its last value."""
         if self._counted.get(name) != values:
             self._counted[name] = values
             self._write({"name": name, "ph": "C", "ts": at_us, "pid": _ENGINE, "args": values})
@@ -204,7 +204,7 @@ class ChromeTrace:
 
 
 def _why(track: _Track, before: State | None) -> dict[str, Any]:
-    """What the span that begins is about."""
+    """The first arguments of a span: why it began."""
     if track.state is State.INTERCEPTED:
         return {"interception": track.interceptions, "tools": [call.name for call in track.sequence.calls]}
     if track.state is State.WAITING:

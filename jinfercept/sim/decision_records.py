@@ -1,17 +1,17 @@
-"""Decision records: what was done with every paused context, why, what that was predicted to waste, and what it did waste.
+"""Decision records: the policy's moves of every paused context, their reasons, and the waste predicted and measured.
 
-A `DecisionLog` observes one scheduler and writes a JSON line for every decision and for every interception that is over. It
-moves nothing, and asks estimators only such questions as change no answer (see `forecast.EstimatorTee`). The lines:
+A `DecisionLog` observes one scheduler and writes a JSON line for every decision and every ended interception. It queries an
+estimator of its own, so that recording changes no decision (see `forecast.EstimatorTee`). The lines:
 
-    run       once, first: the version, what the caller says of the run, and the quantiles of the forecasts
-    decision  the moves of one context, of one kind and for one reason, in one plan ("running": it was copied before any pause);
-              or "keep", where a context was paused and nothing was done to it (written when it runs again, with the numbers
-              of the pause)
-    outcome   an interception that is over: how long its calls lasted (`call_s`) and how long it took the engine to see that
-              (`duration_s`), what was forecast of that at several ages, and predicted and actual waste
+    run       the first line: version, names and numbers of the run, quantiles and ages of the forecasts
+    decision  the moves of one context with one action and one reason, in one plan (state "running": copied before any pause);
+              or action "keep", for a pause without any move (written when the context runs again, with the numbers of the
+              pause's start)
+    outcome   an ended interception: seconds of its calls (`call_s`) and until the engine handled their return (`duration_s`),
+              forecasts at several ages, predicted and actual waste
 
-Waste is in token·seconds. It is predicted once, at the first plan that took a page from the device, or at the pause if none
-did: what the pause had held until then, and what `WasteEquations.predicted` says of the rest.
+Waste is in token·seconds. It is predicted once, at the first plan that drops a page from the device, or at the pause if none
+does: what the pause has held until then, and `WasteEquations.predicted` for the rest.
 """
 
 import heapq
@@ -38,13 +38,13 @@ from jinfercept.sched.waste import preserve_waste
 
 VERSION = 1
 AGES_S = (0.0, 1.0, 3.0, 10.0, 30.0)
-"""Ages of a pause at which its remaining seconds are forecast: in the first plan after."""
+"""Ages of an interception in seconds; at the first plan after each, its remaining seconds are forecast."""
 
 _BUFFER_BYTES = 1 << 20
 
 
 def open_record(path: str | Path) -> TextIO:
-    """A file to write records to, anew and buffered. Raises `ConfigError` if it cannot be written."""
+    """Opens a file for records, overwritten and buffered. Raises `ConfigError` if it cannot be written."""
     try:
         return Path(path).open("w", buffering=_BUFFER_BYTES, encoding="utf-8")
     except OSError as error:
@@ -55,18 +55,18 @@ def open_record(path: str | Path) -> TextIO:
 
 @final
 class DecisionLog:
-    """An `Observer` that writes to a file, buffered; nothing of a request is kept once it is finished.
+    """An `Observer` that writes decision records to a file. It stores nothing of finished requests.
 
     Args:
-        path: is written anew.
+        path: file, overwritten.
         now: the engine's clock.
-        known: what the policy knows.
-        estimator: a fresh one of the policy's kind, to be asked in its stead.
+        known: cost model, saturation point, page size and estimator of the policy.
+        estimator: a new one of the policy's kind, queried instead of the policy's own.
         synchronous: steps wait for transfers.
-        run: what the first line says of the run: names and numbers.
+        run: names and numbers of the run, for the first line.
 
     Attributes:
-        overheard: the estimator to give to the scheduler instead of the policy's.
+        estimator: the one for the scheduler: it forwards calls to the policy's estimator and to the log's.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -83,15 +83,15 @@ class DecisionLog:
         run: Mapping[str, Any],
     ) -> None:
         self._file = open_record(path)
-        self._now, self._estimator, self._page_size = now, estimator, known.page_size
-        self.overheard = EstimatorTee(known.estimator, estimator, self._forecast_fresh)
+        self._now, self._own_estimator, self._page_size = now, estimator, known.page_size
+        self.estimator = EstimatorTee(known.estimator, estimator, self._forecast_fresh)
         self._equations = WasteEquations(known, synchronous=synchronous)
         self._timer = StepTimer(Prices(known.cost, known.page_size, synchronous=synchronous), now())
         self._running: dict[str, Sequence] = {}
         self._pauses: dict[str, PauseAccount] = {}
         self._recovering: dict[str, PauseAccount] = {}
-        self._fresh: list[PauseAccount] = []  # the estimator has not been told of their calls yet
-        self._asides: dict[str, PauseAccount] = {}  # for what is done in this plan to contexts that run
+        self._fresh: list[PauseAccount] = []  # the estimators do not know their calls yet
+        self._running_moves: dict[str, PauseAccount] = {}  # stand for running contexts that this plan copies
         self._numbers: dict[str, int] = {}  # interceptions of requests that are not finished
         self._decisions: dict[tuple[int, Action, str], Decision] = {}
         # when to look at a pause again, a tie-break, and which of its ages that is
@@ -101,7 +101,7 @@ class DecisionLog:
         self._last_queries = 0
         self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
 
-    # -- told by the scheduler -------------------------------------------------------------------------------------
+    # -- hooks of the scheduler ------------------------------------------------------------------------------------
 
     def changed(self, sequence: Sequence) -> None:
         """See `Observer`."""
@@ -145,10 +145,10 @@ class DecisionLog:
             else:
                 decision.freed_clean += tokens
 
-    # -- told by the engine ----------------------------------------------------------------------------------------
+    # -- hooks of the engine ---------------------------------------------------------------------------------------
 
     def planned(self, planned: Planned, result: StepResult) -> None:
-        """A plan has ended: the engine's `observe` hook. With pipeline depth 1, the moves of the plan that was drafted
+        """A plan's result has arrived (the engine's `observe` hook). With pipeline depth 1, the moves of the plan that was made
         meanwhile are counted here too."""
         self._forecast_fresh()
         plan, now = planned.plan, self._now()
@@ -163,7 +163,7 @@ class DecisionLog:
         self._context = None
 
     def close(self) -> None:
-        """Write what is open as it stands, and close the file."""
+        """Write open decisions and interceptions as they are, and close the file."""
         if self._file.closed:
             return
         self._flush(None)
@@ -183,7 +183,7 @@ class DecisionLog:
     # -- pauses ----------------------------------------------------------------------------------------------------
 
     def _begin(self, sequence: Sequence, now: float) -> None:
-        """The sequence was intercepted, or preempted."""
+        """A sequence was intercepted or preempted."""
         intercepted = sequence.state is State.INTERCEPTED
         number = self._numbers[sequence.id] = self._numbers.get(sequence.id, 0) + intercepted
         pause = self._pauses[sequence.id] = PauseAccount(
@@ -193,19 +193,19 @@ class DecisionLog:
             self._fresh.append(pause)
 
     def _aside(self, sequence: Sequence) -> PauseAccount:
-        """Stands for a context that is copied while it runs."""
-        if sequence.id not in self._asides:
-            self._asides[sequence.id] = PauseAccount(
+        """An account for moves of a context that runs, which is not paused."""
+        if sequence.id not in self._running_moves:
+            self._running_moves[sequence.id] = PauseAccount(
                 sequence,
                 self._numbers.get(sequence.id, 0),
                 intercepted=False,
                 now=self._now(),
                 page_size=self._page_size,
             )
-        return self._asides[sequence.id]
+        return self._running_moves[sequence.id]
 
     def _resume(self, pause: PauseAccount, now: float) -> None:
-        """The sequence runs; its pause is over when it has back what it lost."""
+        """A sequence runs again; its pause ends once lost tokens are fetched or recomputed."""
         del self._pauses[pause.sequence.id]
         if pause.run_at(now):
             self._recovering[pause.sequence.id] = pause
@@ -213,7 +213,7 @@ class DecisionLog:
             self._end(pause)
 
     def _leave(self, sequence: Sequence, now: float) -> None:
-        """Whatever was open of the sequence is over as it stands."""
+        """End the open pause of a sequence as it is."""
         for pauses in (self._pauses, self._recovering):
             pause = pauses.pop(sequence.id, None)
             if pause is not None:
@@ -221,12 +221,12 @@ class DecisionLog:
                 self._end(pause)
 
     def _call_s(self, sequence: Sequence) -> float | None:
-        """How long the last of the sequence's calls lasted; None if any was given up."""
-        ended = [end for call in sequence.calls if (end := self.overheard.take_ended(call.key)) is not None]
+        """Seconds of the longest of the sequence's calls; None if one of them was aborted."""
+        ended = [end for call in sequence.calls if (end := self.estimator.take_ended(call.key)) is not None]
         return max((end.duration_s for end in ended), default=None) if all(end.clean for end in ended) else None
 
     def _end(self, pause: PauseAccount) -> None:
-        """A pause is over: if it was an interception, say what it was predicted to waste and what it did."""
+        """A pause has ended: if it was an interception, write its outcome."""
         if not pause.intercepted or not pause.forecasts:  # it began when the log was closed
             return
         first = pause.forecasts[0]
@@ -241,22 +241,22 @@ class DecisionLog:
         self._write(_outcome(pause, self._now()))
 
     def _forecast_fresh(self) -> None:
-        """Forecast the pauses that have just begun: by now the estimator knows of their calls, and of none's end."""
+        """Forecast the interceptions that have just begun: the estimators know their calls now, and no end of one."""
         for pause in self._fresh:
             self._forecast(pause, 0, pause.began_s)
         self._fresh.clear()
 
     def _forecast(self, pause: PauseAccount, index: int, now: float) -> None:
-        """Ask for the pause's duration, and come back at its next age."""
+        """Add a forecast to a pause, and schedule the one of its next age."""
         age_s = now - pause.began_s
-        pause.forecasts.append(forecast(self._estimator, pause.sequence, age_s))
+        pause.forecasts.append(forecast(self._own_estimator, pause.sequence, age_s))
         coming = next((later for later in range(index + 1, len(AGES_S)) if AGES_S[later] > age_s), None)
         if coming is not None:
             self._num_due += 1
             heapq.heappush(self._due, (pause.began_s + AGES_S[coming], self._num_due, coming, pause))
 
     def _look_again(self, now: float) -> None:
-        """Forecast the pauses that have reached another age."""
+        """Forecast the interceptions that have reached another age."""
         due = self._due
         while due and due[0][0] <= now:
             _, _, index, pause = heapq.heappop(due)
@@ -268,7 +268,7 @@ class DecisionLog:
     def _case(self, pause: PauseAccount, context: int) -> DecisionCase:
         now, sequence, rest_s = self._now(), pause.sequence, None
         if sequence.state is State.INTERCEPTED:
-            rest_s = remaining_s(self._estimator, sequence, now - pause.began_s)
+            rest_s = remaining_s(self._own_estimator, sequence, now - pause.began_s)
         chunk = self._equations.chunk(self._last_queries)
         return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk)
 
@@ -276,7 +276,7 @@ class DecisionLog:
         """Write the decisions of a plan."""
         decisions = list(self._decisions.values())
         self._decisions.clear()
-        self._asides.clear()
+        self._running_moves.clear()
         for pause in {id(decision.pause): decision.pause for decision in decisions}.values():
             if pause.intercepted and pause.prediction is None:
                 self._predict(pause, [decision for decision in decisions if decision.pause is pause])
@@ -296,7 +296,7 @@ class DecisionLog:
             )
 
     def _predict(self, pause: PauseAccount, decisions: list[Decision]) -> None:
-        """What the pause will have wasted in the end, if it has just lost its first page."""
+        """Predict the waste of a pause whose first page has just been dropped."""
         case = decisions[0].case
         clean = sum(decision.freed_clean for decision in decisions)
         dirty = sum(decision.freed_dirty for decision in decisions)
@@ -320,7 +320,7 @@ class DecisionLog:
             "waste": _all_short(self._equations.waste(case)._asdict()),
         }
 
-    # -- what it cost ----------------------------------------------------------------------------------------------
+    # -- measured waste --------------------------------------------------------------------------------------------
 
     def _running_context(self) -> int:
         if self._context is None:
@@ -328,7 +328,7 @@ class DecisionLog:
         return self._context
 
     def _pay_recoveries(self, planned: Planned, seconds: StepSeconds) -> None:
-        """Charge a step, without its stall, to those who could not go on before it."""
+        """Charge a step, without its stall, to the resumed contexts that wait for tokens."""
         sampled = {sequence.id for sequence, _ in planned.sampled}
         step_s, recomputed = seconds.total_s - seconds.stall_s, planned.recomputed_tokens
         for name, pause in list(self._recovering.items()):
@@ -344,7 +344,7 @@ class DecisionLog:
                 self._end(pause)
 
     def _pay_stalls(self, plan: StepPlan, stall_s: float) -> None:
-        """Share out the seconds for which a step waited for the link, by the tokens that were moved."""
+        """Charge the seconds for which a step waited for the link, in proportion to the moved tokens."""
         moved = (len(plan.offload) + len(plan.fetch)) * self._page_size
         absent = sum([p.sequence.length - residency(p.sequence).device for p in self._recovering.values()])
         each = stall_s * (self._running_context() - absent) / moved
@@ -388,7 +388,7 @@ def _tools(pause: PauseAccount) -> list[str]:
 
 
 def _short(value: float) -> float | None:
-    """A number that JSON can hold, to the microsecond; None where there is none."""
+    """A number rounded to six decimals; None if it is not finite, which JSON cannot hold."""
     return round(value, 6) if math.isfinite(value) else None
 
 

@@ -1,6 +1,6 @@
-"""What decision records say: predicted waste against actual, predicted durations against actual, and what was done how often.
+"""Summaries of decision records: predicted against actual waste and durations, and how often each action was taken.
 
-Reads what `sched.records` writes. Distributions are over interceptions that returned, in token·seconds and seconds.
+Reads the files of `sim.decision_records`. Distributions are over returned interceptions, in token·seconds and seconds.
 """
 
 import json
@@ -16,11 +16,11 @@ from jinfercept.meter.pause_account import PauseCost
 from jinfercept.sim.decision_records import VERSION
 
 ALL = "all"
-"""The group of every tool."""
+"""Name of the group with the interceptions of every tool."""
 
 
 class ForecastCheck(NamedTuple):
-    """A forecast, and what came: seconds that were still to come of a call at some age."""
+    """A forecast of a call's remaining seconds at some age, and the actual ones."""
 
     remaining_s: float
     quantiles_s: Sequence[float]
@@ -28,20 +28,20 @@ class ForecastCheck(NamedTuple):
 
 
 class DecisionFile(NamedTuple):
-    """One file.
+    """A file of decision records.
 
     Attributes:
-        run: what its first line says.
-        actions: per action and reason, sums over decisions.
-        outcomes: per tool, and for `ALL`: the interceptions that returned.
-        looks: per tool, and for `ALL`: forecasts by the age that they were due at.
-        unreturned: interceptions that ended otherwise.
+        run: its first line.
+        actions: sums over decisions, by action and reason.
+        outcomes: returned interceptions, by tool and for `ALL`.
+        checks: forecasts against actual seconds, by tool and for `ALL`, by the age at which they were due.
+        unreturned: number of interceptions that ended without a return.
     """
 
     run: Mapping[str, Any]
     actions: Mapping[tuple[str, str], Mapping[str, int]]
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]]
-    looks: Mapping[str, Mapping[float, Sequence[ForecastCheck]]]
+    checks: Mapping[str, Mapping[float, Sequence[ForecastCheck]]]
     unreturned: int
 
 
@@ -58,7 +58,7 @@ def load_records(path: str | Path) -> DecisionFile:
         raise ConfigError(f"{path} does not hold decisions of version {VERSION}", got=got, fix=_FIX)
     actions: dict[tuple[str, str], dict[str, int]] = {}
     outcomes: dict[str, list[dict[str, Any]]] = {ALL: []}
-    looks: dict[str, dict[float, list[ForecastCheck]]] = {ALL: {}}
+    checks: dict[str, dict[float, list[ForecastCheck]]] = {ALL: {}}
     unreturned = 0
     try:
         run |= {"quantiles": _numbers(run["quantiles"]), "ages_s": _numbers(run["ages_s"])}
@@ -69,17 +69,17 @@ def load_records(path: str | Path) -> DecisionFile:
             if line["type"] == "decision":
                 _count(line, actions)
             elif line["returned"]:
-                _compare(line, run, outcomes, looks)
+                _compare(line, run, outcomes, checks)
             else:
                 unreturned += 1
         except _MISTAKES as error:
             raise _no_record(path, number, error) from None
-    return DecisionFile(run, actions, outcomes, looks, unreturned)
+    return DecisionFile(run, actions, outcomes, checks, unreturned)
 
 
 _SUMS = ("tokens", "copied_tokens", "freed_tokens", "lost_tokens")
 _FIX = "write it with `jinfercept simulate --decisions FILE`"
-_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)  # what reading a line raises that somebody has edited
+_MISTAKES = (KeyError, TypeError, ValueError, AttributeError)  # raised by lines that do not have the written form
 
 
 def _no_record(path: str | Path, number: int, error: Exception) -> ConfigError:
@@ -113,16 +113,16 @@ def _compare(
     line: dict[str, Any],
     run: Mapping[str, Any],
     outcomes: dict[str, list[dict[str, Any]]],
-    looks: dict[str, dict[float, list[ForecastCheck]]],
+    checks: dict[str, dict[float, list[ForecastCheck]]],
 ) -> None:
     """Add an interception that returned, and its forecasts, to those of its tools and of all."""
     _numbers((line["predicted_token_s"], line["actual_token_s"], *(line["actual"][part] for part in PauseCost._fields)))
-    found = list(_looks(line, run))
+    found = list(_checks(line, run))
     for name in (ALL, "+".join(line["tools"]) or "none"):
         outcomes.setdefault(name, []).append(line)
-        by_age = looks.setdefault(name, {})
-        for age_s, look in found:
-            by_age.setdefault(age_s, []).append(look)
+        by_age = checks.setdefault(name, {})
+        for age_s, check in found:
+            by_age.setdefault(age_s, []).append(check)
 
 
 def _numbers(values: Iterable[Any]) -> list[Any]:
@@ -136,7 +136,7 @@ def _numbers(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, ForecastCheck]]:
+def _checks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[float, ForecastCheck]]:
     """The forecasts of an interception, by the last age that was due; those made after the calls' end are left out."""
     for one in line["forecasts"]:
         left_s = -1.0 if line["call_s"] is None else line["call_s"] - one["age_s"]
@@ -155,7 +155,7 @@ def _looks(line: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[fl
 
 
 def summary(records: DecisionFile) -> dict[str, Any]:
-    """The tables of `tables` for a program."""
+    """Sums, waste and durations of a file, as JSON values."""
     return {
         "run": records.run,
         "decisions": [
@@ -164,10 +164,10 @@ def summary(records: DecisionFile) -> dict[str, Any]:
         "waste": {tool: waste_summary(outcomes) for tool, outcomes in records.outcomes.items()},
         "durations": {
             tool: [
-                {"age_s": age_s, **duration_summary(looks, records.run["quantiles"])}
-                for age_s, looks in sorted(by_age.items())
+                {"age_s": age_s, **duration_summary(checks, records.run["quantiles"])}
+                for age_s, checks in sorted(by_age.items())
             ]
-            for tool, by_age in records.looks.items()
+            for tool, by_age in records.checks.items()
         },
         "unreturned": records.unreturned,
     }
@@ -195,7 +195,7 @@ def waste_summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def duration_summary(looks: Sequence[ForecastCheck], quantiles: Sequence[float]) -> dict[str, Any]:
+def duration_summary(checks: Sequence[ForecastCheck], quantiles: Sequence[float]) -> dict[str, Any]:
     """Forecasts of one age against what came.
 
     Returns:
@@ -203,17 +203,17 @@ def duration_summary(looks: Sequence[ForecastCheck], quantiles: Sequence[float])
         `pinball_s`, the mean quantile loss; `returned`, for each predicted quantile the share that had returned by then.
     """
     return {
-        "calls": len(looks),
-        "predicted_s": fmean(look.remaining_s for look in looks),
-        "actual_s": fmean(look.actual_s for look in looks),
-        "error_s": fmean(abs(look.remaining_s - look.actual_s) for look in looks),
+        "calls": len(checks),
+        "predicted_s": fmean(check.remaining_s for check in checks),
+        "actual_s": fmean(check.actual_s for check in checks),
+        "error_s": fmean(abs(check.remaining_s - check.actual_s) for check in checks),
         "pinball_s": fmean(
-            pinball(quantile, value_s, look.actual_s)
-            for look in looks
-            for quantile, value_s in zip(quantiles, look.quantiles_s, strict=True)
+            pinball(quantile, value_s, check.actual_s)
+            for check in checks
+            for quantile, value_s in zip(quantiles, check.quantiles_s, strict=True)
         ),
         "returned": {
-            f"{quantile:g}": fmean(look.actual_s <= look.quantiles_s[index] for look in looks)
+            f"{quantile:g}": fmean(check.actual_s <= check.quantiles_s[index] for check in checks)
             for index, quantile in enumerate(quantiles)
         },
     }

@@ -1,4 +1,4 @@
-"""The numbers behind generated requests: for each of the six kinds, how its counts and seconds are distributed.
+"""Distributions of generated requests: of the counts and seconds of each of the six kinds.
 
 One family for everything, the log-normal clipped to bounds: skewed where the trace is, and with weight on its bounds, as
 the trace has in counts of calls and in the answers of persons (the authors cut those at 60 s). Sources: "trace", the

@@ -1,8 +1,10 @@
-"""What `bench paper` writes: tables in Markdown and the panels of its picture, from reports and the paper's numbers."""
+"""The report of `bench paper`: tables in Markdown and the panels of its plot, with the paper's numbers beside."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
+from jinfercept.meter.ledger import WasteTotals
 from jinfercept.sim.capacity import LATENCY_FACTOR, Capacity, Points, capacity, capacity_ratio, latency_threshold
 from jinfercept.sim.paper_results import ABLATION, SYSTEMS, WASTE, Figure
 from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
@@ -24,12 +26,12 @@ DRAWN = (*SYSTEMS.values(), "lru_host", "copy_ahead", "bound")
 WIDE_STEPS = "mixed, wide steps"
 """The mixed workload again for `chunked_discard`, whose steps are as large as those of whole prompts."""
 
-PARTS = ("preserve", "recompute", "stall", "fetch")
-"""What waste is made of."""
+PARTS = tuple(part.name for part in fields(WasteTotals))
+"""The parts of waste, as in a report."""
 
 
 class Study(NamedTuple):
-    """One machine.
+    """The simulated runs on one machine.
 
     Attributes:
         profile: its name.
@@ -90,12 +92,12 @@ class Study(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """All there is to tell.
+    """The contents of the report.
 
     Attributes:
         studies: one for each machine.
         figure: the paper's Figure 2; empty if it was not given.
-        workload: where requests come from.
+        workload: source of the requests.
         duration_s, seed: of the arrivals.
     """
 
@@ -193,9 +195,9 @@ def _waste(study: Study) -> Iterable[str]:
     rate = study.common_rate
     yield f"### Waste at {rate:g} requests/s"
     yield (
-        "In percent of the pool's token·seconds: kept for paused requests, held while somebody is recomputed, held while "
-        "a transfer stalls the step, held by who is running and has no token in the step (`fetch`). What `copy_ahead`, "
-        "`lru` and `lru_host` keep counts here, though whoever needs it gets it."
+        "In percent of the pool's token·seconds: held by paused requests (`preserve`), during recomputation, while a step "
+        "waits for transfers (`stall`), and by running requests without a token in the step (`fetch`). Pages that "
+        "`copy_ahead`, `lru` and `lru_host` keep count here, though a request that needs the memory gets it."
     )
     rows = []
     for policy, runs in study.mixed.items():

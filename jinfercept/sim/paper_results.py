@@ -1,4 +1,4 @@
-"""What the InferCept paper (arXiv 2402.01869) reports, beside which ours is laid. Simulates nothing."""
+"""Results of the InferCept paper (arXiv 2402.01869), for comparison with simulated ones."""
 
 import csv
 import math
@@ -15,10 +15,10 @@ SYSTEMS: Mapping[str, str] = {
     "Swap": "swap",
     "InferCept": "min_waste",
 }
-"""The paper's systems and the policies that are theirs here."""
+"""The policy that stands for each of the paper's systems."""
 
 WASTE: Mapping[str, float] = {"discard": 0.27, "swap": 0.26, "min_waste": 0.0069}
-"""Share of the GPU's memory over time that is wasted, by policy."""
+"""Wasted share of GPU memory × time, by policy."""
 
 
 class AblationStep(NamedTuple):

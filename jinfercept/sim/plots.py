@@ -1,4 +1,4 @@
-"""Pictures of reports: latency against load, and groups of bars. Knows no policies, only curves and bars with names.
+"""Plots of reports: latency against load, and groups of bars.
 
 matplotlib is imported where something is drawn, and is an extra: `check_drawing` says so before the work begins.
 """
@@ -29,23 +29,23 @@ COLOURS: Mapping[str, str] = {
     "bound": "#000000",
     "free_pause": "#555555",
 }
-"""The same colour for a policy in every picture; those without one get what matplotlib gives."""
+"""Colour of a policy in every plot; the others get matplotlib's next one."""
 
 REFERENCE: Mapping[str, Any] = {"linestyle": ":", "linewidth": 1.2, "alpha": 0.8}
-"""How somebody else's curves are drawn."""
+"""Style of reference curves."""
 
 FORMATS = (".png", ".svg", ".pdf")
-"""What names of pictures end with."""
+"""Suffixes of plot files."""
 
 
 class PlottedCurve(NamedTuple):
     """A line through (rate, latency) points.
 
     Attributes:
-        name: in the legend; None: not there.
+        name: in the legend; None: none.
         points: requests per second and ms per token, with its range over seeds, by ascending rate.
         colour: None: the next one.
-        reference: thin and dotted: somebody else's numbers.
+        reference: drawn thin and dotted: published numbers.
     """
 
     name: str | None

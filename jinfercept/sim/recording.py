@@ -1,4 +1,4 @@
-"""What a run is recorded by: a decision log, a Chrome trace, both, or nothing; opened together and closed together."""
+"""Records of a run: a decision log, a Chrome trace, or both, opened and closed together."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from jinfercept.sim.decision_records import DecisionLog
 
 
 class RecordFiles(NamedTuple):
-    """Files to write: decisions as JSON lines, and a Chrome trace. None: not that one."""
+    """Files to write: decision records, and a Chrome trace. None: not written."""
 
     decisions: str | None = None
     chrome_trace: str | None = None
@@ -28,7 +28,7 @@ class RecordFiles(NamedTuple):
         return self.decisions is not None or self.chrome_trace is not None
 
     def of(self, name: str) -> Self:
-        """The same for one of several runs: the run's name goes before the ending of each file's."""
+        """The files of one of several runs: the run's name stands before each suffix."""
         return self._replace(
             decisions=self.decisions and _insert(self.decisions, name),
             chrome_trace=self.chrome_trace and _insert(self.chrome_trace, name),
@@ -39,13 +39,13 @@ NO_RECORDS = RecordFiles()
 
 
 def name_files(records: Iterable[RecordFiles]) -> None:
-    """Print the files that several runs have written: their names were not asked for."""
+    """Print the names of the files that several runs have written, which the user did not choose."""
     for path in (path for each in records for path in each if path is not None and Path(path).exists()):
         print(f"written: {path}", file=sys.stderr)
 
 
 def files_of(path: str) -> list[str]:
-    """The file, or where there is none of this name those that several runs have written in its place (`RecordFiles.of`)."""
+    """The file; if there is none of this name, the files that several runs have written instead (`RecordFiles.of`)."""
     place = Path(path)
     several = () if place.exists() else place.parent.glob(f"{escape(place.stem)}-*{escape(place.suffix)}")
     return sorted(map(str, several)) or [path]
@@ -58,19 +58,19 @@ def _insert(path: str, name: str) -> str:
 
 @final
 class Recording:
-    """An `Observer` that is several.
+    """An `Observer` that writes all files of a run.
 
     Args:
-        records: what to write.
+        records: files to write.
         now: the engine's clock.
         kv: its pages.
-        known: what the policy knows.
-        estimator: a fresh one of the policy's kind.
+        known: cost model, saturation point, page size and estimator of the policy.
+        estimator: a new one of the policy's kind.
         synchronous: steps wait for transfers.
-        run: what is said of the run.
+        run: names and numbers of the run.
 
     Attributes:
-        estimator: the one to give to the scheduler.
+        estimator: the one for the scheduler.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -91,7 +91,7 @@ class Recording:
         self._parts: list[DecisionLog | ChromeTrace] = []
         if records.decisions is not None:
             log = DecisionLog(records.decisions, now, known, estimator, synchronous=synchronous, run=run)
-            self.estimator = log.overheard
+            self.estimator = log.estimator
             self._parts.append(log)
         if records.chrome_trace is not None:
             self._parts.append(
@@ -109,12 +109,12 @@ class Recording:
             part.moved(move, copied_tokens, freed)
 
     def planned(self, planned: Planned, result: StepResult) -> None:
-        """A plan has ended: the engine's `observe` hook."""
+        """A plan's result has arrived (the engine's `observe` hook)."""
         for part in self._parts:
             part.planned(planned, result)
 
     def after(self, observe: Callable[[Planned, StepResult], None]) -> Callable[[Planned, StepResult], None]:
-        """An `observe` hook that tells somebody else first."""
+        """An `observe` hook that calls another one first."""
 
         def both(planned: Planned, result: StepResult) -> None:
             observe(planned, result)
@@ -123,7 +123,7 @@ class Recording:
         return both
 
     def close(self) -> None:
-        """Write what is open and close the files."""
+        """Write open records and close the files."""
         for part in self._parts:
             part.close()
 

@@ -1,4 +1,4 @@
-"""Reports of simulations as numbers side by side: means over seeds, a CSV file, places to write. Runs and draws nothing."""
+"""Reports of simulations: percentiles, means over seeds, groups, JSON and CSV files, checks of output paths."""
 
 import csv
 import json
@@ -12,7 +12,7 @@ from jinfercept.errors import ConfigError
 
 
 class Range(NamedTuple):
-    """A number over several seeds."""
+    """Mean, least and largest value over several seeds."""
 
     mean: float
     low: float
@@ -20,22 +20,32 @@ class Range(NamedTuple):
 
 
 def latency_ms(report: Mapping[str, Any]) -> float | None:
-    """Mean normalized latency as the paper defines it, ms per token; None if nobody arrived or the run failed."""
+    """Mean normalized latency as the paper defines it, ms per token; None without requests, or for a failed run."""
     if "error" in report:
         return None
     return report["normalized_latency_paper_ms_per_token"]["mean"]
 
 
+def percentiles(values: Iterable[float | None], percents: Sequence[int]) -> dict[str, float] | None:
+    """`mean` and the percentiles `p50`, … of the values, Nones left out; None if there are none."""
+    found = sorted(value for value in values if value is not None)
+    if not found:
+        return None
+    return {"mean": fmean(found)} | {
+        f"p{percent}": found[min(len(found) - 1, len(found) * percent // 100)] for percent in percents
+    }
+
+
 def over_seeds(
     reports: Iterable[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]
 ) -> Range | None:
-    """Mean, least and most of a value over reports; those that failed or lack it do not count, and None means that all do."""
+    """Range of a value over reports, without those that failed or lack it; None if no report is left."""
     found = [number for report in reports if "error" not in report and (number := value(report)) is not None]
     return Range(fmean(found), min(found), max(found)) if found else None
 
 
 def group[K](reports: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]], K]) -> dict[K, list[dict[str, Any]]]:
-    """The reports by a key, in the order in which keys appear."""
+    """The reports by key, in the order of the keys' first appearance."""
     groups: dict[K, list[dict[str, Any]]] = {}
     for report in reports:
         groups.setdefault(key(report), []).append(report)
@@ -43,7 +53,7 @@ def group[K](reports: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]
 
 
 def write_json(path: str | Path, found: Any) -> None:
-    """What was found; numbers that JSON does not have are null."""
+    """Write a value as JSON; numbers that are not finite become null."""
     Path(path).write_text(json.dumps(_finite(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -56,7 +66,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_csv(path: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """A row for each report; nested keys are joined with a point, what a report lacks is empty. Only JSON has `slowness`."""
+    """Write a row for each report. Nested keys are joined by points; missing values are empty; `slowness` is left out."""
     rows = [dict(_flat({name: value for name, value in report.items() if name != "slowness"})) for report in reports]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with Path(path).open("w", newline="", encoding="utf-8") as file:
@@ -74,7 +84,7 @@ def _flat(report: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def check_writable(path: str | Path, flag: str) -> None:
-    """Raise `ConfigError` if a file cannot be written there: before the work that fills it, not after."""
+    """Raise `ConfigError` if a file cannot be written, before the work that fills it."""
     path = Path(path)
     try:
         there = path.exists()
@@ -107,10 +117,10 @@ def check_outputs(outputs: Iterable[tuple[str, str | Path | None]]) -> None:
 
 
 def write_all(writers: Mapping[str, Callable[[], object]]) -> None:
-    """Call every writer, also if another one failed; then raises `ConfigError` with what was not written.
+    """Call every writer, even if another one fails. Raises `ConfigError` with the files that were not written.
 
     Args:
-        writers: by what each of them writes.
+        writers: by file.
     """
     failed = []
     for name, write in writers.items():

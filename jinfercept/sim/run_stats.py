@@ -1,14 +1,13 @@
-"""What a run cost: the same numbers from the same code, whether plans were executed or priced. Imports no JAX.
+"""Statistics of a run, real or simulated, by the same code: latencies, waste, counts, step times. Imports no JAX.
 
-Time is the engine's clock's. What part of a step was recomputation, and how long a step waited for its transfers, no clock can
-see: these two come from the profile's price of the plan, in a real run too. `step_s` in the report lays measured and priced
-seconds of all steps side by side, and `slowness` their ratio for each bucket, and so say how far to trust that.
+Seconds are those of the engine's clock. Waste is counted by `meter.ledger`, which takes seconds of recomputation and of waiting
+for transfers from the profile's price of a plan, in a real run too. `step_s` in the report has the measured and the priced
+seconds of all steps, and `slowness` their ratio for each bucket: they say how far these prices can be trusted.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any, final
 
 from jinfercept.engine.clock import Clock
@@ -18,10 +17,11 @@ from jinfercept.request import Request
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import Counters, Planned
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sim.reports import percentiles
 from jinfercept.sim.scripted import PlayedRun, returned_tokens
 
 Report = dict[str, Any]
-"""What `RunStats.report` returns, ready for JSON."""
+"""The numbers of a run, as JSON values."""
 
 
 @final
@@ -55,24 +55,24 @@ class RunStats:
             self.recompute_latency_s += len(planned.recomputing) * step_s
 
     def settle(self) -> None:
-        """A step's events were handled: contexts that they paused hold memory from now on."""
+        """An iteration of the engine has ended: see `Ledger.settle`."""
         self._ledger.settle(self._clock.now())
 
     def report(
         self, played: PlayedRun, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
     ) -> Report:
-        """The run in numbers. Every request is in the means: what was given up counts with the time that it has had so far,
-        spread over the tokens that it was to get, which is less than its latency would have become.
+        """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
+        get, which is less than its latency would have been.
 
         Args:
             played: the run.
-            requests: what was played, with the second at which each arrived.
+            requests: its requests, with the second at which each arrives.
             counters: the scheduler's.
-            kv_tokens: of the device pool.
+            kv_tokens: tokens of the device pool.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
         paper, strict, first, alive_s = [], [], [], 0.0
-        for output in (*played.outputs, *played.given_up):
+        for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
             arrival_s = played.started_s + at_s
             completion, metrics = output.outputs[0], output.metrics
@@ -114,13 +114,6 @@ class RunStats:
         }
 
 
-def _summary(values: list[float]) -> dict[str, float | None]:
-    """Mean and percentiles; None where nothing was finished."""
-    if not values:
-        return {"mean": None, "p50": None, "p99": None}
-    values = sorted(values)
-    return {
-        "mean": fmean(values),
-        "p50": values[len(values) // 2],
-        "p99": values[min(len(values) - 1, len(values) * 99 // 100)],
-    }
+def _summary(values: list[float]) -> Mapping[str, float | None]:
+    """Mean and percentiles; None in their places without values."""
+    return percentiles(values, (50, 99)) or dict.fromkeys(("mean", "p50", "p99"))

@@ -1,4 +1,4 @@
-"""Estimates that are wrong on purpose, by a factor: how much a policy depends on good ones. For simulations only."""
+"""Estimators whose estimates are wrong by a factor, to study how much a policy depends on them. For simulations only."""
 
 from collections.abc import Callable, Hashable
 from random import Random
@@ -8,14 +8,14 @@ from jinfercept.sched.estimator import Estimator, OracleEstimator
 from jinfercept.sched.sequence import PendingCall
 
 Factor = Callable[[Hashable], float]
-"""By what the duration of a call, known by its key, is multiplied; above 0."""
+"""The factor of a call's duration, above 0, from the call's key."""
 
 
 @final
 class ScaledEstimator:
-    """Takes a call to last `factor` times as long as another estimator believes when the call begins.
+    """Estimates durations as `factor` times those of another estimator at the start of the call.
 
-    It learns nothing from being wrong: a call that outlasts its estimate is expected back at any moment.
+    A call that outlasts its estimate is expected to return at once, for as long as it lasts.
     """
 
     def __init__(self, estimator: Estimator, factor: Factor) -> None:
@@ -38,7 +38,7 @@ class ScaledEstimator:
         return self._estimator.survival(call, age_s / factor, horizon_s / factor)
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """The other's τ on a clock that runs `factor` times as fast."""
+        """τ of the other estimator, on a clock that runs `factor` times as fast."""
         factor = self._factor(call.key)
         return factor * self._estimator.hold_until_s(call, factor * hold_cost_per_s, leave_cost)
 

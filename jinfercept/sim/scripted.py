@@ -1,4 +1,4 @@
-"""Scripts as requests and as the world around an engine: who arrives when, what calls return and after how long.
+"""Plays scripts on an engine: requests that arrive and call at scripted times, and endpoints that answer them.
 
 One loop plays them, whether the engine computes or only prices its plans, under a virtual clock or a real one. No JAX.
 """
@@ -19,49 +19,50 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 
 Writer = Callable[[int, int, int], tuple[int, ...]]
-"""Token ids that nobody generates, from a request's number, a place in it (0 is the prompt) and how many."""
+"""Makes token ids of prompts and results, from a request's number, a place in it (0: the prompt) and a count."""
 
 SHOWN_EVERY_S = 0.1
+"""Seconds between two calls of a `Progress`, by the wall clock."""
 
 Progress = Callable[[float, float], None]
-"""Told seconds so far, and the most there can be."""
+"""Called with the seconds played so far, and the most that there can be."""
 
 
 def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
-    """A request's number as its tokens, so that no two requests share a page: for engines whose tokens mean nothing."""
+    """A request's number as its tokens, so that no two requests share a page; for engines that compute nothing."""
     return (number,) * count
 
 
 def random_tokens(vocab_size: int, seed: int) -> Writer:
-    """Tokens below `vocab_size`; the same seed gives the same ones in every run."""
+    """Writes random tokens below `vocab_size`, the same ones in every run with the same seed."""
     return lambda number, place, count: tuple(Random(f"{seed} {number} {place}").choices(range(vocab_size), k=count))
 
 
-def make_request(number: int, script: Script, write: Writer, told: bool = False) -> Request:
+def make_request(number: int, script: Script, write: Writer, known_durations: bool = False) -> Request:
     """A scripted request: greedy, of a fixed length, calling at fixed places.
 
     Args:
-        number: its id, and what its tokens depend on.
+        number: its id, and the seed of its tokens.
         write: its prompt.
-        told: the engine is told how long each call will take.
+        known_durations: calls carry their duration, for an oracle estimator.
     """
-    calls = dict(_calls(script, told))
+    calls = dict(_calls(script, known_durations))
     params = SamplingParams(temperature=0.0, max_tokens=script.generated, ignore_eos=True)
     return Request(str(number), write(number, 0, script.prompt), params, detector=ScriptedDetector(calls))
 
 
 def returned_tokens(request: Request) -> int:
-    """Tokens that the calls of a scripted request return, all in all."""
+    """Tokens that all calls of a scripted request return together."""
     assert isinstance(request.detector, ScriptedDetector)
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
 
 
-def _calls(script: Script, told: bool) -> Iterator[tuple[int, list[Call]]]:
+def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Call]]]:
     generated = 0
     for segment in script.segments:
         generated += segment.decode
         if segment.call_s is not None:
-            expected_s = segment.call_s if told else None
+            expected_s = segment.call_s if known_durations else None
             yield generated, [Call(script.kind, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
 
 
@@ -90,11 +91,11 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
 
 @final
 class ScriptedEndpoints:
-    """Answers scripted calls, whose arguments are `"seconds tokens"`, when their time has come; starts no threads.
+    """Answers scripted calls, whose arguments are `"seconds tokens"`, after their seconds; starts no threads.
 
     Args:
-        clock: what time it is.
-        write: the tokens that come back.
+        clock: the engine's.
+        write: makes the returned tokens.
     """
 
     def __init__(self, clock: Clock, write: Writer) -> None:
@@ -120,7 +121,7 @@ class ScriptedEndpoints:
         return done
 
     def next_s(self) -> float:
-        """When something will happen outside the engine: a return or an arrival."""
+        """Seconds of the clock at the next return or arrival."""
         return min(self._due[0][0] if self._due else float("inf"), self.next_arrival_s)
 
     def cancel(self, request_id: str) -> None:
@@ -132,18 +133,18 @@ class ScriptedEndpoints:
 
 
 class PlayedRun(NamedTuple):
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        outputs: the requests that were served to their end, as they ended.
-        given_up: those that were not, as far as they came.
-        started_s: on the run's clock.
-        seconds: how long the run was by that clock.
-        wall_s: and by the wall clock.
+        outputs: requests that were served to their end, in the order of their ends.
+        aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
+        started_s: second of the run's clock at its start.
+        seconds: length of the run by that clock.
+        wall_s: length of the run by the wall clock.
     """
 
     outputs: list[RequestOutput]
-    given_up: list[RequestOutput]
+    aborted: list[RequestOutput]
     started_s: float
     seconds: float
     wall_s: float
@@ -159,17 +160,15 @@ def play(
     settle: Callable[[], None],
     host_s: float = 0.0,
 ) -> PlayedRun:
-    """Submit requests as their time comes and step the engine until all are done, or until `most_s` seconds have passed.
-
-    What is unfinished then is aborted.
+    """Submit requests at their times and step the engine until all have finished; after `most_s` seconds, abort the others.
 
     Args:
         endpoints: the engine's.
         clock: the engine's.
         requests: with the second at which each arrives, in order.
-        progress: told a few times a second, by the wall clock.
+        progress: called a few times a second, by the wall clock.
         settle: called after every step of the engine.
-        host_s: seconds to wait after every step: what the engine's own work takes, where the clock does not see it.
+        host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
     """
     started_s, began = clock.now(), time.monotonic()
     outputs: list[RequestOutput] = []

@@ -1,4 +1,4 @@
-"""One simulated run: a workload, a profile and a policy in; latencies, waste and counts out. Imports no JAX."""
+"""A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -24,22 +24,22 @@ from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
-"""Not policies but marks to compare with: infinite memory; intercepted contexts that leave and come back at no cost but the
-step in which their pages land, so that whoever keeps pages can be a little faster. And the policies that they run under."""
+"""Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded
+and fetched at no cost but the step of the scatter (`free_pause`), so that a policy that keeps pages can be a little faster."""
 
 _ENDLESS_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is simulated.
+    """The machine, the policy and the limits of a simulated run.
 
     Attributes:
         profile: the machine.
         policy: a name of `sched.policies.SETTINGS`, or of `BOUNDS`.
         estimator: a name of `SIMULATED_ESTIMATORS`.
-        duration_s: arrivals come for so long, and have as long again to finish.
-        kv_tokens, host_tokens: the two pools.
+        duration_s: seconds of arrivals; requests have as long again to finish.
+        kv_tokens, host_tokens: tokens of the two pools.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
         max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
@@ -49,7 +49,7 @@ class Simulation:
             where prefill is not chunked.
         chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
         prefix_caching: keep full pages of finished requests until their slots are wanted.
-        preemption: what becomes of the context of a running sequence that gives way; see `Scheduler`.
+        preemption: see `Scheduler`.
         depth: 0, or 1 to plan a step before the last one's tokens are read.
         overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
             waited for, as it was published.
@@ -118,7 +118,7 @@ class Simulation:
         progress: Progress = lambda now, end: None,
         records: RecordFiles = NO_RECORDS,
     ) -> Report:
-        """Play the arrivals, and record what is asked for; returns the report (`RunStats.report` names its keys)."""
+        """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys)."""
         clock, bound = VirtualClock(), self.policy == "bound"
         free_pause = self.policy == "free_pause"
         kv = KVManager(
@@ -142,9 +142,9 @@ class Simulation:
             vocab_size=1 << 60,
             observe=accounts if recording is None else recording.after(accounts),
         )
-        told = self.estimator not in ESTIMATORS
+        known_durations = self.estimator not in ESTIMATORS
         requests = [
-            (arrival.at_s, make_request(number, arrival.script, plain_tokens, told))
+            (arrival.at_s, make_request(number, arrival.script, plain_tokens, known_durations))
             for number, arrival in enumerate(arrivals)
         ]
         with recording or nullcontext():
@@ -160,7 +160,7 @@ class Simulation:
         } | report
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
-        """The scheduler as an `LLM` would make it, observed if anything is recorded."""
+        """The scheduler as an `LLM` builds it, observed if there are records to write."""
         estimator, buckets, largest = SIMULATED_ESTIMATORS[self.estimator](), self._executables, self.profile.saturation
         if not buckets:
             buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
@@ -178,7 +178,7 @@ class Simulation:
 
 
 class _Scheduled(NamedTuple):
-    """A scheduler, and what else has to know its parts."""
+    """A scheduler with its recording, and facts that the rest of the run needs."""
 
     scheduler: Scheduler
     synchronous: bool

@@ -1,7 +1,7 @@
-"""Many simulations at once, in a few processes, with a display of what is running. Imports no JAX.
+"""Runs many simulations in a few processes, with a progress display. Imports no JAX.
 
-A run that fails, or whose process dies, becomes a report with an `error`; the others go on. Ctrl-C ends the running ones and
-keeps what is done. Knows nothing of what is compared with what.
+A run that fails, or whose process dies, becomes a report with an `error`; the others continue. Ctrl-C ends the running ones;
+the reports of finished ones remain.
 """
 
 import contextlib
@@ -11,27 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Self, final
+from typing import NamedTuple, Self, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles
+from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 
-Report = dict[str, Any]
-"""What a simulation returns, and what it was; or, with the key `error`, what it was and why there is nothing more."""
-
 INTERRUPTED = "interrupted"
-"""The `error` of runs that Ctrl-C has cost."""
+"""The `error` of runs that Ctrl-C has ended."""
 
 
 class SimulatedLoad(NamedTuple):
-    """What arrives.
+    """The arrivals of a run.
 
     Attributes:
-        workload: where the requests are from, for the report.
+        workload: its name, for the report.
         rate: requests per second.
         seed: of the arrivals.
         arrivals: the requests, in order.
@@ -53,7 +51,7 @@ class SweepRun:
 
     @property
     def labels(self) -> Report:
-        """What tells the run from others in a table."""
+        """The names and numbers that distinguish the run in a table."""
         simulation, load = self.simulation, self.load
         return {
             "profile": simulation.profile.name,
@@ -73,14 +71,14 @@ class SweepRun:
 
     @property
     def file_name(self) -> str:
-        """What tells its files from those of the others of a sweep."""
+        """The part of its files' names that distinguishes the run in a sweep."""
         return f"{self.simulation.policy}-{rate_text(self.load.rate)}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
-        """Simulate; whatever goes wrong is in the report.
+        """Simulate; an exception becomes the report's `error`.
 
         Args:
-            progress: told simulated seconds now and then.
+            progress: called with the simulated seconds, a few times a second.
         """
         try:
             return self.labels | self.simulation.run(
@@ -90,7 +88,7 @@ class SweepRun:
             return self.failed(f"{type(error).__name__}: {error}")
 
     def failed(self, error: str) -> Report:
-        """The report of a run that has none."""
+        """The report of a run without results."""
         return self.labels | {"error": error}
 
 
@@ -103,7 +101,7 @@ def sweep(runs: Sequence[SweepRun], jobs: int, console: Console) -> list[Report]
     """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
 
     Args:
-        runs: what to play.
+        runs: simulations and their loads.
         jobs: processes at a time, at least 1.
         console: where the progress is shown: bars on a terminal, elsewhere a line for each run that ends.
     """
@@ -145,7 +143,8 @@ class _Worker:
     """A process that plays one run after another: it sends simulated seconds, then the report.
 
     Attributes:
-        process, pipe: it, and the way to it.
+        process: the worker.
+        pipe: carries runs to it, and simulated seconds and reports back.
         number: of the run that it plays.
     """
 
@@ -178,7 +177,7 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    """What a worker does, until it is ended or nobody is at the other end any more."""
+    """The main function of a worker: plays runs until the process is ended or the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -188,7 +187,7 @@ def _work(pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Ctrl-C waits until this is over; processes that are started here never see it: who started them ends them."""
+    """Delays Ctrl-C until the block has ended; processes started in it ignore Ctrl-C, and this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -198,7 +197,7 @@ def _no_interrupt() -> Iterator[None]:
 
 @final
 class _Display:
-    """Runs done, and how far the running ones are."""
+    """Progress bars: finished runs, and the simulated seconds of running ones."""
 
     def __init__(self, runs: Sequence[SweepRun], console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())

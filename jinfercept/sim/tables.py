@@ -1,4 +1,4 @@
-"""Tables at a terminal, and the numbers that commands read from texts. Knows no command and no report."""
+"""Tables at a terminal, and numbers in the texts of options."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,12 @@ def check_least(flag: str, value: float, least: float) -> None:
 
 
 def listed(texts: Sequence[str]) -> list[str]:
-    """The names in texts that may hold several, with commas; each once."""
+    """The names in texts, separated by commas; each once."""
     return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",")))
 
 
 def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> list[N]:
-    """The numbers in texts that may hold several, with commas; each once, ascending. Raises `ConfigError` for what is none."""
+    """The numbers in texts, separated by commas; each once, ascending. Raises `ConfigError` for a text that is no number."""
     try:
         return sorted({kind(text) for text in listed(texts)})
     except ValueError:
@@ -29,7 +29,7 @@ def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> 
 
 
 def number_text(value: float) -> str:
-    """Four digits or so, thousands as k and M."""
+    """A number with about four digits; thousands as k and M."""
     for size, unit in ((1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e6 if unit == 'M' else 1e3):.3g}{unit}"
@@ -37,7 +37,7 @@ def number_text(value: float) -> str:
 
 
 def show(shown: Table) -> None:
-    """Print a table; a terminal too narrow for it wraps lines and cuts nothing."""
+    """Print a table; a terminal that is too narrow wraps its lines and cuts nothing."""
     console = Console()
     needed = console.measure(shown, options=console.options.update(width=1000)).maximum
     Console(width=max(console.width, needed)).print(shown)

@@ -1,7 +1,7 @@
-"""What requests look like: scripts that say what is generated, when it calls, how long that takes and what comes back.
+"""Scripts of requests: generated tokens, calls with their seconds, returned tokens.
 
 Scripts are loaded from a trace or generated for the six kinds of the InferCept paper (arXiv 2402.01869). Only counts and
-seconds: no text, no token ids, no clock; when requests arrive is the business of `arrivals`.
+seconds: no text, no token ids, no arrival times.
 """
 
 import json
@@ -20,7 +20,7 @@ MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65
 """Requests of each kind in the authors' mixed trace."""
 
 MOST_TOKENS = 1_000_000_000
-"""Of one number in a trace."""
+"""Limit on a number of tokens in a trace."""
 
 
 class Segment(NamedTuple):
@@ -61,13 +61,8 @@ class Script(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """How often the request calls."""
+        """Number of calls."""
         return len(self.segments) - 1
-
-    @property
-    def called_s(self) -> float:
-        """Seconds in calls."""
-        return sum(segment.call_s or 0.0 for segment in self.segments)
 
 
 def load_trace(path: str | Path) -> list[Script]:
@@ -135,7 +130,7 @@ def _count(value: object, name: str, least: int, where: str) -> int:
 
 
 def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
-    """Draws from the scripts with replacement. Raises `ConfigError` if there are none."""
+    """A draw from scripts, with replacement. Raises `ConfigError` if there are none."""
     if not scripts:
         raise ConfigError("there is nothing to draw from", got="no scripts", fix="load a trace with requests")
     return lambda: rng.choice(scripts)

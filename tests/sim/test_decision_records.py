@@ -40,7 +40,7 @@ class Desk:
             self.kv,
             made,
             COST,
-            self.log.overheard,
+            self.log.estimator,
             buckets=tuple(range(1, SATURATION + 1)),
             max_num_seqs=4,
             max_model_len=num_pages * SIZE,
@@ -257,18 +257,18 @@ def test_the_last_of_several_calls_is_forecast() -> None:
     assert high == pytest.approx(100 * 0.9**0.5, abs=1.1)
 
 
-def test_who_overhears_answers_as_the_one_that_is_asked() -> None:
-    asked, listener = HistoryEstimator(), HistoryEstimator()
-    overheard = EstimatorTee(asked, listener)
+def test_an_estimator_tee_answers_as_its_primary_and_forwards_to_both() -> None:
+    primary, secondary = HistoryEstimator(), HistoryEstimator()
+    tee = EstimatorTee(primary, secondary)
     call = PendingCall("tool", "key")
-    overheard.started(call, 0.0)
-    overheard.observe(call, 4.0)
-    for one in (overheard, asked, listener):
+    tee.started(call, 0.0)
+    tee.observe(call, 4.0)
+    for one in (tee, primary, secondary):
         assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
         assert one.survival(call, 1.0, 2.0) == 1.0
-        assert one.hold_until_s(call, 1.0, 100.0) == asked.hold_until_s(call, 1.0, 100.0)
-    assert overheard.take_ended("key") == CallDuration(4.0, True)
-    assert overheard.take_ended("key") is None
+        assert one.hold_until_s(call, 1.0, 100.0) == primary.hold_until_s(call, 1.0, 100.0)
+    assert tee.take_ended("key") == CallDuration(4.0, True)
+    assert tee.take_ended("key") is None
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def request(*segments: Any, prompt: Any = 5, kind: Any = "math") -> dict[str, An
 def test_a_script_counts_its_tokens() -> None:
     script = Script("qa", 10, (Segment(4, 0.5, 3), Segment(2, 1.25, 0), Segment(6, None, 0)))
     assert (script.generated, script.output_paper, script.context) == (12, 15, 25)
-    assert (script.calls, script.called_s) == (2, 1.75)
+    assert script.calls == 2
 
 
 def test_a_request_that_ends_with_a_call_ends_one_token_after_it(tmp_path: Path) -> None:

@@ -199,12 +199,12 @@ class Play:
 
     def run(self, max_steps: int = 20_000) -> "Play":
         """Until all have finished but those that wait for a call that never returns; fails after `max_steps` steps."""
-        told = self.world.estimator not in HONEST
+        known_durations = self.world.estimator not in HONEST
         coming = sorted(enumerate(self.world.arrivals), key=lambda entry: entry[1].at_s)
         for _ in range(max_steps):
             while coming and coming[0][1].at_s <= self.clock.time:
                 number, arrival = coming.pop(0)
-                request = make_request(number, arrival.script, tokens, told)
+                request = make_request(number, arrival.script, tokens, known_durations)
                 self.engine.submit(replace(request, tenant=str(number % self.world.num_tenants)))
             self._endpoints.next_arrival_s = coming[0][1].at_s if coming else float("inf")
             if self.engine.has_work:
