@@ -107,7 +107,8 @@ class Ledger:
             waste.stall += used * seconds.stall_s
             waste.recompute += used * seconds.recompute_s
         waste.recompute += _num_pages(planned.recomputing) * size * rest_s
-        waste.fetch += _num_pages([one for one in self._running if _awaits_pages(one)]) * size * rest_s
+        awaits = [one for one in self._running if not one.planned and one.context.ready < one.length - 1]
+        waste.fetch += _num_pages(awaits) * size * rest_s
         return seconds
 
     def settle(self, now: float) -> None:
@@ -126,7 +127,3 @@ class Ledger:
 
 def _num_pages(sequences: Iterable[Sequence]) -> int:
     return sum([len(sequence.context.pages) for sequence in sequences])
-
-
-def _awaits_pages(sequence: Sequence) -> bool:
-    return not sequence.planned and sequence.context.ready < sequence.length - 1

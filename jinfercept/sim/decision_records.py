@@ -16,7 +16,6 @@ does: what the pause has held until then, and `WasteEquations.predicted` for the
 
 import heapq
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Move
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import preserve_waste
+from jinfercept.sim.record_lines import decision_line, keep_line, outcome_line
 
 VERSION = 1
 AGES_S = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -235,10 +235,10 @@ class DecisionLog:
             case = DecisionCase(
                 pause.began_s, State.INTERCEPTED, first.remaining_s, pause.context, self._running_context(), chunk
             )
-            self._write(self._about(pause, case) | {"plan": None, "action": "keep", "why": "nothing was done"})
+            self._write(keep_line(pause, case, self._equations.waste(case)))
         if pause.prediction is None:
             pause.prediction = Prediction(0.0, preserve_waste(first.remaining_s, pause.context))
-        self._write(_outcome(pause, self._now()))
+        self._write(outcome_line(pause, self._now()))
 
     def _forecast_fresh(self) -> None:
         """Forecast the interceptions that have just begun: the estimators know their calls now, and no end of one."""
@@ -281,19 +281,7 @@ class DecisionLog:
             if pause.intercepted and pause.prediction is None:
                 self._predict(pause, [decision for decision in decisions if decision.pause is pause])
         for decision in decisions:
-            self._write(
-                self._about(decision.pause, decision.case)
-                | {
-                    "plan": plan,
-                    "action": decision.action.value,
-                    "why": decision.why,
-                    "pages": decision.pages,
-                    "tokens": decision.tokens,
-                    "copied_tokens": decision.copied,
-                    "freed_tokens": decision.freed_clean + decision.freed_dirty,
-                    "lost_tokens": decision.freed_dirty,
-                }
-            )
+            self._write(decision_line(decision, self._equations.waste(decision.case), plan))
 
     def _predict(self, pause: PauseAccount, decisions: list[Decision]) -> None:
         """Predict the waste of a pause whose first page has just been dropped."""
@@ -303,22 +291,6 @@ class DecisionLog:
         if clean + dirty and case.remaining_s is not None:
             token_s = pause.held + self._equations.predicted(case, clean, dirty)
             pause.prediction = Prediction(case.at_s - pause.began_s, token_s)
-
-    def _about(self, pause: PauseAccount, case: DecisionCase) -> dict[str, Any]:
-        return {
-            "type": "decision",
-            "at_s": _short(case.at_s),
-            "request": pause.sequence.id,
-            "interception": pause.number,
-            "tools": _tools(pause),
-            "state": case.state.value,
-            "age_s": _short(case.at_s - pause.began_s),
-            "remaining_s": None if case.remaining_s is None else _short(case.remaining_s),
-            "context": case.context,
-            "others": case.others,
-            "chunk": case.chunk,
-            "waste": _all_short(self._equations.waste(case)._asdict()),
-        }
 
     # -- measured waste --------------------------------------------------------------------------------------------
 
@@ -355,42 +327,3 @@ class DecisionLog:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
-
-
-def _outcome(pause: PauseAccount, now: float) -> dict[str, Any]:
-    assert pause.prediction is not None
-    cost, returned = pause.cost, pause.returned_s is not None
-    return {
-        "type": "outcome",
-        "request": pause.sequence.id,
-        "interception": pause.number,
-        "tools": _tools(pause),
-        "began_s": _short(pause.began_s),
-        "returned": returned,
-        "duration_s": _short((now if pause.returned_s is None else pause.returned_s) - pause.began_s),
-        "call_s": None if pause.call_s is None else _short(pause.call_s),
-        "context": pause.context,
-        "found": None if pause.found is None else pause.found._asdict(),
-        "recomputed_tokens": pause.recomputed,
-        "predicted_at_age_s": _short(pause.prediction.age_s),
-        "predicted_token_s": _short(pause.prediction.token_s),
-        "actual_token_s": _short(cost.token_s),
-        "actual": _all_short(cost._asdict()),
-        "forecasts": [
-            {"age_s": _short(age_s), "remaining_s": _short(rest_s), "quantiles_s": [*map(_short, quantiles_s)]}
-            for age_s, rest_s, quantiles_s in pause.forecasts
-        ],
-    }
-
-
-def _tools(pause: PauseAccount) -> list[str]:
-    return [call.name for call in pause.sequence.calls]
-
-
-def _short(value: float) -> float | None:
-    """A number rounded to six decimals; None if it is not finite, which JSON cannot hold."""
-    return round(value, 6) if math.isfinite(value) else None
-
-
-def _all_short(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _short(value) for name, value in values.items()}

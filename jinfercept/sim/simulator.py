@@ -1,4 +1,4 @@
-"""What the real engine runs on in a simulation: a virtual clock, and a runner that prices plans instead of executing them.
+"""A virtual clock, and a runner that prices plans instead of executing them: what the engine runs on in a simulation.
 
 No JAX, no tokens that mean anything: a simulated model writes zeros, and scripts say when it calls and when it ends.
 """
@@ -12,7 +12,7 @@ from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 @final
 class VirtualClock:
-    """Time that passes only when somebody lets it."""
+    """A clock whose time passes only by `wait`, or when it is set."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -21,7 +21,7 @@ class VirtualClock:
         return self.time
 
     def wait(self, wake: Event, timeout_s: float) -> None:
-        """Let the time pass at once."""
+        """Advance the time at once."""
         self.time += timeout_s
         wake.clear()
 
