@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.errors import RequestError
-from jinfercept.parsers.reasoning import THINKINGS
+from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call, Result
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ _RESERVED = frozenset(
     }
 )
 """Names that are arguments of what renders a template, not variables of it."""
-_REASONING = frozenset(tag for thinking in THINKINGS.values() for tag in (thinking.opening, thinking.closing))
+_REASONING = frozenset(tag for thinking in REASONING_FORMATS.values() for tag in (thinking.opening, thinking.closing))
 
 
 class Rendered(str):

@@ -13,7 +13,6 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.template import Message, call_message
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.intercept.format_detector import FormatDetector
-from jinfercept.parsers.formats import Format
 from jinfercept.parsers.pieces import (
     Arguments,
     CallEnded,
@@ -24,7 +23,8 @@ from jinfercept.parsers.pieces import (
     Piece,
     Reasoning,
 )
-from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningParser, Thinking
+from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -58,8 +58,8 @@ class ChatTurns:
     """
 
     tokenizer: Tokenizer
-    form: Format | None
-    thinking: Thinking | None
+    form: ToolCallFormat | None
+    thinking: ReasoningFormat | None
     beginnings: tuple[Beginning, Beginning]
     seed: str
     ends: tuple[int, ...]

@@ -133,7 +133,7 @@ def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str)
     tools = {"f": {"properties": {"a": {"type": "string"}}}}
     if name == "qwen3_coder":
         text = f"<function=f><parameter=a>{value}</parameter></function>"
-    elif FORMATS[name].only_at_start and "pythonic" in name:
+    elif name in ("pythonic", "llama4_pythonic"):
         text = f"[f(a={value!r})]"
     else:
         opening = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(name, "")
