@@ -41,7 +41,8 @@ from jinfercept.startup.start import (
     prepare_backend,
     profile_of,
 )
-from jinfercept.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _RESTART_FLAGS = {
     *(

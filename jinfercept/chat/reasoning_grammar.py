@@ -11,7 +11,8 @@ from jaxtyping import UInt32
 
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.request import Constraint, Grammar
-from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
+from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @final
