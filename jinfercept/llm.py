@@ -21,8 +21,8 @@ from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.models.update import replacement
 from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan_builder import Counters
@@ -196,7 +196,7 @@ class LLM:
             RequestError: requests are not finished.
         """
         self._check_idle("take new weights")
-        weights = replacement(self.model, params, self.runner.params)
+        weights = replacement_params(self.model, params, self.runner.params)
         self._end()
         self.runner.update(weights)
         self._begin(self._assemble(None))
