@@ -12,7 +12,7 @@ from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParam
 from jinfercept.models.load import load
 from jinfercept.request import Call, Event, Finished, Intercepted, Resumed, Token
 from jinfercept.runner.packing import pack
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SHOTS = """\
 Q: How much do 6 pencils cost?

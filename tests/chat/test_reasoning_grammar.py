@@ -12,7 +12,7 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning
 from jinfercept.request import Constraint
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.letters import MERGES, VOCAB
+from tests.support.sample_tokenizers import MERGES, VOCAB
 
 BEGINNINGS = {"a", "b", "c", "ab", "abc"}
 MARKS = ["<think>", "</think>", "</think>\n", "</think>ab"]

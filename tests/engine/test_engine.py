@@ -20,7 +20,8 @@ from jinfercept.request import (
     Tool,
 )
 from jinfercept.sched.policy import preserve
-from tests.support.fakes import (
+from tests.support.engine_requests import DEPTHS, only, request, serve, until
+from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
     FakeRunner,
@@ -28,7 +29,6 @@ from tests.support.fakes import (
     run_all,
     uninterrupted,
 )
-from tests.support.serving import DEPTHS, only, request, serve, until
 
 # -- ends --------------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from jinfercept.request import (
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import Policy, preserve, swap
 from jinfercept.sched.sequence import State
-from tests.support.fakes import (
+from tests.support.engine_requests import DEPTHS, only, request, serve, state_of, steps, until
+from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,
     run_all,
     uninterrupted,
 )
-from tests.support.serving import DEPTHS, only, request, serve, state_of, steps, until
 
 # -- abort -------------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.observer import Observers
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.sequence import Sequence
-from tests.support.tiny import tiny_llm
+from tests.support.tiny_model import tiny_llm
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

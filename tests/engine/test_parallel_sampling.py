@@ -4,7 +4,7 @@ import pytest
 
 from jinfercept.engine.parallel_sampling import forks, joined
 from jinfercept.request import Finished, Request, RequestOutput, SamplingParams
-from tests.support.fakes import POLICIES, make_engine, next_token, run_all
+from tests.support.fake_engine import POLICIES, make_engine, next_token, run_all
 
 PROMPT = tuple(range(1, 24))
 PARAMS = SamplingParams(n=3, max_tokens=5, seed=0)

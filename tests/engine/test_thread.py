@@ -10,7 +10,7 @@ import pytest
 
 from jinfercept import RequestError, SamplingParams
 from jinfercept.request import Finished, RequestOutput
-from tests.support.tiny import tiny_llm
+from tests.support.tiny_model import tiny_llm
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)

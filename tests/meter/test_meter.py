@@ -20,8 +20,8 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from tests.support.fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
-from tests.support.serving import request, tokens_in
+from tests.support.engine_requests import request, tokens_in
+from tests.support.fake_engine import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)

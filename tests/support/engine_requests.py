@@ -19,7 +19,7 @@ from jinfercept.request import (
 )
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
-from tests.support.fakes import (
+from tests.support.fake_engine import (
     InstantEndpoints,
     ManualClock,
     make_engine,

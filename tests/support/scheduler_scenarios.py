@@ -1,4 +1,4 @@
-"""Small worlds for properties of the scheduler: scripted requests, the real engine, a virtual clock, a runner that checks."""
+"""Scheduling scenarios for property tests: scripted requests, the real engine, a virtual clock, and a runner that checks."""
 
 import threading
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from jinfercept.sim.distorted import DISTORTED
 from jinfercept.sim.scripted import ScriptedEndpoints, make_request
 from jinfercept.sim.simulator import PricedRunner, Prices, VirtualClock
 from jinfercept.sim.workload import Script, Segment
-from tests.support.fakes import VOCAB, FakeRunner
+from tests.support.fake_engine import VOCAB, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return while anybody looks."""
@@ -34,7 +34,7 @@ ESTIMATORS = ("elapsed", "history", "oracle", "oracle_wild")
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """What is served, and on what. A sequence may be as long as the pool."""
 
     arrivals: tuple[Arrival, ...]
@@ -102,7 +102,7 @@ def arrivals(draw: st.DrawFn, max_context: int) -> Arrival:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Pools from one that holds nothing but the longest request; `fixed` options are not drawn."""
     num_pages = fixed.get("num_pages") or draw(st.integers(3, 14))
     coming = draw(st.lists(arrivals(num_pages * SIZE), min_size=1, max_size=8))
@@ -110,7 +110,7 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
     def option(name: str, values: tuple[Any, ...]) -> Any:
         return fixed[name] if name in fixed else draw(st.sampled_from(values))
 
-    return World(
+    return Scenario(
         tuple(coming),
         policy=option("policy", tuple(SETTINGS)),
         estimator=option("estimator", ESTIMATORS),
@@ -149,67 +149,67 @@ class CheckedRunner:
         self._fake.reset()
 
 
-class Play:
-    """A world while it is played.
+class ScenarioRun:
+    """The real engine serving a scenario on a virtual clock.
 
     Args:
-        world: what is served.
-        watch: looks at the play after every step of the engine.
+        scenario: what is served.
+        watch: looks at the run after every step of the engine.
         planned: looks at it when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.
     """
 
     def __init__(
         self,
-        world: World,
+        scenario: Scenario,
         *,
-        watch: Callable[["Play"], None] = lambda play: None,
-        planned: Callable[["Play", StepPlan], None] = lambda play, plan: None,
+        watch: Callable[["ScenarioRun"], None] = lambda run: None,
+        planned: Callable[["ScenarioRun", StepPlan], None] = lambda run, plan: None,
         fake: bool = True,
     ) -> None:
-        self.world = world
+        self.scenario = scenario
         self.outputs: dict[int, RequestOutput] = {}
         self.plans: list[Planned] = []
         self.clock = VirtualClock()
         self._watch = watch
-        estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[world.estimator]()
-        policy = PolicyInputs(world.profile, 12, SIZE, estimator).make(world.policy)
+        estimator = (HONEST | {"oracle": OracleEstimator} | DISTORTED)[scenario.estimator]()
+        policy = PolicyInputs(scenario.profile, 12, SIZE, estimator).make(scenario.policy)
         self.synchronous = policy.synchronous
         self.scheduler = Scheduler(
-            KVManager(world.num_pages, world.num_host_pages, SIZE),
+            KVManager(scenario.num_pages, scenario.num_host_pages, SIZE),
             policy,
-            world.profile,
+            scenario.profile,
             estimator,
-            buckets=world.buckets,
+            buckets=scenario.buckets,
             max_num_seqs=MAX_SEQS,
-            max_model_len=world.max_model_len,
-            chunk_tokens=world.max_model_len if world.whole_prompts else world.chunk_tokens,
-            whole_prompts=world.whole_prompts,
+            max_model_len=scenario.max_model_len,
+            chunk_tokens=scenario.max_model_len if scenario.whole_prompts else scenario.chunk_tokens,
+            whole_prompts=scenario.whole_prompts,
         )
-        priced = PricedRunner(Prices(world.profile, SIZE, synchronous=policy.synchronous), self.clock)
+        priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=policy.synchronous), self.clock)
         self._endpoints = ScriptedEndpoints(self.clock, tokens)
-        checked = CheckedRunner(FakeRunner(SIZE, world.buckets), priced, lambda plan: planned(self, plan))
+        checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))
         self.engine = Engine(
             self.scheduler,
             checked if fake else priced,
             self._endpoints,
             self.clock,
             threading.Event(),
-            depth=world.depth,
+            depth=scenario.depth,
             vocab_size=VOCAB,
             check=fake,
             observe=lambda planned, result: self.plans.append(planned),
         )
 
-    def run(self, max_steps: int = 20_000) -> "Play":
+    def run(self, max_steps: int = 20_000) -> "ScenarioRun":
         """Until all have finished but those that wait for a call that never returns; fails after `max_steps` steps."""
-        told = self.world.estimator not in HONEST
-        coming = sorted(enumerate(self.world.arrivals), key=lambda entry: entry[1].at_s)
+        told = self.scenario.estimator not in HONEST
+        coming = sorted(enumerate(self.scenario.arrivals), key=lambda entry: entry[1].at_s)
         for _ in range(max_steps):
             while coming and coming[0][1].at_s <= self.clock.time:
                 number, arrival = coming.pop(0)
                 request = make_request(number, arrival.script, tokens, told)
-                self.engine.submit(replace(request, tenant=str(number % self.world.num_tenants)))
+                self.engine.submit(replace(request, tenant=str(number % self.scenario.num_tenants)))
             self._endpoints.next_arrival_s = coming[0][1].at_s if coming else float("inf")
             if self.engine.has_work:
                 for event in self.engine.step():

@@ -2,7 +2,7 @@
 
 from jinfercept.engine.engine import Engine
 from jinfercept.request import Finished, Request, RequestOutput, SamplingParams
-from tests.support.fakes import POLICIES
+from tests.support.fake_engine import POLICIES
 
 
 def ask(name: str, prompt: list[int], max_tokens: int = 5, **fields) -> Request:
