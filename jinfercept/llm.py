@@ -16,15 +16,17 @@ from jinfercept.chat.template import Message
 from jinfercept.config import EngineConfig
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
-from jinfercept.engine.streaming import Stream, StreamEvent, serve
+from jinfercept.engine.streaming import Stream, serve
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
+from jinfercept.events import Event, StreamEvent
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
+from jinfercept.request import Detector, Request, RequestOutput, Tool
 from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from jinfercept.parsers.pieces import CallEnded, CallParser, Content, Piece, Reasoning
+from jinfercept.events import CallEnded, Content, Piece, Reasoning
+from jinfercept.parsers.pieces import CallParser
 
 Beginning = Literal["thinking", "undecided", "answering"]
 """Where a turn begins: within its reasoning, before a mark that may come or not, or behind it."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, final
 
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Piece
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
 from jinfercept.request import Call
 
 type Steps[T] = Generator[None, None, T]

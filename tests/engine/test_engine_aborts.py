@@ -6,10 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from jinfercept.engine.engine import Engine
-from jinfercept.request import (
-    CompletionOutput,
-    Finished,
-)
+from jinfercept.events import Finished
+from jinfercept.request import CompletionOutput
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import Policy, preserve, swap
 from jinfercept.sched.sequence import State

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
-from jinfercept.request import Finished
+from jinfercept.events import Finished
 from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed

@@ -11,7 +11,8 @@ import pytest
 
 from jinfercept.engine.engine import MAX_IDLE_S, Engine
 from jinfercept.engine.thread import EngineThread
-from jinfercept.request import Event, Finished, Tool
+from jinfercept.events import Event, Finished
+from jinfercept.request import Tool
 from tests.support.engine_requests import request
 from tests.support.fake_engine import POLICIES, make_engine
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jinfercept import RequestError, SamplingParams
-from jinfercept.request import Finished, RequestOutput
+from jinfercept.events import Finished
+from jinfercept.request import RequestOutput
 from tests.support.tiny_model import tiny_llm
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

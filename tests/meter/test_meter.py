@@ -8,6 +8,7 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import MAX_NAME
+from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, BoundedNames
@@ -15,7 +16,7 @@ from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.overview import SHOWN, overview
 from jinfercept.meter.pauses import UNKNOWN
-from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
+from jinfercept.request import Call, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
 
 TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")

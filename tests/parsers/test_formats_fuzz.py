@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.events import Content
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import Content
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
 

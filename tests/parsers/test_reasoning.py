@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.events import CallEnded, Content, Piece, Reasoning
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import CallEnded, Content, Piece, Reasoning
 from jinfercept.parsers.reasoning import (
     REASONING_FORMATS,
     Beginning,

@@ -9,8 +9,9 @@ from statistics import mean
 import pytest
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.request import Finished, Request, SamplingParams, Token
+from jinfercept.request import Request, SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.policies import PolicyInputs

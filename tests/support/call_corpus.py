@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.parsers.source import ToolSchemas
 
 CORPUS = Path(__file__).parents[1] / "parsers" / "corpus"

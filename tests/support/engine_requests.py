@@ -6,17 +6,9 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Event
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
-    Event,
-    Request,
-    RequestOutput,
-    Result,
-    SamplingParams,
-    Tool,
-)
+from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import (

@@ -1,7 +1,9 @@
 """Requests whose contexts are kept, served one after another on an engine without a model."""
 
 from jinfercept.engine.engine import Engine
-from jinfercept.request import Finished, Request, RequestOutput, SamplingParams
+from jinfercept.events import Finished
+from jinfercept.request import Request, RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from tests.support.fake_engine import POLICIES
 
 

@@ -6,6 +6,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from jinfercept.models import embedded
+from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 MERGES = [('"', ":"), ("{", '"'), ('"', ","), ("Ġ", '"'), ("a", "b"), ("ab", "c"), ("t", "r"), ("u", "e"), ("tr", "ue")]
@@ -28,7 +29,9 @@ def byte_level() -> Tokenizer:
 
 @cache
 def smollm2() -> Tokenizer:
-    return Tokenizer.from_gguf(embedded.fetch())
+    tokenizer = load_tokenizer(embedded.fetch())
+    assert tokenizer is not None
+    return tokenizer
 
 
 @cache

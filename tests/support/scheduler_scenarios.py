@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
-from jinfercept.request import Finished, RequestOutput
+from jinfercept.request import RequestOutput
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import sentencepiece, smollm2
 
