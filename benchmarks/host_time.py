@@ -24,7 +24,7 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.llm import LLM
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.hf_config import config_from_hf
 from jinfercept.request import Request, SamplingParams
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import pack_samples
@@ -32,7 +32,7 @@ from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
 
-MODEL = ModelConfig.from_hf(
+MODEL = config_from_hf(
     {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 256,

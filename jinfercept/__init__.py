@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from jinfercept.errors import JinferceptError as JinferceptError
     from jinfercept.errors import ModelError as ModelError
     from jinfercept.errors import RequestError as RequestError
+    from jinfercept.events import Arguments as Arguments
+    from jinfercept.events import CallEnded as CallEnded
+    from jinfercept.events import CallStarted as CallStarted
+    from jinfercept.events import Content as Content
+    from jinfercept.events import Finished as Finished
+    from jinfercept.events import Intercepted as Intercepted
+    from jinfercept.events import Reasoning as Reasoning
+    from jinfercept.events import Resumed as Resumed
+    from jinfercept.events import Token as Token
     from jinfercept.intercept.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.intercept.detector import StopStringDetector as StopStringDetector
     from jinfercept.intercept.format_detector import FormatDetector as FormatDetector
     from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
     from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
     from jinfercept.llm import LLM as LLM
-    from jinfercept.parsers.pieces import Arguments as Arguments
-    from jinfercept.parsers.pieces import CallEnded as CallEnded
-    from jinfercept.parsers.pieces import CallStarted as CallStarted
-    from jinfercept.parsers.pieces import Content as Content
-    from jinfercept.parsers.pieces import Reasoning as Reasoning
     from jinfercept.request import Call as Call
-    from jinfercept.request import Finished as Finished
-    from jinfercept.request import Intercepted as Intercepted
     from jinfercept.request import RequestOutput as RequestOutput
-    from jinfercept.request import Resumed as Resumed
     from jinfercept.request import SamplingParams as SamplingParams
-    from jinfercept.request import Token as Token
     from jinfercept.request import Tool as Tool
     from jinfercept.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
@@ -49,15 +49,15 @@ _HOMES = {
     "FormatDetector": "jinfercept.intercept.format_detector",
     "RegexDetector": "jinfercept.intercept.pattern_detectors",
     "TokenDetector": "jinfercept.intercept.pattern_detectors",
-    "Finished": "jinfercept.request",
-    "Intercepted": "jinfercept.request",
-    "Resumed": "jinfercept.request",
-    "Token": "jinfercept.request",
-    "Arguments": "jinfercept.parsers.pieces",
-    "CallEnded": "jinfercept.parsers.pieces",
-    "CallStarted": "jinfercept.parsers.pieces",
-    "Content": "jinfercept.parsers.pieces",
-    "Reasoning": "jinfercept.parsers.pieces",
+    "Finished": "jinfercept.events",
+    "Intercepted": "jinfercept.events",
+    "Resumed": "jinfercept.events",
+    "Token": "jinfercept.events",
+    "Arguments": "jinfercept.events",
+    "CallEnded": "jinfercept.events",
+    "CallStarted": "jinfercept.events",
+    "Content": "jinfercept.events",
+    "Reasoning": "jinfercept.events",
     "ChatOptions": "jinfercept.chat.conversation",
     "LLM": "jinfercept.llm",
     "LoadedTools": "jinfercept.endpoints.load",

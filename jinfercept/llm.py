@@ -16,15 +16,17 @@ from jinfercept.chat.template import Message
 from jinfercept.config import EngineConfig
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
-from jinfercept.engine.streaming import Stream, StreamEvent, serve
+from jinfercept.engine.streaming import Stream, serve
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
+from jinfercept.events import Event, StreamEvent
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.models.update import replacement
-from jinfercept.request import Detector, Event, Request, RequestOutput, SamplingParams, Tool
+from jinfercept.request import Detector, Request, RequestOutput, Tool
 from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy
@@ -41,7 +43,8 @@ from jinfercept.startup.start import (
     prepare_backend,
     profile_of,
 )
-from jinfercept.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _RESTART_FLAGS = {
     *(
@@ -195,7 +198,7 @@ class LLM:
             RequestError: requests are not finished.
         """
         self._check_idle("take new weights")
-        weights = replacement(self.model, params, self.runner.params)
+        weights = replacement_params(self.model, params, self.runner.params)
         self._end()
         self.runner.update(weights)
         self._begin(self._assemble(None))

@@ -18,8 +18,8 @@ from jinfercept.parsers.formats import ALIASES, FORMATS
 from tests.support.chat_templates import QWEN
 from tests.support.docs_blocks import DOCS, blocks_of
 from tests.support.docs_reader import Reader, commands_in
+from tests.support.live_server import until
 from tests.support.scripted_model import Make
-from tests.support.served import until
 
 PAGES = ("start.md", "serving.md", "tools.md", "metrics.md", "migration.md")
 FLAG = re.compile(r"`(--[a-z-]+)")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tiny import Workload, count_ties, tiny_llm
+from tests.support.tiny_model import Workload, count_ties, tiny_llm
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2", "gptj_published")]
 

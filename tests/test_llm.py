@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParams, ScriptedDetector, Tool
+from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.models.load import load
-from jinfercept.request import Call, Event, Finished, Intercepted, Resumed, Token
+from jinfercept.request import Call
 from jinfercept.runner.packing import pack
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SHOTS = """\
 Q: How much do 6 pencils cost?

@@ -4,8 +4,8 @@ import numpy as np
 
 from jinfercept.request import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
-from tests.support.fakes import POLICIES
-from tests.support.tiny import Workload, tiny_llm
+from tests.support.fake_engine import POLICIES
+from tests.support.tiny_model import Workload, tiny_llm
 
 
 def test_nothing_compiles_over_five_hundred_mixed_requests() -> None:

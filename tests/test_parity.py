@@ -9,7 +9,7 @@ import pytest
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
-from tests.support.tiny import TIE
+from tests.support.tiny_model import TIE
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2_greedy.json").read_text())
 

@@ -12,8 +12,8 @@ from jinfercept.llm import LLM
 from jinfercept.request import RequestOutput
 from jinfercept.sched.policy import scripted
 from jinfercept.sched.sequence import Sequence
-from tests.support.fakes import POLICIES
-from tests.support.tiny import Workload, count_ties, streams, tiny_llm
+from tests.support.fake_engine import POLICIES
+from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"
 WORKLOAD = Workload(number=20, seed=7)

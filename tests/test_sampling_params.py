@@ -10,8 +10,8 @@ from jinfercept.errors import RequestError
 from jinfercept.request import Request, SamplingParams
 from jinfercept.sampling_params import check_vocabulary
 from jinfercept.sched.sampling_options import draw_options
-from tests.support.fakes import POLICIES, make_engine, run_all
-from tests.support.tiny import tiny_llm
+from tests.support.fake_engine import POLICIES, make_engine, run_all
+from tests.support.tiny_model import tiny_llm
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan
 from jinfercept.sched.policies import SETTINGS
-from tests.support.worlds import Play, World, worlds
+from tests.support.scheduler_scenarios import Scenario, ScenarioRun, scenarios
 
 
-def without_tokens(play: Play) -> list[StepPlan]:
-    """The plans of a play, with every token that has a value set to 0."""
+def without_tokens(run: ScenarioRun) -> list[StepPlan]:
+    """The plans of a run, with every token that has a value set to 0."""
     return [
         StepPlan(
             plan.number,
@@ -23,12 +23,12 @@ def without_tokens(play: Play) -> list[StepPlan]:
             plan.scatter,
             plan.drop,
         )
-        for plan in (planned.plan for planned in play.plans)
+        for plan in (planned.plan for planned in run.plans)
     ]
 
 
-def check(world: World) -> None:
-    computed, simulated = Play(world).run(), Play(world, fake=False).run()
+def check(scenario: Scenario) -> None:
+    computed, simulated = ScenarioRun(scenario).run(), ScenarioRun(scenario, fake=False).run()
     assert without_tokens(simulated) == without_tokens(computed)
     assert simulated.clock.time == computed.clock.time
     assert simulated.scheduler.counters == computed.scheduler.counters
@@ -38,13 +38,13 @@ def check(world: World) -> None:
 
 
 @settings(max_examples=60)
-@given(worlds())
-def test_a_simulation_makes_the_plans_of_an_engine_that_computes(world: World) -> None:
-    check(world)
+@given(scenarios())
+def test_a_simulation_makes_the_plans_of_an_engine_that_computes(scenario: Scenario) -> None:
+    check(scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", SETTINGS)
 def test_it_does_so_under_every_policy_in_many_cases(policy: str, depth: int) -> None:
-    settings(max_examples=200)(given(worlds(policy=policy, depth=depth))(check))()
+    settings(max_examples=200)(given(scenarios(policy=policy, depth=depth))(check))()

@@ -18,9 +18,9 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.fakes import POLICIES
-from tests.support.letters import VOCAB, letters
-from tests.support.tiny import GOLDEN, TOOL, streams
+from tests.support.fake_engine import POLICIES
+from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.tiny_model import GOLDEN, TOOL, streams
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -48,7 +48,7 @@ ASKED = (
 )
 
 
-def config_of_letters():
+def config_of_byte_level():
     return replace(read_config(GOLDEN / "llama_gqa"), vocab_size=VOCAB, eos_token_ids=(), max_position=256)
 
 
@@ -57,9 +57,9 @@ def llm() -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence."""
     flags: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "swap_space": 0.001}
     with LLM(
-        config_of_letters(),
+        config_of_byte_level(),
         load_format="dummy",
-        tokenizer=letters(),
+        tokenizer=byte_level(),
         dtype="float32",
         kv_tokens=240,
         max_model_len=200,
@@ -87,7 +87,7 @@ def generated(output: RequestOutput) -> str:
     """The text without what tools returned."""
     done = output.outputs[0]
     returned = {i for pause in done.interceptions for i in range(*pause.span)}
-    return letters().decode(token for i, token in enumerate(done.token_ids) if i not in returned)
+    return byte_level().decode(token for i, token in enumerate(done.token_ids) if i not in returned)
 
 
 class Work:
@@ -165,7 +165,7 @@ def test_they_are_the_same_under_all_policies_with_slow_tools(
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_text_ends_at_any_end_token_or_without_one(llm: LLM, depth: int) -> None:
     llm.restart(policy="copy_ahead", pipeline_depth=depth)
-    asked, ends = StructuredOutputsParams(regex="[abc]{2,5}"), letters().eos_token_ids
+    asked, ends = StructuredOutputsParams(regex="[abc]{2,5}"), byte_level().eos_token_ids
     params = [
         SamplingParams(temperature=1.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=asked)
         for ignore in (False, True)
@@ -209,7 +209,7 @@ def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_for
     asked = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": asked}
     tool = Tool(lambda arguments: f"got {json.loads(arguments)['n']}", name="tell")
-    detector = FormatDetector(FORMATS["hermes"], letters().eos_token_ids)
+    detector = FormatDetector(FORMATS["hermes"], byte_level().eos_token_ids)
     params = [SamplingParams(seed=seed, **options) for seed in range(8)]
     outputs = llm.generate(["go"] * 8, params, tools=[tool], detector=detector)
     for output in outputs:
@@ -228,7 +228,7 @@ def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:
 
 
 def test_a_grammar_holds_whatever_else_is_asked_for(llm: LLM) -> None:
-    asked, n = StructuredOutputsParams(choice=["yes"]), letters().encode("n")
+    asked, n = StructuredOutputsParams(choice=["yes"]), byte_level().encode("n")
     params = SamplingParams(structured_outputs=asked, logit_bias={n[0]: 100}, bad_words=["y", "es"])
     (output,) = llm.generate("go", params)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")

@@ -15,7 +15,7 @@ from jinfercept.models.protocol import Params
 from jinfercept.request import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.scripted_model import Make
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "quiet": True}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -17,8 +17,9 @@ import jax
 
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
+from jinfercept.events import Token
 from jinfercept.llm import LLM
-from jinfercept.request import Request, SamplingParams, Token
+from jinfercept.request import Request, SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.scripted import random_tokens
 

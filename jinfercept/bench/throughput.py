@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError
+from jinfercept.events import Event, Token
 from jinfercept.llm import LLM
-from jinfercept.request import Event, SamplingParams, Token
+from jinfercept.request import SamplingParams
 
 ROUNDS = 3
 """Times that a cell is measured; the fastest counts, since disturbances only add time."""

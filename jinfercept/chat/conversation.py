@@ -19,8 +19,9 @@ from jinfercept.chat.turns import ChatReader, ChatTurns
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
-from jinfercept.parsers.formats import ALIASES, FORMATS, Format, detect_format
-from jinfercept.parsers.reasoning import THINKINGS, Beginning, Thinking, detect_thinking
+from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
+from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning, ReasoningFormat, detect_reasoning_format
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import Call, Grammar, Request, SamplingParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -38,8 +39,8 @@ class ChatOptions(TypedDict, total=False):
         chat_template: a Jinja source instead of the model's.
         chat_template_kwargs: what else the template reads, `{"enable_thinking": False}` for example.
         add_generation_prompt: whether the prompt ends where the assistant's answer begins (default: True).
-        tool_call_parser: how the model writes calls, a name of `intercept.formats.FORMATS`; by default what its template shows.
-        reasoning_parser: how the model marks what it thinks before it answers, a name of `intercept.reasoning.THINKINGS`;
+        tool_call_parser: how the model writes calls, a name of `parsers.formats.FORMATS`; by default what its template shows.
+        reasoning_parser: how the model marks what it thinks before it answers, a name of `parsers.reasoning.REASONING_FORMATS`;
             None: all of it is content; by default "auto": what its template shows. Reasoning is no content and calls nothing,
             and `structured_outputs` are what comes behind it.
         tool_choice: "auto": the model calls if it likes; "required", or a mapping that names one tool: its first turn is calls
@@ -210,7 +211,7 @@ def _checked(options: ChatOptions) -> int:
     return max_rounds
 
 
-def _format(name: str | None, template: str, tools: Sequence[ChatTool]) -> Format:
+def _format(name: str | None, template: str, tools: Sequence[ChatTool]) -> ToolCallFormat:
     """How the model writes calls of these tools, by name or as its template shows."""
     if name is None:
         name = detect_format(template)
@@ -229,17 +230,17 @@ def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | N
     if tool_call_parser is not None and ALIASES.get(tool_call_parser, tool_call_parser) not in FORMATS:
         names = ", ".join((*FORMATS, *ALIASES))
         raise RequestError("no such tool_call_parser", got=repr(tool_call_parser), fix=f"one of {names}")
-    if reasoning_parser not in (None, "auto", *THINKINGS):
-        names = ", ".join(THINKINGS)
+    if reasoning_parser not in (None, "auto", *REASONING_FORMATS):
+        names = ", ".join(REASONING_FORMATS)
         raise RequestError("no such reasoning_parser", got=repr(reasoning_parser), fix=f"one of auto, {names}, or None")
 
 
-def _thinking(name: str | None, template: str) -> Thinking | None:
+def _thinking(name: str | None, template: str) -> ReasoningFormat | None:
     """How the model marks its reasoning, by name or as its template shows."""
     if name == "auto":
-        name = detect_thinking(template)
+        name = detect_reasoning_format(template)
     check_parsers(reasoning_parser=name)
-    return None if name is None else THINKINGS[name]
+    return None if name is None else REASONING_FORMATS[name]
 
 
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:

@@ -9,9 +9,10 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import UInt32
 
-from jinfercept.parsers.reasoning import Beginning, Thinking
+from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.request import Constraint, Grammar
-from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
+from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @final
@@ -24,7 +25,7 @@ class AfterReasoning:
         beginning: where a turn begins.
     """
 
-    def __init__(self, grammar: Grammar, thinking: Thinking, beginning: Beginning, tokenizer: Tokenizer) -> None:
+    def __init__(self, grammar: Grammar, thinking: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:
         self._grammar, self._thinking, self._tokenizer = grammar, thinking, tokenizer
         self._beginning: Beginning = beginning
 
@@ -43,7 +44,12 @@ class _ReasoningConstraint:
     """
 
     def __init__(
-        self, grammar: Grammar, thinking: Thinking, beginning: Beginning, tokenizer: Tokenizer, ends: frozenset[int]
+        self,
+        grammar: Grammar,
+        thinking: ReasoningFormat,
+        beginning: Beginning,
+        tokenizer: Tokenizer,
+        ends: frozenset[int],
     ) -> None:
         self._grammar, self._at, self._tokenizer, self._ends = grammar, beginning, tokenizer, ends
         self._opening, self._closing = tokenizer.encode(thinking.opening), thinking.closing

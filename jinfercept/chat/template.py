@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.errors import RequestError
-from jinfercept.parsers.reasoning import THINKINGS
+from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call, Result
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ _RESERVED = frozenset(
     }
 )
 """Names that are arguments of what renders a template, not variables of it."""
-_REASONING = frozenset(tag for thinking in THINKINGS.values() for tag in (thinking.opening, thinking.closing))
+_REASONING = frozenset(tag for thinking in REASONING_FORMATS.values() for tag in (thinking.opening, thinking.closing))
 
 
 class Rendered(str):
@@ -135,7 +135,7 @@ class ChatTemplate:
 
     def _given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages with marks. An assistant's content keeps the tags of its reasoning, for the template to find."""
-        names = self._tokenizer.special_names
+        names = self._tokenizer.special_token_names
         if names.but(_REASONING) is names:
             return self._given(messages)
         return [
@@ -149,7 +149,7 @@ class ChatTemplate:
 
     def _with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
         try:
-            marked = self._tokenizer.special_names.but(but).marked(value, self._mark)
+            marked = self._tokenizer.special_token_names.but(but).marked(value, self._mark)
         except RecursionError as error:
             raise RequestError(
                 "messages, tools and chat_template_kwargs are nested too deeply",
@@ -218,8 +218,8 @@ class ChatTemplate:
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any other in which special tokens are written out."""
         breaks = text.breaks if isinstance(text, Rendered) else ()
-        own = self._tokenizer.special_names.own(text, breaks) if breaks else None
-        return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_own(text, own)
+        own = self._tokenizer.special_token_names.own(text, breaks) if breaks else None
+        return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_with_special_tokens(text, own)
 
     def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
         """Tokens of what follows the end of a turn with calls.

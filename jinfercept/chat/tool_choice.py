@@ -11,8 +11,7 @@ from typing import Any, Literal, final
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars, TokenGrammar
-from jinfercept.parsers.call_grammars import calls_grammar
-from jinfercept.parsers.formats import Format
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
@@ -67,7 +66,7 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
 
 
 def compile_calls(
-    choice: TurnCalls, form: Format, template: str, tokenizer: Tokenizer, grammars: Grammars
+    choice: TurnCalls, form: ToolCallFormat, template: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> TokenGrammar | None:
     """The grammar of a turn that calls what it must; None if it need not.
 
@@ -83,9 +82,8 @@ def compile_calls(
         return None
 
     def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
-        source = calls_grammar(
-            replace(form, tools=some), _tokens(tokenizer), template, choice.parallel and not choice.once
-        )
+        several = choice.parallel and not choice.once
+        source = replace(form, tools=some).calls_grammar(_tokens(tokenizer), template, several)
         return grammars.compile(_Calls(source))
 
     try:

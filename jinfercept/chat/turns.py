@@ -12,31 +12,24 @@ from typing import Any, final
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.template import Message, call_message
 from jinfercept.engine.text_stream import TextStream
-from jinfercept.intercept.format_detector import FormatDetector
-from jinfercept.parsers.formats import Format
-from jinfercept.parsers.pieces import (
+from jinfercept.events import (
     Arguments,
     CallEnded,
-    CallParser,
     CallStarted,
     Content,
-    FirstCall,
-    Piece,
-    Reasoning,
-)
-from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningParser, Thinking
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
     Event,
     Finished,
     Intercepted,
-    RequestOutput,
+    Piece,
+    Reasoning,
     Resumed,
-    SamplingParams,
     Token,
-    Watch,
 )
+from jinfercept.intercept.format_detector import FormatDetector
+from jinfercept.parsers.pieces import CallParser, FirstCall
+from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.request import Call, CompletionOutput, RequestOutput, SamplingParams, Watch
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
@@ -58,8 +51,8 @@ class ChatTurns:
     """
 
     tokenizer: Tokenizer
-    form: Format | None
-    thinking: Thinking | None
+    form: ToolCallFormat | None
+    thinking: ReasoningFormat | None
     beginnings: tuple[Beginning, Beginning]
     seed: str
     ends: tuple[int, ...]

@@ -7,7 +7,7 @@ import jax
 
 from jinfercept.models.converted import write
 from jinfercept.models.load import DTypeName, Loaded, load
-from jinfercept.tokenizer.tokenizer import load_tokenizer
+from jinfercept.tokenizer.load import load_tokenizer
 
 
 def convert(model: str, directory: str, *, dtype: DTypeName = "auto") -> int:

@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jinfercept.errors import ConfigError
+from jinfercept.events import Event, Finished, Token
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import NAME, fetch
-from jinfercept.request import Event, Finished, RequestOutput, SamplingParams, Token, Tool
+from jinfercept.request import RequestOutput, SamplingParams, Tool
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.startup.progress import StartDisplay
 

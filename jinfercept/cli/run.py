@@ -93,7 +93,7 @@ def _check_tools(model: str, params: Any, chat: Mapping[str, Any]) -> Any:
     """The model's tokenizer; raises what a chat with these tools would raise, before the weights are loaded."""
     from jinfercept.chat.conversation import ChatOptions, make_chats
     from jinfercept.models.load import locate
-    from jinfercept.tokenizer.tokenizer import load_tokenizer
+    from jinfercept.tokenizer.load import load_tokenizer
 
     tokenizer = load_tokenizer(locate(model))
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})

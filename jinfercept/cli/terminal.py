@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from jinfercept.cli.terminal_text import harmless
+from jinfercept.events import Finished, Resumed, Token
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
-from jinfercept.request import Finished, Resumed, SamplingParams, Token
+from jinfercept.request import SamplingParams
 
 
 def complete(llm: LLM, prompt: str, params: SamplingParams) -> None:

@@ -19,10 +19,10 @@ from jinfercept.endpoints.at_terminal import answer_calls
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import EngineError, RequestError
+from jinfercept.events import Content, Intercepted, Reasoning, Resumed
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
-from jinfercept.parsers.pieces import Content, Reasoning
-from jinfercept.request import Call, Intercepted, RequestOutput, Result, Resumed, SamplingParams
+from jinfercept.request import Call, RequestOutput, Result, SamplingParams
 
 COMMANDS = {
     "/help": "what may be typed",

@@ -6,10 +6,11 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.engine.streaming import Reader, Received, StreamEvent, ends_only_sink
+from jinfercept.engine.streaming import Reader, Received, ends_only_sink
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
-from jinfercept.request import Event, Request, RequestOutput
+from jinfercept.events import Event, StreamEvent
+from jinfercept.request import Request, RequestOutput
 
 
 async def aserve(

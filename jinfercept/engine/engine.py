@@ -18,19 +18,9 @@ from jinfercept.engine.ports import Endpoints, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, Text
 from jinfercept.errors import RequestError, describe_failure
+from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.rendering import render_each
-from jinfercept.request import (
-    Call,
-    Event,
-    Finished,
-    FinishReason,
-    Intercepted,
-    Interception,
-    Request,
-    Result,
-    Resumed,
-    Token,
-)
+from jinfercept.request import Call, FinishReason, Interception, Request, Result
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.sampling_options import draw_options

@@ -14,10 +14,8 @@ from typing import Any, Protocol, Self, final
 from jinfercept.engine.parallel_sampling import complete, joined
 from jinfercept.engine.thread import EngineThread, Sink
 from jinfercept.errors import EngineError, RequestError, describe_failure
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
-from jinfercept.request import Event, Finished, Request, RequestOutput
-
-StreamEvent = Event | Content | Reasoning | CallStarted | Arguments | CallEnded
+from jinfercept.events import Event, Finished, StreamEvent
+from jinfercept.request import Request, RequestOutput
 
 
 class Reader(Protocol):

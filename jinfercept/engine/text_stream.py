@@ -6,7 +6,8 @@ It decides about text only. Whether the request is finished is the engine's to s
 from collections.abc import Iterable
 from typing import final
 
-from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer
+from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @final

@@ -15,7 +15,8 @@ from typing import Any, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import EngineError, RequestError, describe_failure
-from jinfercept.request import Event, Finished, Request
+from jinfercept.events import Event, Finished
+from jinfercept.request import Request
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol, final
 
-from jinfercept.parsers.pieces import CallEnded, CallParser, Piece
+from jinfercept.events import CallEnded, Piece
+from jinfercept.parsers.pieces import CallParser
 from jinfercept.request import Call, Watch
 
 

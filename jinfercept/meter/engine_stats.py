@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
+from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import BoundedNames, Counts
 from jinfercept.meter.decisions import WasteEquations
 from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
-from jinfercept.request import Event, Finished, Intercepted, RequestOutput, Resumed, Token
+from jinfercept.request import RequestOutput
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.policies import PolicyInputs

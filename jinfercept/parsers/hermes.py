@@ -3,39 +3,62 @@
 Qwen 2.5 Coder leaves the tags out: it writes the objects alone, in a code block, or within `<tools>`.
 """
 
+from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-BARE = {"{": "", "```": "```", "<tools>": "</tools>"}
-"""What a call without its tags may begin with, and what may close it."""
+QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
+_BARE = {"{": "", "```": "```", "<tools>": "</tools>"}
+"""Texts that a call without its tags may begin with, and the text that may close it."""
+_OTHER_XML = ("<function=", "<arg_key>", "<parameter")  # Qwen3-Coder, GLM, MiniMax
 
 
-def hermes(source: Source) -> Steps[None]:
-    """Reads a turn.
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
 
-    Tags are never content, wherever they stand outside a call's strings; between them, what is no call is. The closing tag may
-    be missing; several objects may share a pair of tags. Everything else: `read_calls`.
+    Tags are never content, wherever they stand outside a call's strings; text between them that is no call is content. The
+    closing tag may be missing; several objects may share a pair of tags. `read_calls` says the rest.
 
     Where the tools are known, an object at the beginning of a line that names one of them is a call without tags.
     """
     while mark := (yield from source.content()):
         if mark == OPENING:
             yield from read_calls(source, tagged=True)
-        elif mark in BARE:
+        elif mark in _BARE:
             yield from _read_bare(source, mark)
 
 
 def _read_bare(source: Source, opening: str) -> Steps[None]:
-    """Read calls without tags that begin here; what is none is content."""
+    """Read calls without tags that begin here, or a piece of content."""
     start = source.at
     if source.begins_line and source.tools:
         if opening != "{":
             source.at += len(opening)
             yield from source.take("json")
         if (yield from read_calls(source, tagged=False, names=source.tools)):
-            if closing := BARE[opening]:
+            if closing := _BARE[opening]:
                 yield from source.take(closing)
             return
     source.at = start
     source.say(len(opening))
+
+
+def _grammar(calls: CallGrammar) -> str:
+    call = rf'{calls.tag(OPENING)} "\n"? {calls.objects("arguments")} "\n"? {calls.tag(CLOSING)}'
+    return calls.several(call, r'"\n"?') + r' "\n"?'
+
+
+def _detect(template: str) -> bool:
+    return OPENING in template and not any(tag in template for tag in _OTHER_XML)
+
+
+HERMES = ToolCallFormat(
+    read=_read,
+    grammar=_grammar,
+    detect=_detect,
+    tags=(OPENING, CLOSING),
+    turn_ends=QWEN_TURN_ENDS,
+    openings=tuple(_BARE),
+)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
-from jinfercept.parsers.call_schemas import bounded
+from jinfercept.parsers.tool_schemas import bounded
 from jinfercept.structured_outputs import JSON_SPACE
 
 

@@ -1,15 +1,20 @@
 """Llama 3 and 4: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`."""
 
+from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.python_calls import read_dotted_call
 from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+LLAMA3_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+LLAMA4_TURN_ENDS = ("<|eot|>", "<|eom|>", "<|end_of_text|>")
+LLAMA3_ROLE, LLAMA4_ROLE = "<|start_header_id|>", "<|header_start|>"
 
 
-def llama3_json(source: Source) -> Steps[None]:
-    """Reads a turn.
+def _read_llama3(source: Source) -> Steps[None]:
+    """Read a turn of Llama 3.
 
     Where no tag stands before, only an object whose keys are a call's, up to arguments that are an object, is a call. After the
     tag a call of a built-in tool may stand too, `brave_search.call(query="…")`; other code for the interpreter is content.
@@ -24,9 +29,33 @@ def llama3_json(source: Source) -> Steps[None]:
                 yield from read_calls(source, tagged=True)
 
 
-def llama4_json(source: Source) -> Steps[None]:
-    """Reads a turn. As Llama 3's; the tag is `<|python_start|>`, and objects may also stand behind `<|python_end|>`."""
+def _read_llama4(source: Source) -> Steps[None]:
+    """Read a turn of Llama 4: as Llama 3's, but its tag is `<|python_start|>`, and objects may also follow `<|python_end|>`."""
     yield from read_calls(source, tagged=False)
     while mark := (yield from source.content()):
         if mark in (PYTHON_START, PYTHON_TAG, PYTHON_END):
             yield from read_calls(source, tagged=mark != PYTHON_END)
+
+
+def _llama3_grammar(calls: CallGrammar) -> str:
+    return calls.tagged(PYTHON_TAG, "", calls.several(calls.objects("parameters"), '"; "'))
+
+
+def _llama4_grammar(calls: CallGrammar) -> str:
+    return calls.tagged(PYTHON_START, PYTHON_END, calls.several(calls.objects("parameters"), '"; "'))
+
+
+LLAMA3_JSON = ToolCallFormat(
+    read=_read_llama3,
+    grammar=_llama3_grammar,
+    detect=lambda template: LLAMA3_ROLE in template and '"parameters"' in template,
+    tags=(PYTHON_TAG,),
+    turn_ends=LLAMA3_TURN_ENDS,
+)
+LLAMA4_JSON = ToolCallFormat(
+    read=_read_llama4,
+    grammar=_llama4_grammar,
+    detect=lambda template: LLAMA4_ROLE in template and '"parameters"' in template,
+    tags=(PYTHON_START, PYTHON_END, PYTHON_TAG),
+    turn_ends=LLAMA4_TURN_ENDS,
+)

@@ -1,24 +1,33 @@
 """Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, and since version 11 `[TOOL_CALLS]name[ARGS]{…}` for each."""
 
 import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
 
+from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.tool_schemas import arguments_schema
 
-TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.:/-]")
 _ID = re.compile(r"\w")
+_WHOLE_NAME = re.compile(r"[\w.:/-]+")
+_ID_FORM = "[a-zA-Z0-9]{9}"
 
 
-def mistral(source: Source) -> Steps[None]:
-    """Reads a turn.
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
 
     In the newer form a call begins with the `{` of its arguments; a name without them is content, or dropped where the text
-    ends with it. `[ARGS]` may be missing, `[CALL_ID]` and an id may stand before it. The older form: `read_calls`.
+    ends with it. `[ARGS]` may be missing, `[CALL_ID]` and an id may stand before it. `read_calls` reads the older form.
     """
     while mark := (yield from source.content()):
-        if mark != TOOL_CALLS:
+        if mark != _TOOL_CALLS:
             continue
         start = source.at
         if (char := (yield from source.skip())) and char not in "[{":
@@ -34,10 +43,10 @@ def _named_call(source: Source, start: int) -> Steps[None]:
     name = yield from source.match(_NAME)
     yield from source.skip()
     call_id = ""
-    if name and (yield from source.take(CALL_ID)):
+    if name and (yield from source.take(_CALL_ID)):
         call_id = yield from source.match(_ID)
     if name:
-        yield from source.take(ARGS)
+        yield from source.take(_ARGS)
     char = yield from source.skip()
     if name and char == "{":
         source.begin(name, first, call_id)
@@ -47,3 +56,27 @@ def _named_call(source: Source, start: int) -> Steps[None]:
         source.drop()
     else:
         source.at = start
+
+
+def _grammar(calls: CallGrammar) -> str:
+    if _ARGS not in calls.template:
+        objects = calls.several(calls.objects("arguments"), '", "')
+        return f'{calls.tag(_TOOL_CALLS)} " "? "[" {objects} "]"'
+    call_id = f"({calls.tag(_CALL_ID)} /{_ID_FORM}/)? " if _CALL_ID in calls.template else ""
+
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        arguments = calls.rules.json(arguments_schema(name, schema))
+        return f"{quoted(name)} {call_id}{calls.tag(_ARGS)} {arguments}"
+
+    return calls.several(f"{calls.tag(_TOOL_CALLS)} {calls.each(write, _WHOLE_NAME)}", "")
+
+
+MISTRAL = ToolCallFormat(
+    read=_read,
+    grammar=_grammar,
+    detect=lambda template: _TOOL_CALLS in template,
+    tags=(_TOOL_CALLS, _CALL_ID, _ARGS),
+    turn_ends=("</s>",),
+    new_id=lambda: uuid.uuid4().hex[:9],
+    ids=_ID_FORM,
+)

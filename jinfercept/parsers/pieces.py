@@ -1,65 +1,8 @@
-"""What a parser makes of a model's text: what a person may see, and calls as they grow. Knows no format.
+"""The interface of a parser of one turn's text, whose pieces are events. Knows no format."""
 
-Every piece has the `request_id` of the request that it came of, where a chat's reader put it into a stream.
-"""
-
-from dataclasses import dataclass
 from typing import Protocol, final
 
-from jinfercept.request import Call
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for a person; never markup, never half a tag."""
-
-    text: str
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """What the model thinks before it answers; never markup, and no part of its content."""
-
-    text: str
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallStarted:
-    """A call has begun: it cannot turn out to be text any more.
-
-    Attributes:
-        index: counts the calls of one turn.
-        name: what is called.
-        id: of the call, in the form that the family's chat template takes.
-    """
-
-    index: int
-    name: str
-    id: str
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """The next piece of a call's arguments; all of them, joined, are the `arguments` of the `Call`."""
-
-    index: int
-    text: str
-    request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """A call is whole. Its `span` counts characters of what was fed; its arguments are JSON, unless the model erred."""
-
-    index: int
-    call: Call
-    request_id: str = ""
-
-
-Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
+from jinfercept.events import Content, Piece, Reasoning
 
 
 class CallParser(Protocol):

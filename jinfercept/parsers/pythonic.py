@@ -1,18 +1,192 @@
 """Llama 3.2 and 4, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
-from jinfercept.parsers.llama import PYTHON_START, PYTHON_TAG
-from jinfercept.parsers.python_calls import read_call_list
+import json
+import keyword
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jinfercept.parsers.call_grammars import CallGrammar, check_name, unwritable_name
+from jinfercept.parsers.lark import Rules, one_of, pattern, quoted
+from jinfercept.parsers.llama import (
+    LLAMA3_TURN_ENDS,
+    LLAMA4_ROLE,
+    LLAMA4_TURN_ENDS,
+    PYTHON_END,
+    PYTHON_START,
+    PYTHON_TAG,
+)
+from jinfercept.parsers.python_calls import PythonCall, read_call, write_calls
 from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
+_PLAIN = {"string": _STRING, "boolean": "True|False", "null": "None"}
 
 
-def pythonic(source: Source) -> Steps[None]:
-    """Reads a turn.
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
 
     The list is handed over when it is complete, its arguments translated to JSON, one piece for each call. It is content as a
     whole if anything in it is no call, has a positional argument, or a value that JSON cannot say; so is a list that is cut
     off. After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off.
     """
-    yield from read_call_list(source, tagged=False)
+    yield from _read_list(source, tagged=False)
     while mark := (yield from source.content()):
         if mark in (PYTHON_START, PYTHON_TAG):
-            yield from read_call_list(source, tagged=True)
+            yield from _read_list(source, tagged=True)
+
+
+def _read_list(source: Source, tagged: bool) -> Steps[None]:
+    """Read `[f(a=1), …]` after white space, or leave all of it to be read again.
+
+    Args:
+        tagged: what is cut off is dropped, instead of left.
+    """
+    start = source.at
+    if (yield from source.skip()) == "[":
+        calls = yield from _read_calls(source)
+        if calls:
+            write_calls(source, calls)
+            return
+    if tagged and source.ended and source.at == len(source.text):
+        source.drop()
+    else:
+        source.at = start
+
+
+def _read_calls(source: Source) -> Steps[list[PythonCall]]:
+    """Pass over the list that opens here; its calls, or none if anything else is in it."""
+    source.at += 1
+    calls: list[PythonCall] = []
+    while (yield from source.skip()) != "]":
+        call = yield from read_call(source)
+        if call is None:
+            return []
+        calls.append(call)
+        char = yield from source.skip()
+        if char == ",":
+            source.at += 1
+        elif char != "]":
+            return []
+    source.at += 1
+    return calls
+
+
+def _list_grammar(calls: CallGrammar) -> str:
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        if any(keyword.iskeyword(part) for part in name.split(".")):
+            raise unwritable_name(name, "tool")
+        members: list[tuple[str, bool]] = []
+        for key, value, needed in named_arguments(name, schema):
+            check_name(_NAME, key, "argument")
+            members.append((f"{quoted(f'{key}=')} {_value_rule(calls.rules, value)}", needed))
+        return f"{quoted(f'{name}(')} {calls.rules.listed(members, quoted(', '))} {quoted(')')}"
+
+    return f'"[" {calls.several(calls.each(write, _NAME), quoted(", "))} "]"'
+
+
+def _llama3_grammar(calls: CallGrammar) -> str:
+    return calls.tagged(PYTHON_TAG, "", _list_grammar(calls))
+
+
+def _llama4_grammar(calls: CallGrammar) -> str:
+    return calls.tagged(PYTHON_START, PYTHON_END, _list_grammar(calls))
+
+
+def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    """The name of a rule for the Python literals that a schema allows; where there is none, for JSON, which is read too.
+
+    Args:
+        rules: get the rule.
+        schema: of the value, with the definitions that it refers to.
+    """
+    keywords = constraints(schema)
+    kind = schema.get("type")
+    if keywords == {"$ref"}:
+        return _reference_rule(rules, schema)
+    if "const" in keywords or "enum" in keywords:
+        values = [schema["const"]] if "const" in keywords else schema["enum"]
+        plain = len(keywords) == 1 or (
+            keywords <= {"const", "enum", "type"} and kind == "string" and _all_texts(values)
+        )
+        if plain and values:
+            return rules.terminal(one_of(text for value in values for text in _literals(value)))
+        return rules.json(schema)
+    if keywords == {"anyOf"} and isinstance(schema["anyOf"], list) and schema["anyOf"]:
+        return rules.rule(one_of(_value_rule(rules, inner(schema, option)) for option in schema["anyOf"]))
+    if isinstance(kind, list) and kind:
+        return rules.rule(one_of(_value_rule(rules, {**schema, "type": one}) for one in kind))
+    if keywords == {"type"} and kind in _PLAIN:
+        return rules.terminal(pattern(_PLAIN[kind]))
+    if kind == "array" and "items" in keywords and keywords <= {"type", "items", "minItems", "maxItems"}:
+        return _list_rule(rules, schema)
+    if kind == "object" and {"additionalProperties", "properties"} <= keywords <= {
+        *("type", "properties", "required", "additionalProperties"),
+    }:
+        return _dict_rule(rules, schema)
+    return rules.json(schema)
+
+
+def _all_texts(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _reference_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    """A rule for each definition, once."""
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    key = json.dumps([schema["$ref"], definitions])
+    if key not in rules.references:
+        _, place, *steps = [*str(schema["$ref"]).split("/"), ""]
+        found = definitions.get(place, {}).get(steps[0]) if len(steps) == 2 else None
+        if not isinstance(found, Mapping):
+            return rules.json(schema)
+        rules.references[key] = name = rules.name()
+        rules.define(name, _value_rule(rules, {**definitions, **found}))
+    return rules.references[key]
+
+
+def _list_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < max(1, least)):
+        return rules.json(schema)
+    item = _value_rule(rules, inner(schema, schema["items"]))
+    more = f'(", " {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}' if most != 1 else ""
+    return rules.rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
+
+
+def _dict_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
+    properties, needed = schema["properties"], schema.get("required", [])
+    if schema["additionalProperties"] is not False or not isinstance(needed, list) or {*needed} - {*properties}:
+        return rules.json(schema)
+    members = [
+        (f'{one_of(_literals(key))} ": " {_value_rule(rules, inner(schema, value))}', key in needed)
+        for key, value in properties.items()
+    ]
+    return rules.rule(f'"{{" {rules.listed(members, quoted(", "))} "}}"')
+
+
+def _literals(value: Any) -> list[str]:
+    """A value as Python writes it, and a text in both quotes."""
+    texts = [repr(value)]
+    if isinstance(value, str):
+        texts.append(json.dumps(value, ensure_ascii=False))
+    return [quoted(text) for text in texts]
+
+
+PYTHONIC = ToolCallFormat(
+    read=_read,
+    grammar=_llama3_grammar,
+    detect=lambda template: "[func_name1(" in template or "[func1(" in template,
+    tags=(PYTHON_TAG,),
+    turn_ends=LLAMA3_TURN_ENDS,
+)
+LLAMA4_PYTHONIC = ToolCallFormat(
+    read=_read,
+    grammar=_llama4_grammar,
+    detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
+    tags=(PYTHON_START, PYTHON_END),
+    turn_ends=LLAMA4_TURN_ENDS,
+)

@@ -1,7 +1,7 @@
-"""What a model thinks before it answers, told apart from the answer: by the names that vLLM's `--reasoning-parser` uses.
+"""Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
 
-A turn begins with its reasoning or has none: marks that stand later are text. What is within them is for nobody's parser, so
-that a call that a model only thinks of is none. Knows no engine and no format of calls.
+A turn begins with its reasoning or has none: marks that stand later are text. Reasoning never reaches the parser of calls, so a
+call within it is not a call. Knows no engine and no format of calls.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from jinfercept.parsers.pieces import CallEnded, CallParser, Content, Piece, Reasoning
+from jinfercept.events import CallEnded, Content, Piece, Reasoning
+from jinfercept.parsers.pieces import CallParser
 
 Beginning = Literal["thinking", "undecided", "answering"]
 """Where a turn begins: within its reasoning, before a mark that may come or not, or behind it."""
@@ -17,18 +18,14 @@ Beginning = Literal["thinking", "undecided", "answering"]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Thinking:
-    """How a family marks what it thinks.
+class ReasoningFormat:
+    """How a family marks its reasoning.
 
     Attributes:
-        name: as vLLM calls it.
-        family: the models that are trained to it.
         opening, closing: the marks; never shown at a turn's beginning and end of reasoning.
-        begins: where a turn begins whose prompt says nothing of it.
+        begins: where a turn begins if its prompt ends with neither mark.
     """
 
-    name: str
-    family: str
     opening: str
     closing: str
     begins: Beginning = "undecided"
@@ -41,29 +38,21 @@ class Thinking:
         return "answering" if said.endswith(self.closing) else self.begins
 
 
-THINKINGS: Mapping[str, Thinking] = MappingProxyType(
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
-        one.name: one
-        for one in (
-            Thinking(
-                "qwen3",
-                "Qwen 3 and others that write both marks, or have the first in their prompt",
-                "<think>",
-                "</think>",
-            ),
-            Thinking("deepseek_r1", "DeepSeek-R1, QwQ", "<think>", "</think>", "thinking"),
-            Thinking("mistral", "Magistral", "[THINK]", "[/THINK]"),
-        )
+        "qwen3": ReasoningFormat("<think>", "</think>"),  # all that write both marks, or have the first in their prompt
+        "deepseek_r1": ReasoningFormat("<think>", "</think>", begins="thinking"),  # and QwQ
+        "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
     }
 )
-"""All of them by name."""
+"""All reasoning formats by name."""
 
 
-def detect_thinking(chat_template: str) -> str | None:
-    """The name of the marks that a chat template knows; None if it knows none of ours.
+def detect_reasoning_format(chat_template: str) -> str | None:
+    """The name of the format whose marks a chat template knows; None if there is none.
 
     Args:
-        chat_template: the Jinja source. One that only takes reasoning out of earlier turns is of a model that always thinks.
+        chat_template: the Jinja source. One that only removes earlier reasoning belongs to a model that always reasons.
     """
     if "[THINK]" in chat_template:
         return "mistral"
@@ -77,13 +66,13 @@ class ReasoningParser:
     """A parser whose turns may begin with reasoning. White space beside it is left out.
 
     Args:
-        thinking: the marks.
+        format: its marks.
         beginning: where the turn begins.
         answer: reads what comes behind the reasoning.
     """
 
-    def __init__(self, thinking: Thinking, beginning: Beginning, answer: CallParser) -> None:
-        self._thinking, self._at, self._answer = thinking, beginning, answer
+    def __init__(self, format: ReasoningFormat, beginning: Beginning, answer: CallParser) -> None:
+        self._format, self._at, self._answer = format, beginning, answer
         self._held = ""  # undecided: all there is; thinking: what may be white space at its end, or half a mark
         self._thought, self._trims = False, False
         self._num_chars = 0  # that the answer's parser was not fed
@@ -98,7 +87,7 @@ class ReasoningParser:
     def finish(self, cut: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
         if self._at == "thinking":
-            end = _certain(self._held, self._thinking.closing) if cut else len(self._held)
+            end = _certain(self._held, self._format.closing) if cut else len(self._held)
             pieces = self._show(self._held[:end])
         elif self._held and not (cut and self._held.lstrip()):
             pieces = self._shifted(self._answer.feed(self._held))
@@ -106,7 +95,7 @@ class ReasoningParser:
         return pieces + self._shifted(self._answer.finish(cut))
 
     def _decide(self) -> None:
-        said, opening = self._held.lstrip(), self._thinking.opening
+        said, opening = self._held.lstrip(), self._format.opening
         if said.startswith(opening):
             self._at = "thinking"
             self._skip(len(self._held) - len(said) + len(opening))
@@ -117,17 +106,17 @@ class ReasoningParser:
         """Reasoning that is certain: all up to the closing mark, or to where one or white space may begin."""
         if not self._thought:
             self._drop_space()
-        while not self._thought and self._held.startswith(self._thinking.opening):  # written once more
-            self._skip(len(self._thinking.opening))
+        while not self._thought and self._held.startswith(self._format.opening):  # written once more
+            self._skip(len(self._format.opening))
             self._drop_space()
-        closing = self._thinking.closing
+        closing = self._format.closing
         at = self._held.find(closing)
         if at >= 0:
             pieces = self._show(self._held[:at])
             self._skip(at + len(closing))
             self._at, self._trims = "answering", True
             return pieces
-        marks = (closing,) if self._thought else (closing, self._thinking.opening)
+        marks = (closing,) if self._thought else (closing, self._format.opening)
         certain = min(_certain(self._held, mark) for mark in marks)
         shown = self._held[:certain].rstrip()
         self._skip(len(shown))

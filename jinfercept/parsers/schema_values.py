@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jinfercept.parsers.python_calls import literal
+from jinfercept.parsers.python_literals import literal
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}

@@ -1,6 +1,6 @@
-"""Text that is still coming, and the pieces made of it: what the grammars of all formats read from and write to.
+"""Text that is still coming, and the pieces made of it: the readers of all formats read from a `Source` and write to it.
 
-A grammar is a generator that yields when it needs more text. It reads on from `at` and may go back to any place since
+A reader is a generator that yields when it needs more text. It reads on from `at` and may go back to any place since
 the last piece it wrote. Knows no format.
 """
 
@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, final
 
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Piece
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece
 from jinfercept.request import Call
 
 type Steps[T] = Generator[None, None, T]
-"""Yields whenever more text is needed, and never once there is none to come."""
+"""A reader: yields whenever it needs more text; after the end of the text it never does."""
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the tools' parameters, by the tools' names."""
@@ -20,15 +20,15 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 @final
 class Marks:
-    """Texts that are looked for.
+    """A search for any of several texts.
 
     Args:
-        texts: no content wherever they stand: a format's tags and what ends its turns.
-        openings: content, unless a call begins with them.
+        texts: a format's tags and the ends of its turns, which are never content.
+        openings: texts that are content, unless a call begins with them.
 
     Attributes:
-        tags: the first of both.
-        openings: the others.
+        tags: `texts`.
+        openings: see above.
     """
 
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
@@ -58,14 +58,14 @@ class Source:
         marks: of the format.
         new_id: makes ids for calls.
         ids: regular expression of the ids that may be taken from the model.
-        tools: the parameters' JSON schemas of the tools that are offered, by name; None if nobody says.
+        tools: the parameters' JSON schemas of the tools that are offered, by name; None if unknown.
 
     Attributes:
         tools: see above.
         tags: what is markup wherever it stands.
         text: what may still be read; `at` is the next character's place in it.
         ended: whether no more text comes.
-        pieces: what was written since the last look.
+        pieces: those written since the last `feed`.
     """
 
     def __init__(
@@ -201,28 +201,31 @@ class Source:
 
 
 @final
-class GrammarParser:
-    """A parser made of a grammar."""
+class TurnParser:
+    """A `CallParser` made of a format's reader.
 
-    def __init__(self, grammar: Callable[[Source], Steps[None]], source: Source) -> None:
+    Args:
+        read: the reader.
+        source: the text that it reads, empty so far.
+    """
+
+    def __init__(self, read: Callable[[Source], Steps[None]], source: Source) -> None:
         self._source = source
-        self._steps = grammar(source)
+        self._steps = read(source)
         next(self._steps)
 
     def feed(self, text: str) -> list[Piece]:
         self._source.text += text
-        return self._go_on()
+        return self._advance()
 
     def finish(self, cut: bool = False) -> list[Piece]:
         self._source.ended = True
-        pieces = self._go_on()
-        assert self._source.at == len(self._source.text), "a grammar that leaves text unread"
+        pieces = self._advance()
+        assert self._source.at == len(self._source.text), "a reader that leaves text unread"
         pieces += self._source.close()
-        return (
-            [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
-        )  # all that was certain is told
+        return [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
 
-    def _go_on(self) -> list[Piece]:
+    def _advance(self) -> list[Piece]:
         next(self._steps, None)
         pieces, self._source.pieces = self._source.pieces, []
         return pieces

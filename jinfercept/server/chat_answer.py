@@ -9,18 +9,18 @@ from typing import Any, final
 from jinfercept.chat.conversation import Chats
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.engine.streaming import StreamEvent
-from jinfercept.parsers.pieces import Arguments, CallStarted, Content, Reasoning
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
+from jinfercept.events import (
+    Arguments,
+    CallStarted,
+    Content,
     Finished,
     Intercepted,
-    Logprob,
-    RequestOutput,
+    Reasoning,
     Resumed,
+    StreamEvent,
     Token,
 )
+from jinfercept.request import Call, CompletionOutput, Logprob, RequestOutput
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
 from jinfercept.server.report_size import SMALL_ENTRIES, is_small, num_reported

@@ -8,8 +8,8 @@ from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.engine.streaming import StreamEvent
-from jinfercept.request import CompletionOutput, Finished, Request, RequestOutput, Token
+from jinfercept.events import Finished, StreamEvent, Token
+from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy
 from jinfercept.server.errors import ApiError

@@ -7,7 +7,7 @@ from pathlib import Path
 from jinfercept.config import option
 from jinfercept.errors import ConfigError
 from jinfercept.parsers.formats import ALIASES, FORMATS
-from jinfercept.parsers.reasoning import THINKINGS
+from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
@@ -116,7 +116,7 @@ class ServerOptions:
         self.key_rules()
 
     def _check_parsers(self) -> None:
-        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *THINKINGS)
+        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *REASONING_FORMATS)
         if self.tool_call_parser is not None and self.tool_call_parser not in calls:
             raise ConfigError("no such tool_call_parser", got=self.tool_call_parser, fix=f"one of {', '.join(calls)}")
         if self.reasoning_parser not in thinkings:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept.chat.conversation import Chats
-from jinfercept.request import Token
+from jinfercept.events import Token
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.encoding import EncodedReply, encode
 from jinfercept.server.errors import ApiError

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import EngineError
-from jinfercept.request import Finished
+from jinfercept.events import Finished
 from jinfercept.server.encoding import EncodedReply, LargeReply, Lazy
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import SMALL_ENTRIES, num_reported

@@ -5,18 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from jinfercept.engine.streaming import StreamEvent
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Reasoning
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
+from jinfercept.events import (
+    Arguments,
+    CallEnded,
+    CallStarted,
+    Content,
     Finished,
     Intercepted,
-    Interception,
-    RequestOutput,
+    Reasoning,
     Resumed,
+    StreamEvent,
     Token,
 )
+from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item, new_item, server_call
 from jinfercept.server.server_turns import ServerTurns, call_reports

@@ -21,8 +21,9 @@ from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.streaming import Reader
 from jinfercept.errors import ConfigError, GrammarError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.events import Finished
 from jinfercept.llm import LLM
-from jinfercept.request import Call, Finished, Request, RequestOutput, Result
+from jinfercept.request import Call, Request, RequestOutput, Result
 from jinfercept.server.errors import ApiError
 from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.heap import trim_heap

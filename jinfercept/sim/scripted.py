@@ -13,8 +13,9 @@ from typing import NamedTuple, final
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
+from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import Call, Finished, Request, RequestOutput, Result, SamplingParams, Tool
+from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 

@@ -14,10 +14,10 @@ from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.embedded import cache_directory
+from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.load import Loaded, dtype_name, load, read_config
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.models.update import first_weights
 from jinfercept.runner.runner import ModelRunner, RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
@@ -92,7 +92,7 @@ def load_model(
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        return Loaded(model, first_weights(model, params), None, "dummy")
+        return Loaded(model, initial_params(model, params), None, "dummy")
     if params is not None:
         raise ModelError(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"

@@ -1,7 +1,7 @@
-"""A SentencePiece vocabulary as a fast tokenizer, from what GGUF keeps of it: pieces, their kinds, their scores.
+"""Builds a fast tokenizer from a SentencePiece vocabulary in GGUF: pieces, their kinds, their scores.
 
-The families that use it (Llama 2, Mistral, Vicuna) were trained with SentencePiece's BPE: text becomes characters, and of all
-neighbours the two are joined whose joint piece has the best score. That is a BPE whose merges are ordered by these scores.
+The families that use it (Llama 2, Mistral, Vicuna) were trained with SentencePiece's BPE: text becomes characters, and the two
+neighbours whose joint piece has the best score are joined first. That is a BPE whose merges are ordered by these scores.
 """
 
 from collections.abc import Mapping

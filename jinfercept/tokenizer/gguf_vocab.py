@@ -1,8 +1,8 @@
 """A fast tokenizer built from the vocabulary that a GGUF file carries.
 
-GGUF keeps the vocabulary, the merges and the *name* of the way text is cut before merging; the cuts behind the names
-are written here, for the byte-level BPE vocabularies of the model families that jinfercept serves. SentencePiece vocabularies
-are in `gguf_sentencepiece.py`. It knows nothing of tensors.
+GGUF has the vocabulary, the merges and the *name* of the pre-tokenizer, which splits text before merging. This file defines the
+pre-tokenizers of the byte-level BPE vocabularies that jinfercept serves; `gguf_sentencepiece.py` builds SentencePiece
+vocabularies. Knows no tensors.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,12 @@ _KINDS = {
     "llama-bpe": "llama-bpe",
     "llama3": "llama-bpe",
 }
-
-
 _LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 _MAX_TOKEN_CHARS = 1024
 
 
 class GGUFVocab(NamedTuple):
-    """What a GGUF file says about text."""
+    """A GGUF file's tokenizer, special tokens and chat templates."""
 
     backend: Tokenizer
     bos_token_id: int | None
@@ -48,7 +46,7 @@ def read_vocab(path: Path) -> GGUFVocab:
     """The tokenizer of a GGUF file.
 
     Raises:
-        ModelError: the file cannot be read, or its vocabulary is of a kind that is not known here.
+        ModelError: the file cannot be read, or its vocabulary is of an unknown kind.
     """
     metadata = read_header(path).metadata
     try:
@@ -80,7 +78,7 @@ def _vocab(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
 
 
 def _check(metadata: Mapping[str, Any], tokens: list[str]) -> None:
-    """Raise `TypeError` or `ValueError` for values of other types than they should be, and tokens of absurd length."""
+    """Raise `TypeError` for values of the wrong type, `ValueError` for tokens of absurd length."""
     for key, kind in _LISTS.items():
         values = metadata.get(f"tokenizer.ggml.{key}", [])
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):

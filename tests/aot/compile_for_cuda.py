@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.pallas.attention import paged_attention
 from jinfercept.pallas.layout import Batch, batch_shapes, kv_shape
@@ -132,7 +132,7 @@ def kernel(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
 
 def steps(compiler: Compiler, case: dict[str, Any]) -> None:
     """Every executable of a runner, with abstract weights in bfloat16; transfers of whole pages beside those in parts."""
-    config = ModelConfig.from_hf(case["model"])
+    config = config_from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
     params = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16))
     pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)

@@ -14,7 +14,7 @@ from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.workload import Script, Segment
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 WRITE = random_tokens(128, seed=3)
 ARRIVALS = [

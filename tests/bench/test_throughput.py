@@ -11,7 +11,7 @@ from jinfercept.bench.throughput import ThroughputWork, decode_rate, measure
 from jinfercept.bench.throughput_peers import command_peer, measure_peer
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 MODEL = str(GOLDEN / "llama_gqa")
 WORK = ThroughputWork([1, 3], [9], 4)

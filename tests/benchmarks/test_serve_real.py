@@ -10,9 +10,9 @@ from jinfercept.bench.child_server import child_server
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from tests.support.chat_templates import QWEN
+from tests.support.live_server import running
 from tests.support.scripted_model import Make
-from tests.support.served import running
-from tests.support.tiny import GOLDEN
+from tests.support.tiny_model import GOLDEN
 
 TINY = str(GOLDEN / "llama_gqa")
 ENGINE = ["--dtype", "float32", "--page-size", "4", "--max-num-batched-tokens", "32", "--max-num-seqs", "8"]

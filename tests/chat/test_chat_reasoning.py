@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import RequestError
-from jinfercept.parsers.pieces import CallStarted, Content, Reasoning
+from jinfercept.events import CallStarted, Content, Reasoning
 from jinfercept.request import CompletionOutput, RequestOutput, SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import QWEN3, QWEN3_OPENED

@@ -8,11 +8,11 @@ from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.turn_grammar import Turnwise
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
-from jinfercept.parsers.reasoning import THINKINGS, Beginning
+from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning
 from jinfercept.request import Constraint
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.letters import MERGES, VOCAB
+from tests.support.sample_tokenizers import MERGES, VOCAB
 
 BEGINNINGS = {"a", "b", "c", "ab", "abc"}
 MARKS = ["<think>", "</think>", "</think>\n", "</think>ab"]
@@ -33,7 +33,7 @@ def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, reg
     """Of one turn, the last of so many."""
     first, later = (*beginnings, *beginnings)[:2]
     grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
-    each = Turnwise(*(AfterReasoning(grammar, THINKINGS["qwen3"], one, tokenizer) for one in (first, later)))
+    each = Turnwise(*(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], one, tokenizer) for one in (first, later)))
     last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
     assert last is not None
     return last

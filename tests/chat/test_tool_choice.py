@@ -9,7 +9,7 @@ import pytest
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.tool_choice import tool_choice
 from jinfercept.errors import RequestError
-from jinfercept.parsers.pieces import CallStarted, Content
+from jinfercept.events import CallStarted, Content
 from jinfercept.request import CompletionOutput, SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import LLAMA, MISTRAL, MISTRAL_SMALL, PLAIN, QWEN, QWEN3, QWEN3_CODER

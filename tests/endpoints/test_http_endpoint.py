@@ -15,7 +15,7 @@ import pytest
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.hosts import Hosts, is_public
 from jinfercept.errors import ConfigError
-from tests.support.toolbox import toolbox, until
+from tests.support.tool_runner import tool_runner, until
 
 
 class Site(ThreadingHTTPServer):
@@ -97,18 +97,18 @@ def table(site: Site, path: str, more: str = "", allow: str = '"127.0.0.1"') -> 
 
 
 def ask(folder: Path, toml: str, **arguments: Any) -> tuple[str, str]:
-    with toolbox(folder, toml) as box:
-        result = box.ask("web", **arguments)
+    with tool_runner(folder, toml) as runner:
+        result = runner.ask("web", **arguments)
     return result.status, result.text
 
 
 def test_arguments_are_escaped_in_the_url_and_declared_by_it(site: Site, tmp_path: Path) -> None:
-    with toolbox(tmp_path, table(site, "echo/{city}?unit={unit}")) as box:
-        [tool] = box.loaded.tools
+    with tool_runner(tmp_path, table(site, "echo/{city}?unit={unit}")) as runner:
+        [tool] = runner.loaded.tools
         assert tool.parameters["required"] == ["city", "unit"]
-        assert box.ask("web", city="a/../b?c ü", unit="x&y=1").text == "/echo/a%2F..%2Fb%3Fc%20%C3%BC?unit=x%26y%3D1"
-        assert "cannot be '..'" in box.ask("web", city="..", unit="C").text
-        missing = box.ask("web", city="Rome")
+        assert runner.ask("web", city="a/../b?c ü", unit="x&y=1").text == "/echo/a%2F..%2Fb%3Fc%20%C3%BC?unit=x%26y%3D1"
+        assert "cannot be '..'" in runner.ask("web", city="..", unit="C").text
+        missing = runner.ask("web", city="Rome")
     assert (missing.status, missing.text) == (
         "error",
         "error: CallFailed: the arguments do not fit: arguments: 'unit' is a required property",
@@ -146,10 +146,10 @@ def test_an_answer_that_does_not_end_is_given_up_in_time(site: Site, tmp_path: P
 
 
 def test_a_request_that_is_aborted_closes_its_connection(site: Site, tmp_path: Path) -> None:
-    with toolbox(tmp_path, table(site, "slow")) as box:
-        box.call("r", "web")
+    with tool_runner(tmp_path, table(site, "slow")) as runner:
+        runner.call("r", "web")
         until(lambda: bool(site.asked))
-        box.dispatcher.cancel("r")
+        runner.dispatcher.cancel("r")
         assert site.left.wait(5)
 
 
@@ -199,9 +199,9 @@ def test_a_redirect_that_keeps_the_method_keeps_the_body(site: Site, tmp_path: P
 def test_a_private_address_behind_a_name_has_to_be_allowed_by_that_name(site: Site, tmp_path: Path) -> None:
     host = 'parameters = {type = "object", properties = {host = {type = "string"}}}\n'
     toml = table(site, "echo", host, allow='"*.0.0.1", "example.com"').replace("127.0.0.1:", "{host}:")
-    with toolbox(tmp_path, toml) as box:
-        assert "private address" in box.ask("web", host="127.0.0.1").text
-        assert "not among the hosts" in box.ask("web", host="localhost").text
+    with tool_runner(tmp_path, toml) as runner:
+        assert "private address" in runner.ask("web", host="127.0.0.1").text
+        assert "not among the hosts" in runner.ask("web", host="localhost").text
     assert not site.asked
 
 
@@ -266,9 +266,9 @@ def test_a_pointer_finds_the_result_in_an_answer(site: Site, tmp_path: Path) -> 
 
 
 def test_calls_wait_in_line_for_a_tool_and_the_time_counts(site: Site, tmp_path: Path) -> None:
-    with toolbox(tmp_path, table(site, "slow", "max_concurrency = 2\ntimeout_s = 0.4")) as box:
+    with tool_runner(tmp_path, table(site, "slow", "max_concurrency = 2\ntimeout_s = 0.4")) as runner:
         for name in ("a", "b", "c", "d"):
-            box.call(name, "web")
-        results = [box.result(name).text for name in "abcd"]
+            runner.call(name, "web")
+        results = [runner.result(name).text for name in "abcd"]
     assert sum(text.endswith("it took longer than 0.4 s") for text in results) == 2
     assert sum(text.endswith("it took longer than 0.4 s, of which other calls took 0.4") for text in results) == 2

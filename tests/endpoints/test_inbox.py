@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from jinfercept.errors import RequestError
-from tests.support.toolbox import toolbox, until
+from tests.support.tool_runner import tool_runner, until
 
 PERSON = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
 
 
 def test_a_call_waits_until_somebody_answers(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON) as box:
-        inbox = box.loaded.inbox
+    with tool_runner(tmp_path, PERSON) as runner:
+        inbox = runner.loaded.inbox
         before = time.time()
-        box.call("request-1", "boss", question="May I?")
+        runner.call("request-1", "boss", question="May I?")
         until(lambda: bool(inbox.pending()))
         [pending] = inbox.pending()
         assert (pending.tool, pending.arguments, pending.request_id) == ("boss", {"question": "May I?"}, "request-1")
@@ -26,54 +26,54 @@ def test_a_call_waits_until_somebody_answers(tmp_path: Path) -> None:
         assert 599 < pending.expires_at - pending.asked_at <= 600
         assert json.loads(json.dumps(asdict(pending)))["id"] == pending.id
         inbox.answer(pending.id, "Yes.")
-        assert box.result("request-1").text == "Yes."
+        assert runner.result("request-1").text == "Yes."
         assert inbox.pending() == []
         with pytest.raises(RequestError, match="no call of this id waits"):
             inbox.answer(pending.id, "No.")
 
 
 def test_a_declined_call_says_why(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON) as box:
-        box.call("r", "boss", question="May I?")
-        until(lambda: bool(box.loaded.inbox.pending()))
-        box.loaded.inbox.decline(box.loaded.inbox.pending()[0].id, "not today")
-        result = box.result("r")
+    with tool_runner(tmp_path, PERSON) as runner:
+        runner.call("r", "boss", question="May I?")
+        until(lambda: bool(runner.loaded.inbox.pending()))
+        runner.loaded.inbox.decline(runner.loaded.inbox.pending()[0].id, "not today")
+        result = runner.result("r")
     assert (result.status, result.text) == ("error", "error: CallFailed: declined: not today")
 
 
 def test_a_call_that_nobody_answers_says_so(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON + "timeout_s = 0.1") as box:
-        result = box.ask("boss", question="May I?")
+    with tool_runner(tmp_path, PERSON + "timeout_s = 0.1") as runner:
+        result = runner.ask("boss", question="May I?")
         assert (result.status, result.text) == ("timeout", "error: TimeoutError: nobody answered within 0.1 s")
-        assert box.loaded.inbox.pending() == []
+        assert runner.loaded.inbox.pending() == []
 
 
 def test_a_call_of_an_aborted_request_waits_no_more(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON) as box:
-        box.call("r", "boss", question="May I?")
-        until(lambda: bool(box.loaded.inbox.pending()))
-        box.dispatcher.cancel("r")
-        until(lambda: not box.loaded.inbox.pending())
+    with tool_runner(tmp_path, PERSON) as runner:
+        runner.call("r", "boss", question="May I?")
+        until(lambda: bool(runner.loaded.inbox.pending()))
+        runner.dispatcher.cancel("r")
+        until(lambda: not runner.loaded.inbox.pending())
 
 
 def test_one_at_a_time_is_put_to_a_person_who_says_so(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON + "max_concurrency = 1") as box:
-        inbox = box.loaded.inbox
+    with tool_runner(tmp_path, PERSON + "max_concurrency = 1") as runner:
+        inbox = runner.loaded.inbox
         for name in ("a", "b"):
-            box.call(name, "boss", question=name)
+            runner.call(name, "boss", question=name)
             until(lambda: bool(inbox.pending()))
         for name in ("a", "b"):
             until(lambda name=name: [one.request_id for one in inbox.pending()] == [name])
             inbox.answer(inbox.pending()[0].id, name.upper())
-            assert box.result(name).text == name.upper()
+            assert runner.result(name).text == name.upper()
 
 
 def test_of_many_threads_that_answer_each_call_one_succeeds(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON) as box:
-        inbox = box.loaded.inbox
+    with tool_runner(tmp_path, PERSON) as runner:
+        inbox = runner.loaded.inbox
         names = [f"r{number}" for number in range(40)]
         for name in names:
-            box.call(name, "boss", question=name)
+            runner.call(name, "boss", question=name)
         until(lambda: len(inbox.pending()) == len(names))
         waiting, wins = inbox.pending(), []
 
@@ -91,14 +91,14 @@ def test_of_many_threads_that_answer_each_call_one_succeeds(tmp_path: Path) -> N
         for thread in threads:
             thread.join()
         assert sorted(wins) == sorted(pending.id for pending in waiting)
-        assert all(box.result(name).text == name for name in names)
+        assert all(runner.result(name).text == name for name in names)
 
 
 def test_closed_tools_answer_nobody(tmp_path: Path) -> None:
-    with toolbox(tmp_path, PERSON) as box:
-        box.call("r", "boss", question="May I?")
-        until(lambda: bool(box.loaded.inbox.pending()))
-        box.loaded.close()
-        assert box.result("r").status == "error"
-        assert box.loaded.inbox.pending() == []
-        assert "these tools are closed" in box.ask("boss", question="Still there?").text
+    with tool_runner(tmp_path, PERSON) as runner:
+        runner.call("r", "boss", question="May I?")
+        until(lambda: bool(runner.loaded.inbox.pending()))
+        runner.loaded.close()
+        assert runner.result("r").status == "error"
+        assert runner.loaded.inbox.pending() == []
+        assert "these tools are closed" in runner.ask("boss", question="Still there?").text

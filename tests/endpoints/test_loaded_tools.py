@@ -18,7 +18,7 @@ from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import SamplingParams
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
-from tests.support.toolbox import Toolbox, toolbox, until
+from tests.support.tool_runner import ToolRunner, tool_runner, until
 
 FUNCTIONS = '''
 import asyncio
@@ -77,37 +77,37 @@ def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
 def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 3')
-    with toolbox(
+    with tool_runner(
         tmp_path, toml + python("bad") + python("wait") + '[[tool]]\nkind="python"\nfunction="os.path:basename"'
-    ) as box:
-        cost, _, _, base = box.loaded.tools
+    ) as runner:
+        cost, _, _, base = runner.loaded.tools
         assert (cost.name, cost.declaration["function"]["description"]) == ("cost", "what it costs")
         assert cost.parameters["required"] == ["item"]
-        assert box.ask("cost", item="lamp", number="2").text == "2 lamp: 23, for one"
-        assert box.ask("cost", item="lamp" * 40).text.endswith("... (cut: 175 bytes, 64 allowed)")
-        assert "item: Missing required argument" in box.ask("cost").text
-        assert box.ask("bad").text == "error: ValueError: out of stock"
-        assert box.ask(base.name, p="a/b").text == "b"
-        box.call("r", "wait")
+        assert runner.ask("cost", item="lamp", number="2").text == "2 lamp: 23, for one"
+        assert runner.ask("cost", item="lamp" * 40).text.endswith("... (cut: 175 bytes, 64 allowed)")
+        assert "item: Missing required argument" in runner.ask("cost").text
+        assert runner.ask("bad").text == "error: ValueError: out of stock"
+        assert runner.ask(base.name, p="a/b").text == "b"
+        runner.call("r", "wait")
         time.sleep(0.05)
-        box.dispatcher.cancel("r")
+        runner.dispatcher.cancel("r")
         until(lambda: shop()["cancelled"] == 1)
     assert CALLER.get() == ""
 
 
 def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
-    with toolbox(tmp_path, python("hold", "max_concurrency = 2\ntimeout_s = 0.3")) as box:
+    with tool_runner(tmp_path, python("hold", "max_concurrency = 2\ntimeout_s = 0.3")) as runner:
         for name in "abcd":
-            box.call(name, "hold", name=name)
+            runner.call(name, "hold", name=name)
         until(lambda: shop()["running"] == 2)
-        box.dispatcher.cancel("d")
-        texts = [box.result(name).text for name in "abc"]
+        runner.dispatcher.cancel("d")
+        texts = [runner.result(name).text for name in "abc"]
         assert all("it took longer than 0.3 s" in text for text in texts)
         assert (shop()["running"], shop()["most"]) == (2, 2)
         shop()["go"].set()
         until(lambda: shop()["running"] == 0)
-        assert box.ask("hold", name="e").text == "e"
+        assert runner.ask("hold", name="e").text == "e"
         assert shop()["most"] == 2
 
 
@@ -119,22 +119,22 @@ def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     (tmp_path / "tools.toml").write_text(python("hold") + python("wait"))
     with load_tools(tmp_path / file) as loaded:
-        box = Toolbox(loaded)
+        runner = ToolRunner(loaded)
         for number in range(20):
-            box.call(f"first {number}", "hold", name="a")
+            runner.call(f"first {number}", "hold", name="a")
         until(lambda: shop()["running"] == 3)
         for number in range(20):
-            box.dispatcher.cancel(f"first {number}")
+            runner.dispatcher.cancel(f"first {number}")
         for number in range(20):
-            box.call(f"then {number}", "hold", name="b")
+            runner.call(f"then {number}", "hold", name="b")
         for number in range(5):
-            box.call(f"async {number}", "wait")
+            runner.call(f"async {number}", "wait")
         until(lambda: shop()["begun"] == 5)  # those run in no thread
         assert (shop()["running"], shop()["most"]) == (3, 3)
         shop()["go"].set()
-        assert {box.result(f"then {number}").text for number in range(20)} == {"b"}
+        assert {runner.result(f"then {number}").text for number in range(20)} == {"b"}
         assert shop()["most"] == 3
-        box.dispatcher.close()
+        runner.dispatcher.close()
 
 
 class Oracle(BaseHTTPRequestHandler):
@@ -175,8 +175,8 @@ def test_another_model_at_a_url_is_asked(oracle: Any, tmp_path: Path, monkeypatc
         f"max_tokens = {most}\n"
         for name, most in (("wise", 9), ("hasty", 1), ("busy", 2))
     )
-    with toolbox(tmp_path, toml) as box:
-        assert box.ask("wise", question="Why?").text == "42"
+    with tool_runner(tmp_path, toml) as runner:
+        assert runner.ask("wise", question="Why?").text == "42"
         assert oracle.asked == {
             "path": "/v1/chat/completions",
             "key": "Bearer s3cret",
@@ -185,10 +185,10 @@ def test_another_model_at_a_url_is_asked(oracle: Any, tmp_path: Path, monkeypatc
             "max_tokens": 9,
             "temperature": 0.0,
         }
-        assert "no chat completion" in box.ask("hasty", question="Why?").text
-        assert "the model big says HTTP 429" in box.ask("busy", question="Why?").text
+        assert "no chat completion" in runner.ask("hasty", question="Why?").text
+        assert "the model big says HTTP 429" in runner.ask("busy", question="Why?").text
         oracle.server_close()
-        assert "the model big cannot be reached" in box.ask("wise", question="Why?").text
+        assert "the model big cannot be reached" in runner.ask("wise", question="Why?").text
 
 
 @pytest.mark.slow
@@ -197,8 +197,8 @@ def test_another_model_in_the_process_is_asked(tmp_path: Path) -> None:
         '[[tool]]\nkind = "model"\nname = "small"\ndescription = "knows little"\npath = "smollm2-135m"\nmax_tokens = 8\n'
         "options = {kv_tokens = 512, max_num_seqs = 2, max_num_batched_tokens = 32}\n"
     )
-    with toolbox(tmp_path, toml) as box:
-        assert "Paris" in box.ask("small", question="What is the capital of France?").text
+    with tool_runner(tmp_path, toml) as runner:
+        assert "Paris" in runner.ask("small", question="What is the capital of France?").text
         (tmp_path / "tools.toml").write_text(toml.replace("kv_tokens", "kv_token"))
         with pytest.raises(ConfigError, match="no such option; got kv_token"):
             load_tools(tmp_path / "tools.toml")

@@ -18,7 +18,7 @@ from mcp_types import CallToolResult, EmbeddedResource, ImageContent, ResourceLi
 from jinfercept.endpoints.load import load_tools
 from jinfercept.endpoints.mcp_results import result_text
 from jinfercept.errors import ConfigError
-from tests.support.toolbox import toolbox, until
+from tests.support.tool_runner import tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 STDIO = f'''
@@ -38,28 +38,28 @@ def test_a_server_over_stdio_is_discovered_learns_dies_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JINFERCEPT_TEST_SHOP", "Anna")
-    with toolbox(tmp_path, STDIO) as box:
+    with tool_runner(tmp_path, STDIO) as runner:
         names = ["shop_price", "shop_hang", "shop_die", "shop_learn"]
-        assert [tool.name for tool in box.loaded.tools] == names
-        price = box.loaded.tools[0]
+        assert [tool.name for tool in runner.loaded.tools] == names
+        price = runner.loaded.tools[0]
         assert price.declaration["function"]["description"] == "The price of an item."
         assert price.parameters["required"] == ["item"]
-        assert box.ask("shop_price", item="lamp", number=2).text == "2 lamp: 46, says Anna"
-        refused = box.ask("shop_price", item="moon")
+        assert runner.ask("shop_price", item="lamp", number=2).text == "2 lamp: 46, says Anna"
+        refused = runner.ask("shop_price", item="moon")
         assert (refused.status, refused.text[-24:]) == ("error", "the moon is not for sale")
-        assert "Field required" in box.ask("shop_price", thing="lamp").text
+        assert "Field required" in runner.ask("shop_price", thing="lamp").text
 
-        assert box.ask("shop_learn", name="fly").text == "learnt"
-        until(lambda: [tool.name for tool in box.loaded.tools] == [*names, "shop_fly"])
-        assert box.ask("shop_fly").text == "fly!"
+        assert runner.ask("shop_learn", name="fly").text == "learnt"
+        until(lambda: [tool.name for tool in runner.loaded.tools] == [*names, "shop_fly"])
+        assert runner.ask("shop_fly").text == "fly!"
 
-        box.call("waits", "shop_hang")
-        assert "lost during the call" in box.ask("shop_die").text
-        assert "lost during the call" in box.result("waits").text
-        meanwhile = box.ask("shop_price", item="lamp")
+        runner.call("waits", "shop_hang")
+        assert "lost during the call" in runner.ask("shop_die").text
+        assert "lost during the call" in runner.result("waits").text
+        meanwhile = runner.ask("shop_price", item="lamp")
         assert (meanwhile.status, "MCP server shop is not there" in meanwhile.text) == ("error", True)
-        until(lambda: box.ask("shop_price", item="lamp").status == "ok")
-        assert [tool.name for tool in box.loaded.tools] == names
+        until(lambda: runner.ask("shop_price", item="lamp").status == "ok")
+        assert [tool.name for tool in runner.loaded.tools] == names
         before = threading.active_count()
     assert threading.active_count() < before
 
@@ -90,14 +90,14 @@ def test_a_server_over_http_that_goes_away_is_found_again(tmp_path: Path) -> Non
     toml = f'[[tool]]\nkind = "mcp"\nname = "shop"\nurl = "http://127.0.0.1:{port}/mcp"\ntimeout_s = 10\n'
     with http_shop(port):
         began_s = time.monotonic()
-        manager = toolbox(tmp_path, toml)
-        box = manager.__enter__()
-        assert box.ask("price", item="lamp").text == "lamp: 23"
-    gone = box.ask("price", item="lamp")
+        manager = tool_runner(tmp_path, toml)
+        runner = manager.__enter__()
+        assert runner.ask("price", item="lamp").text == "lamp: 23"
+    gone = runner.ask("price", item="lamp")
     assert gone.status == "error"
     assert "MCP server shop" in gone.text
     with http_shop(port):
-        until(lambda: box.ask("price", item="lamp").text == "lamp: 23")
+        until(lambda: runner.ask("price", item="lamp").text == "lamp: 23")
         manager.__exit__(None, None, None)
     assert time.monotonic() - began_s < 10
 

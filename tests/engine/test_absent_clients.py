@@ -11,8 +11,8 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.request import Keep, Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
 from jinfercept.sched.policies import PolicyInputs
-from tests.support.fakes import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
-from tests.support.follow_ups import ask, policy, served, stream
+from tests.support.fake_engine import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
+from tests.support.retained_contexts import ask, policy, served, stream
 
 POLITE: Any = {"tenant": "polite", "cache_salt": "polite"}
 HOSTILE: Any = {"tenant": "hostile", "cache_salt": "hostile"}

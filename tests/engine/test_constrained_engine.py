@@ -13,7 +13,7 @@ from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.fakes import (
+from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
     FakeRunner,

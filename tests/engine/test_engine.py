@@ -7,20 +7,12 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import RequestError
+from jinfercept.events import Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector
-from jinfercept.request import (
-    Call,
-    Finished,
-    Intercepted,
-    Request,
-    Result,
-    Resumed,
-    SamplingParams,
-    Token,
-    Tool,
-)
+from jinfercept.request import Call, Request, Result, SamplingParams, Tool
 from jinfercept.sched.policy import preserve
-from tests.support.fakes import (
+from tests.support.engine_requests import DEPTHS, only, request, serve, until
+from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
     FakeRunner,
@@ -28,7 +20,6 @@ from tests.support.fakes import (
     run_all,
     uninterrupted,
 )
-from tests.support.serving import DEPTHS, only, request, serve, until
 
 # -- ends --------------------------------------------------------------------------------------------------------------
 

@@ -6,20 +6,18 @@ from collections.abc import Callable
 import pytest
 
 from jinfercept.engine.engine import Engine
-from jinfercept.request import (
-    CompletionOutput,
-    Finished,
-)
+from jinfercept.events import Finished
+from jinfercept.request import CompletionOutput
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import Policy, preserve, swap
 from jinfercept.sched.sequence import State
-from tests.support.fakes import (
+from tests.support.engine_requests import DEPTHS, only, request, serve, state_of, steps, until
+from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,
     run_all,
     uninterrupted,
 )
-from tests.support.serving import DEPTHS, only, request, serve, state_of, steps, until
 
 # -- abort -------------------------------------------------------------------------------------------------------------
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
-from jinfercept.request import Finished
+from jinfercept.events import Finished
 from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.observer import Observers
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.sequence import Sequence
-from tests.support.tiny import tiny_llm
+from tests.support.tiny_model import tiny_llm
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

@@ -11,9 +11,10 @@ import pytest
 
 from jinfercept.engine.engine import MAX_IDLE_S, Engine
 from jinfercept.engine.thread import EngineThread
-from jinfercept.request import Event, Finished, Tool
-from tests.support.fakes import POLICIES, make_engine
-from tests.support.serving import request
+from jinfercept.events import Event, Finished
+from jinfercept.request import Tool
+from tests.support.engine_requests import request
+from tests.support.fake_engine import POLICIES, make_engine
 
 Running = tuple[EngineThread, Engine]
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import scripted
-from tests.support.fakes import (
+from tests.support.engine_requests import DEPTHS, only, request, serve
+from tests.support.fake_engine import (
     POLICIES,
     VOCAB,
     run_all,
     uninterrupted,
 )
-from tests.support.serving import DEPTHS, only, request, serve
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from jinfercept.request import Call, ContextUse, Keep, Request, RequestOutput, SamplingParams, Watch
 from jinfercept.sched.sequence import State
-from tests.support.fakes import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
-from tests.support.follow_ups import ask, policy, served, settle, stream
+from tests.support.fake_engine import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
+from tests.support.retained_contexts import ask, policy, served, settle, stream
 
 KEEPING = [name for name in POLICIES if name not in ("preserve",)]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from jinfercept import LLM, RequestError, SamplingParams, ScriptedDetector, Tool
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content
-from jinfercept.request import Call, Finished, Intercepted, RequestOutput, Resumed, Token
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
+from jinfercept.request import Call, RequestOutput
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
-from tests.support.tiny import tiny_llm
+from tests.support.tiny_model import tiny_llm
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from jinfercept import RequestError, SamplingParams
-from jinfercept.request import Finished, RequestOutput
-from tests.support.tiny import tiny_llm
+from jinfercept.events import Finished
+from jinfercept.request import RequestOutput
+from tests.support.tiny_model import tiny_llm
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)

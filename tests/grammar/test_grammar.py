@@ -20,8 +20,7 @@ from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS,
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.json_schemas import closed_objects
-from tests.support.letters import VOCAB, letters
-from tests.tokenizer.test_tokenizer import sentencepiece, smollm2
+from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
 NESTED: dict[str, Any] = {
     "type": "object",
@@ -45,18 +44,18 @@ NESTED: dict[str, Any] = {
 END = 1
 VOCABULARIES = pytest.mark.parametrize(
     ("tokenizer", "vocab_size"),
-    [(letters, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
+    [(byte_level, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
     ids=["bytes", "smollm2", "smollm2, padded", "sentencepiece", "sentencepiece, padded"],
 )
 
 
 DEEP = """
-from tests.support.letters import VOCAB, letters
+from tests.support.sample_tokenizers import VOCAB, byte_level
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.structured_outputs import StructuredOutputsParams
 chain = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(700)}
 schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a700": {"type": "string"}}}
-Grammars(letters(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
+Grammars(byte_level(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
 """
 
 
@@ -72,7 +71,7 @@ class FromTools(NamedTuple):
 
 @pytest.fixture(scope="module")
 def byte_grammars() -> Grammars:
-    return Grammars(letters(), VOCAB)
+    return Grammars(byte_level(), VOCAB)
 
 
 def ids(words: np.ndarray) -> list[int]:
@@ -119,7 +118,7 @@ def test_choices_patterns_and_grammars_are_matched_from_end_to_end(tokenizer: An
 def test_any_object_is_a_json_object(byte_grammars: Grammars) -> None:
     grammar = byte_grammars.compile(StructuredOutputsParams(json_object=True))
     for seed in range(10):
-        assert isinstance(json.loads(walk(grammar.constrain(frozenset()), letters(), seed, frozenset())), dict)
+        assert isinstance(json.loads(walk(grammar.constrain(frozenset()), byte_level(), seed, frozenset())), dict)
 
 
 SCHEMAS = st.recursive(
@@ -147,29 +146,29 @@ SCHEMAS = st.recursive(
 @settings(max_examples=40)
 @given(schema=SCHEMAS, seed=st.integers(0, 1000))
 def test_any_schema_that_is_taken_gives_valid_values(byte_grammars: Grammars, schema: dict, seed: int) -> None:
-    grammar, end = byte_grammars.compile(StructuredOutputsParams(json=schema)), frozenset(letters().eos_token_ids)
+    grammar, end = byte_grammars.compile(StructuredOutputsParams(json=schema)), frozenset(byte_level().eos_token_ids)
     # A number ends only where something else may follow it: here an end token.
-    Draft202012Validator(schema).validate(json.loads(walk(grammar.constrain(end), letters(), seed, end)))
+    Draft202012Validator(schema).validate(json.loads(walk(grammar.constrain(end), byte_level(), seed, end)))
 
 
 def test_what_is_allowed_is_what_can_go_on(byte_grammars: Grammars) -> None:
     """Against every token of the vocabulary; the end tokens, two of them, exactly where the text may end."""
-    end = frozenset(letters().eos_token_ids) | {5000}
+    end = frozenset(byte_level().eos_token_ids) | {5000}
     constraint = byte_grammars.compile(StructuredOutputsParams(regex="[abc]{2,4}")).constrain(end)
     text = ""
-    for token in letters().encode("a") + letters().encode("bc") + letters().encode("a"):
-        following = [i for i in range(VOCAB) if re.fullmatch("[abc]{1,4}", text + (letters().token_text(i) or " "))]
-        ends = sorted(letters().eos_token_ids) if len(text) >= 2 else []
+    for token in byte_level().encode("a") + byte_level().encode("bc") + byte_level().encode("a"):
+        following = [i for i in range(VOCAB) if re.fullmatch("[abc]{1,4}", text + (byte_level().token_text(i) or " "))]
+        ends = sorted(byte_level().eos_token_ids) if len(text) >= 2 else []
         assert ids(constraint.allowed()) == following + ends
         constraint.accept(token)
-        text += letters().token_text(token)
+        text += byte_level().token_text(token)
     assert constraint.ended or ids(constraint.allowed()) == []
 
 
 def test_an_end_token_ends_the_text_and_nothing_may_follow(byte_grammars: Grammars) -> None:
-    (end, other) = sorted(letters().eos_token_ids)
+    (end, other) = sorted(byte_level().eos_token_ids)
     constraint = byte_grammars.compile(StructuredOutputsParams(regex="a+")).constrain(frozenset({end}))
-    constraint.accept(letters().encode("a")[0])
+    constraint.accept(byte_level().encode("a")[0])
     assert other not in ids(constraint.allowed())
     constraint.accept(end)
     assert constraint.ended
@@ -182,13 +181,13 @@ def test_a_token_that_is_not_allowed_is_refused(byte_grammars: Grammars) -> None
     constraint = byte_grammars.compile(StructuredOutputsParams(choice=["yes"])).constrain(frozenset())
     constraint.allowed()
     with pytest.raises(RequestError, match=r"does not allow.*weights"):
-        constraint.accept(letters().encode("n")[0])
+        constraint.accept(byte_level().encode("n")[0])
 
 
 def test_thousands_of_choices_are_one_choice(byte_grammars: Grammars) -> None:
     choices = [f'item "{number}"\n' for number in range(5000)] + ["item"]
     constraint = byte_grammars.compile(StructuredOutputsParams(choice=choices)).constrain(frozenset({END}))
-    for token_id in letters().encode(choices[4321]):
+    for token_id in byte_level().encode(choices[4321]):
         assert token_id in ids(constraint.allowed())
         constraint.accept(token_id)
     assert ids(constraint.allowed()) == [END]
@@ -200,29 +199,29 @@ def test_a_grammar_that_is_too_complex_is_not_blamed_on_the_weights(byte_grammar
     constraint = byte_grammars.compile(StructuredOutputsParams(grammar=grammar)).constrain(frozenset())
     constraint.allowed()
     with pytest.raises(RequestError, match="too complex"):
-        constraint.accept(letters().encode("a")[0])
+        constraint.accept(byte_level().encode("a")[0])
 
 
 def test_one_of_several_schemas_is_any_of_them(byte_grammars: Grammars) -> None:
     schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
     constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
-    constraint.accept(letters().encode("7")[0])
+    constraint.accept(byte_level().encode("7")[0])
     assert END in ids(constraint.allowed())
 
 
 def test_every_text_goes_its_own_way(byte_grammars: Grammars) -> None:
     grammar = byte_grammars.compile(StructuredOutputsParams(choice=["no", "yes"]))
     one, other = grammar.constrain(frozenset()), grammar.constrain(frozenset())
-    one.accept(letters().encode("n")[0])
-    other.accept(letters().encode("y")[0])
-    assert ids(one.allowed()) == letters().encode("o")
-    assert ids(other.allowed()) == letters().encode("e")
+    one.accept(byte_level().encode("n")[0])
+    other.accept(byte_level().encode("y")[0])
+    assert ids(one.allowed()) == byte_level().encode("o")
+    assert ids(other.allowed()) == byte_level().encode("e")
 
 
 def test_white_space_in_json_has_a_bound(byte_grammars: Grammars) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(json=NESTED)).constrain(frozenset())
-    blank, line = letters().encode(" ")[0], letters().encode("\n")[0]
-    for token in [*letters().encode("{"), line, *[blank] * 20]:
+    blank, line = byte_level().encode(" ")[0], byte_level().encode("\n")[0]
+    for token in [*byte_level().encode("{"), line, *[blank] * 20]:
         constraint.accept(token)
     assert not {blank, line} & {*ids(constraint.allowed())}
 
@@ -320,7 +319,7 @@ def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
         return call(self, text)
 
     monkeypatch.setattr(Vocabulary, "__call__", counted)
-    constraint = Grammars(letters(), VOCAB).compile(asked).constrain(frozenset())
+    constraint = Grammars(byte_level(), VOCAB).compile(asked).constrain(frozenset())
     for _ in range(20):
         allowed = ids(constraint.allowed())
         constraint.accept(allowed[0])
@@ -357,7 +356,7 @@ def test_numbers_that_repeat_nothing_are_not_limited(byte_grammars: Grammars) ->
 
 
 def test_compiled_grammars_have_a_budget_of_bytes_that_one_tenant_cannot_take_from_another() -> None:
-    grammars = Grammars(letters(), VOCAB)
+    grammars = Grammars(byte_level(), VOCAB)
     small = StructuredOutputsParams(choice=["yes"])
     kept = grammars.of("other").compile(small)
     for number in range(MAX_COMPILED_BYTES // (200 * MAX_LIST_CHARS) + 3):
@@ -368,14 +367,14 @@ def test_compiled_grammars_have_a_budget_of_bytes_that_one_tenant_cannot_take_fr
 
 
 def test_a_grammar_that_is_refused_is_not_kept() -> None:
-    grammars = Grammars(letters(), VOCAB)
+    grammars = Grammars(byte_level(), VOCAB)
     with pytest.raises(RequestError):
         grammars.compile(StructuredOutputsParams(regex="(?=a)b"))
     assert grammars.num_compiled_bytes == 0
 
 
 def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
-    grammars = Grammars(letters(), VOCAB)
+    grammars = Grammars(byte_level(), VOCAB)
     asked = StructuredOutputsParams(choice=["yes"])
     one, other = grammars.of("one"), grammars.of("other")
     assert one.compile(asked) is grammars.of("one").compile(asked)

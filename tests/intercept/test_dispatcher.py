@@ -11,7 +11,7 @@ import pytest
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.intercept.dispatcher import CALLER, Dispatcher
 from jinfercept.request import Call, Request, Result, SamplingParams, Tool
-from tests.support.fakes import POLICIES, make_engine, run_all
+from tests.support.fake_engine import POLICIES, make_engine, run_all
 
 SOON_S = 0.05
 LONG_S = 30.0

@@ -8,7 +8,7 @@ from jinfercept.intercept.format_detector import FormatDetector
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Call, CompletionOutput, Request, Result, SamplingParams, Tool
 from jinfercept.sched.policy import preserve
-from tests.support.fakes import InstantEndpoints, ManualClock, make_engine, run_all, uninterrupted
+from tests.support.fake_engine import InstantEndpoints, ManualClock, make_engine, run_all, uninterrupted
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 EOS = 7

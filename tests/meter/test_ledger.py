@@ -9,8 +9,8 @@ from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
 from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.sequence import PendingCall, Sequence
-from tests.support.fakes import AffineCost
-from tests.support.scheduling import SIZE, CopyEverything, Desk
+from tests.support.fake_engine import AffineCost
+from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
 
 COST = AffineCost(fixed_s=1.0, per_query_s=0.125, link_tokens_per_s=4.0)
 COPY = PageCopy(1, 1)  # a second of the link
@@ -47,7 +47,7 @@ def test_the_parts_of_a_step_are_no_longer_than_the_step_nor_than_the_time_since
 
 
 def test_paused_contexts_hold_their_pages_until_the_plan_that_drops_them_in_idle_seconds_too() -> None:
-    desk = Desk(CopyEverything())
+    desk = SchedulerBench(CopyEverything())
     ledger = Ledger(desk.kv, Prices(COST, SIZE, synchronous=False), desk.scheduler.running, 0.0)
     sequence = desk.prefilled("one", 11)  # three pages
     desk.scheduler.intercept(sequence, 1.0, (PendingCall("tool", "one"),))

@@ -8,6 +8,7 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import MAX_NAME
+from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import OTHER, BoundedNames
@@ -15,13 +16,13 @@ from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
-from jinfercept.request import Call, Finished, Keep, Request, RequestOutput, SamplingParams
+from jinfercept.request import Call, Keep, Request, RequestOutput, SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from tests.support.fakes import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
-from tests.support.serving import request, tokens_in
+from tests.support.engine_requests import request, tokens_in
+from tests.support.fake_engine import POLICIES, AffineCost, FakeRunner, InstantEndpoints, ManualClock
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)

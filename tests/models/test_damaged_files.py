@@ -23,7 +23,7 @@ from jinfercept.models.hf_weights import read_config
 from jinfercept.models.load import load
 from jinfercept.models.torch_weights import TorchFile
 from jinfercept.tokenizer.gguf_vocab import read_vocab
-from jinfercept.tokenizer.tokenizer import load_tokenizer
+from jinfercept.tokenizer.load import load_tokenizer
 from tests.support.scripted_model import byte_tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jinfercept.pallas.mosaic_attention import paged_attention_mosaic
-from tests.pallas.test_attention import Shapes, make_step, reference
+from tests.support.attention_steps import Shapes, make_step, reference
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jinfercept.pallas.mosaic_attention import is_supported, paged_attention_mosaic
-from tests.pallas.test_attention import Shapes, make_step
+from tests.support.attention_steps import Shapes, make_step
 
 HERE = Path(__file__).parent
 GROUPED = Shapes(60, 4, 6, 16, 3, 1, 64)  # a group that leaves rows of a tile empty

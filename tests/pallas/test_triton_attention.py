@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import is_supported, paged_attention_triton
-from tests.pallas.test_attention import Shapes, make_step, reference, steps
+from tests.support.attention_steps import Shapes, make_step, reference, steps
 
 GROUPED = Shapes(40, 9, 7, 16, 9, 3, 24)  # groups and a head dim that fill no power of two
 ONE_HEAD_EACH = Shapes(24, 30, 4, 40, 2, 2, 16)  # fewer tokens than rows, pages that do not divide a tile

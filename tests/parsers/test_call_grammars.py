@@ -16,9 +16,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.errors import RequestError
+from jinfercept.events import CallEnded, Content
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import CallEnded, Content
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.json_schemas import closed_objects
 

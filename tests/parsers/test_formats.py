@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
 
 TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")
@@ -133,7 +133,7 @@ def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str)
     tools = {"f": {"properties": {"a": {"type": "string"}}}}
     if name == "qwen3_coder":
         text = f"<function=f><parameter=a>{value}</parameter></function>"
-    elif FORMATS[name].only_at_start and "pythonic" in name:
+    elif name in ("pythonic", "llama4_pythonic"):
         text = f"[f(a={value!r})]"
     else:
         opening = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(name, "")

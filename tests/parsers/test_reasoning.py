@@ -1,4 +1,4 @@
-"""What a model thinks is told apart from what it answers, however the text is divided, and no part of a mark is shown."""
+"""Reasoning is separated from the answer however the text is divided, and no part of a mark is shown."""
 
 from itertools import pairwise
 
@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.events import CallEnded, Content, Piece, Reasoning
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import CallEnded, Content, Piece, Reasoning
-from jinfercept.parsers.reasoning import THINKINGS, Beginning, PlainParser, ReasoningParser, detect_thinking
-from tests.support.call_corpus import told
+from jinfercept.parsers.reasoning import (
+    REASONING_FORMATS,
+    Beginning,
+    PlainParser,
+    ReasoningParser,
+    detect_reasoning_format,
+)
+from tests.support.call_corpus import joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALLED = ("call", "f", '{"a": 1}')
@@ -17,7 +23,7 @@ CALLED = ("call", "f", '{"a": 1}')
 
 def read(parts: list[str] | str, beginning: Beginning, format: str | None = None, name: str = "qwen3") -> list[Piece]:
     answer = FORMATS[format].parser(lambda: "made up") if format else PlainParser()
-    parser = ReasoningParser(THINKINGS[name], beginning, answer)
+    parser = ReasoningParser(REASONING_FORMATS[name], beginning, answer)
     return [piece for part in parts for piece in parser.feed(part)] + parser.finish()
 
 
@@ -49,18 +55,18 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
 def test_reasoning_and_answer_are_told_apart_however_the_text_is_divided(
     beginning: Beginning, text: str, pieces: list[tuple[str, ...]]
 ) -> None:
-    assert told(read([text], beginning)) == pieces
-    assert told(read(text, beginning)) == pieces
+    assert joined(read([text], beginning)) == pieces
+    assert joined(read(text, beginning)) == pieces
     for at in range(1, len(text)):
-        assert told(read([text[:at], text[at:]], beginning)) == pieces
+        assert joined(read([text[:at], text[at:]], beginning)) == pieces
 
 
 def test_a_call_that_is_only_thought_of_is_none() -> None:
     text = f"<think>I could write {CALL}.</think>\n{CALL}"
-    reasoning, call = told(read(text, "undecided", "hermes"))
+    reasoning, call = joined(read(text, "undecided", "hermes"))
     assert reasoning == ("reasoning", f"I could write {CALL}.")
     assert call == CALLED
-    assert told(read(f"<think>{CALL}", "undecided", "hermes")) == [("reasoning", CALL)]
+    assert joined(read(f"<think>{CALL}", "undecided", "hermes")) == [("reasoning", CALL)]
 
 
 def test_the_spans_of_calls_count_the_reasoning() -> None:
@@ -73,11 +79,11 @@ def test_the_spans_of_calls_count_the_reasoning() -> None:
 
 def test_a_call_without_a_tag_counts_behind_the_reasoning() -> None:
     text = '<think>\nHm.\n</think>\n\n{"name": "f", "parameters": {"a": 1}}'
-    assert told(read(text, "undecided", "llama3_json")) == [("reasoning", "Hm."), CALLED]
+    assert joined(read(text, "undecided", "llama3_json")) == [("reasoning", "Hm."), CALLED]
 
 
 def test_reasoning_streams_as_it_comes_but_for_white_space_and_what_may_be_a_mark() -> None:
-    parser = ReasoningParser(THINKINGS["qwen3"], "undecided", PlainParser())
+    parser = ReasoningParser(REASONING_FORMATS["qwen3"], "undecided", PlainParser())
     assert parser.feed("<thi") == []
     assert parser.feed("nk>\nA ") == [Reasoning("A")]
     assert parser.feed("lamp. <") == [Reasoning(" lamp.")]
@@ -89,7 +95,7 @@ def test_reasoning_streams_as_it_comes_but_for_white_space_and_what_may_be_a_mar
 
 def test_mistral_has_marks_of_its_own() -> None:
     text = "[THINK]Hm.[/THINK]It is 23."
-    assert told(read(text, "undecided", name="mistral")) == [("reasoning", "Hm."), ("content", "It is 23.")]
+    assert joined(read(text, "undecided", name="mistral")) == [("reasoning", "Hm."), ("content", "It is 23.")]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_mistral_has_marks_of_its_own() -> None:
     ],
 )
 def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beginning: Beginning) -> None:
-    assert THINKINGS[name].beginning(prompt) == beginning
+    assert REASONING_FORMATS[name].beginning(prompt) == beginning
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
     ],
 )
 def test_the_template_gives_the_marks_away(template: str, name: str | None) -> None:
-    assert detect_thinking(template) == name
+    assert detect_reasoning_format(template) == name
 
 
 FRAGMENTS = ["<think>", "</think>", "<th", "</thi", "ink>", "<", " ", "\n", "a", "é😀", "</", CALL, "<tool_call>", "{"]
@@ -137,8 +143,8 @@ def test_any_text_gives_the_same_pieces_however_it_is_divided(
 ) -> None:
     pieces = read([text], beginning, format)
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    assert told(read([text[a:b] for a, b in pairwise(borders)], beginning, format)) == told(pieces)
-    assert told(read(text, beginning, format)) == told(pieces)
+    assert joined(read([text[a:b] for a, b in pairwise(borders)], beginning, format)) == joined(pieces)
+    assert joined(read(text, beginning, format)) == joined(pieces)
     thought = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
     assert "</think>" not in thought
     assert thought == thought.strip()

@@ -15,7 +15,7 @@ from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import TRANSFER_PAGES
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import Chunk, Sample, StepPlan
-from tests.support.tiny import GOLDEN
+from tests.support.tiny_model import GOLDEN
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
 LAYERS = LOADED.model.config.num_layers

@@ -12,7 +12,7 @@ from jinfercept.llm import LLM
 from jinfercept.request import Call, RequestOutput, SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped
-from tests.support.tiny import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
+from tests.support.tiny_model import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
 
 NAME, ENDS = "llama_gqa", (2, 5)
 OPTIONS: tuple[dict[str, Any], ...] = (

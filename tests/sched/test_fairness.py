@@ -9,9 +9,10 @@ from statistics import mean
 import pytest
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
-from jinfercept.request import Finished, Request, SamplingParams, Token
+from jinfercept.request import Request, SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.policies import PolicyInputs
@@ -22,7 +23,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.scripted import ScriptedEndpoints
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from tests.support.scheduling import Desk, names
+from tests.support.scheduler_bench import SchedulerBench, names
 
 # -- how long a tenant waits -------------------------------------------------------------------------------------------
 
@@ -118,144 +119,144 @@ def test_several_hostile_tenants_are_as_bad_as_one() -> None:
 
 
 def test_sequences_of_one_tenant_start_as_they_came() -> None:
-    desk = Desk(preserve(), max_num_seqs=2)
+    bench = SchedulerBench(preserve(), max_num_seqs=2)
     for name in "abcd":
-        desk.add(name, 4, max_tokens=2, tenant="one")
-    desk.step()
-    assert names(desk.scheduler.running) == ["a", "b"]
-    assert names(desk.scheduler.waiting) == ["c", "d"]
+        bench.add(name, 4, max_tokens=2, tenant="one")
+    bench.step()
+    assert names(bench.scheduler.running) == ["a", "b"]
+    assert names(bench.scheduler.waiting) == ["c", "d"]
 
 
 def test_a_tenant_that_has_nothing_running_takes_a_slot_of_one_that_has_several() -> None:
-    desk = Desk(preserve(), max_num_seqs=3)
+    bench = SchedulerBench(preserve(), max_num_seqs=3)
     for name in "abcdef":
-        desk.add(name, 4, max_tokens=40, tenant="many")
-    desk.steps(5)
-    assert names(desk.scheduler.running) == ["a", "b", "c"]
-    lone = desk.add("lone", 4, max_tokens=3, tenant="one")
-    desk.step()
-    assert names(desk.scheduler.running) == ["a", "b", "lone"], "the youngest gives way"
+        bench.add(name, 4, max_tokens=40, tenant="many")
+    bench.steps(5)
+    assert names(bench.scheduler.running) == ["a", "b", "c"]
+    lone = bench.add("lone", 4, max_tokens=3, tenant="one")
+    bench.step()
+    assert names(bench.scheduler.running) == ["a", "b", "lone"], "the youngest gives way"
     assert lone.generated == 1
-    desk.steps(3)
-    assert names(desk.scheduler.running) == ["a", "b", "c"], "and comes back before those that came later"
+    bench.steps(3)
+    assert names(bench.scheduler.running) == ["a", "b", "c"], "and comes back before those that came later"
 
 
 def test_a_tenant_takes_no_slot_of_one_that_has_a_single_sequence() -> None:
-    desk = Desk(preserve(), max_num_seqs=2)
+    bench = SchedulerBench(preserve(), max_num_seqs=2)
     for tenant in ("one", "two", "three"):
-        desk.add(tenant, 4, max_tokens=6, tenant=tenant)
-    desk.steps(3)
-    assert names(desk.scheduler.running) == ["one", "two"]
-    assert desk.scheduler.counters.preemptions == 0
-    desk.drain()
+        bench.add(tenant, 4, max_tokens=6, tenant=tenant)
+    bench.steps(3)
+    assert names(bench.scheduler.running) == ["one", "two"]
+    assert bench.scheduler.counters.preemptions == 0
+    bench.drain()
 
 
 def test_slots_are_shared_until_no_tenant_runs_twice_as_many_as_one_that_waits() -> None:
-    desk = Desk(preserve(), max_num_seqs=8, buckets=(4, 64))
+    bench = SchedulerBench(preserve(), max_num_seqs=8, buckets=(4, 64))
     for number in range(20):
-        desk.add(f"m{number}", 4, max_tokens=90, tenant="many")
-    desk.steps(3)
+        bench.add(f"m{number}", 4, max_tokens=90, tenant="many")
+    bench.steps(3)
     for number in range(20):
-        desk.add(f"s{number}", 4, max_tokens=90, tenant="some")
-    desk.step()
-    running = [sequence.tenant for sequence in desk.scheduler.running]
+        bench.add(f"s{number}", 4, max_tokens=90, tenant="some")
+    bench.step()
+    running = [sequence.tenant for sequence in bench.scheduler.running]
     assert running.count("some") == 3
-    preemptions = desk.scheduler.counters.preemptions
-    desk.steps(20)
-    assert desk.scheduler.counters.preemptions == preemptions, "nobody takes turns"
+    preemptions = bench.scheduler.counters.preemptions
+    bench.steps(20)
+    assert bench.scheduler.counters.preemptions == preemptions, "nobody takes turns"
 
 
 def test_pages_are_shared_until_no_tenant_holds_twice_as_many_tokens_as_one_that_waits() -> None:
-    desk = Desk(preserve(), max_num_seqs=8, num_pages=40, buckets=(4, 64))
+    bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=40, buckets=(4, 64))
     for name in "abc":
-        desk.prefilled(name, 40, max_tokens=60)
-    first = desk.add("d", 8, max_tokens=30, tenant="some")
-    second = desk.add("e", 9, max_tokens=30, tenant="some")
-    large = desk.add("f", 120, max_tokens=30, tenant="some")
-    desk.steps(2)
+        bench.prefilled(name, 40, max_tokens=60)
+    first = bench.add("d", 8, max_tokens=30, tenant="some")
+    second = bench.add("e", 9, max_tokens=30, tenant="some")
+    large = bench.add("f", 120, max_tokens=30, tenant="some")
+    bench.steps(2)
     assert (first.state, second.state) == (State.RUNNING, State.RUNNING)
-    assert len(desk.scheduler.running) == 4, "one of the many gave way for its pages"
+    assert len(bench.scheduler.running) == 4, "one of the many gave way for its pages"
     assert large.state is State.WAITING, "no batch is emptied for a context larger than its share"
-    desk.drain()
+    bench.drain()
 
 
 def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None:
-    desk = Desk(preserve(), max_num_seqs=2, buckets=(4, 64))
-    large = desk.add("large", 40, max_tokens=5, tenant="large")
-    small = desk.add("small", 4, max_tokens=5, tenant="small")
-    desk.add("large2", 40, max_tokens=5, tenant="large")
-    desk.add("small2", 4, max_tokens=5, tenant="small")
-    desk.steps(4)
-    fair = desk.scheduler._fair  # pyright: ignore[reportPrivateUsage]
+    bench = SchedulerBench(preserve(), max_num_seqs=2, buckets=(4, 64))
+    large = bench.add("large", 40, max_tokens=5, tenant="large")
+    small = bench.add("small", 4, max_tokens=5, tenant="small")
+    bench.add("large2", 40, max_tokens=5, tenant="large")
+    bench.add("small2", 4, max_tokens=5, tenant="small")
+    bench.steps(4)
+    fair = bench.scheduler._fair  # pyright: ignore[reportPrivateUsage]
     assert fair.used("large") > 5 * fair.used("small") > 0
     while large.generated < 5 or small.generated < 5:
-        desk.step()
-    desk.step()
-    assert sorted(names(desk.scheduler.running)) == ["large2", "small2"]
+        bench.step()
+    bench.step()
+    assert sorted(names(bench.scheduler.running)) == ["large2", "small2"]
 
 
-def fair_queues(*used: tuple[str, int]) -> tuple[FairShare, Queues, Desk]:
+def fair_queues(*used: tuple[str, int]) -> tuple[FairShare, Queues, SchedulerBench]:
     """Tenants that ran one sequence of so many tokens for a second each."""
-    queues, desk = Queues(10), Desk(preserve())
+    queues, bench = Queues(10), SchedulerBench(preserve())
     fair = FairShare(queues)
     for tenant, num_tokens in used:
-        sequence = Sequence(tenant, [1] * num_tokens, desk.kv.open(), max_tokens=1, tenant=tenant)
+        sequence = Sequence(tenant, [1] * num_tokens, bench.kv.open(), max_tokens=1, tenant=tenant)
         queues.put_last(sequence)
         queues.run(sequence)
     fair.charge(0.0)
     fair.charge(1.0)
-    return fair, queues, desk
+    return fair, queues, bench
 
 
 def test_idle_time_is_no_credit() -> None:
-    fair, queues, desk = fair_queues(("a", 10), ("b", 20))
+    fair, queues, bench = fair_queues(("a", 10), ("b", 20))
     assert (fair.used("a"), fair.used("b")) == (10.0, 20.0)
     fair.charge(11.0)
-    queues.put_last(Sequence("new", [1], desk.kv.open(), max_tokens=1, tenant="new"))
+    queues.put_last(Sequence("new", [1], bench.kv.open(), max_tokens=1, tenant="new"))
     fair.charge(11.0)
     assert fair.used("new") == fair.used("a") == 110.0
 
 
 def test_use_is_remembered_through_a_short_absence() -> None:
-    fair, queues, desk = fair_queues(("a", 10), ("b", 20), ("c", 5))
+    fair, queues, bench = fair_queues(("a", 10), ("b", 20), ("c", 5))
     [b] = queues.lines["b"].running
     queues.finish(b)
     fair.charge(1.0)
-    queues.put_last(Sequence("again", [1], desk.kv.open(), max_tokens=1, tenant="b"))
+    queues.put_last(Sequence("again", [1], bench.kv.open(), max_tokens=1, tenant="b"))
     fair.charge(1.0)
     assert fair.used("b") == 20.0 > fair.used("c")
 
 
 def test_tenants_that_use_the_same_are_served_as_they_came() -> None:
-    desk = Desk(preserve(), max_num_seqs=1)
-    desk.prefilled("runs", 4, max_tokens=20)
+    bench = SchedulerBench(preserve(), max_num_seqs=1)
+    bench.prefilled("runs", 4, max_tokens=20)
     for name in ("x", "y", "z"):
-        desk.add(name, 4, max_tokens=3, tenant=name)
+        bench.add(name, 4, max_tokens=3, tenant=name)
     order: list[str] = []
-    while desk.scheduler.running or desk.scheduler.waiting:
-        desk.step()
-        order += [name for name in names(desk.scheduler.running) if name not in order]
+    while bench.scheduler.running or bench.scheduler.waiting:
+        bench.step()
+        order += [name for name in names(bench.scheduler.running) if name not in order]
     assert order == ["runs", "x", "y", "z"]
 
 
 def test_priority_comes_before_use() -> None:
-    desk = Desk(preserve(), max_num_seqs=1)
-    desk.prefilled("runs", 4, max_tokens=6)
-    late = Sequence("late", [5] * 4, desk.kv.open(), max_tokens=2, tenant="a", priority=1)
-    soon = Sequence("soon", [6] * 4, desk.kv.open(), max_tokens=2, tenant="b", priority=0)
+    bench = SchedulerBench(preserve(), max_num_seqs=1)
+    bench.prefilled("runs", 4, max_tokens=6)
+    late = Sequence("late", [5] * 4, bench.kv.open(), max_tokens=2, tenant="a", priority=1)
+    soon = Sequence("soon", [6] * 4, bench.kv.open(), max_tokens=2, tenant="b", priority=0)
     for sequence in (late, soon):
-        desk.scheduler.add(sequence)
+        bench.scheduler.add(sequence)
     while soon.generated == 0:
         assert late.generated == 0
-        desk.step()
-    desk.drain()
+        bench.step()
+    bench.drain()
 
 
 def test_memory_of_tenants_that_are_gone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jinfercept.sched.fairness._MOST_IDLE", 3)
-    fair, queues, desk = fair_queues(("a", 10), ("b", 20))
+    fair, queues, bench = fair_queues(("a", 10), ("b", 20))
     for number in range(20):
-        sequence = Sequence(str(number), [1], desk.kv.open(), max_tokens=1, tenant=f"t{number}")
+        sequence = Sequence(str(number), [1], bench.kv.open(), max_tokens=1, tenant=f"t{number}")
         queues.put_last(sequence)
         fair.charge(float(number + 2))
         queues.finish(sequence)

@@ -9,7 +9,17 @@ from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import IDLE_STEP_S
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
-from tests.support.worlds import BUCKETS, ESTIMATORS, MAX_SEQS, NEVER, SIZE, Play, World, hangs, worlds
+from tests.support.scheduler_scenarios import (
+    BUCKETS,
+    ESTIMATORS,
+    MAX_SEQS,
+    NEVER,
+    SIZE,
+    Scenario,
+    ScenarioRun,
+    hangs,
+    scenarios,
+)
 
 
 class Patience:
@@ -21,25 +31,25 @@ class Patience:
     with several tenants those of the others.
     """
 
-    def __init__(self, world: World) -> None:
-        longest = world.max_model_len
-        chunk = longest if world.whole_prompts else min(world.chunk_tokens, BUCKETS[-1] - MAX_SEQS + 1)
-        self._alone = -(-longest // chunk) + world.num_pages + 4
-        everybody = world.whole_prompts or world.num_tenants > 1
-        self._later = sum(script.generated for _, script in world.arrivals) if everybody else 0
+    def __init__(self, scenario: Scenario) -> None:
+        longest = scenario.max_model_len
+        chunk = longest if scenario.whole_prompts else min(scenario.chunk_tokens, BUCKETS[-1] - MAX_SEQS + 1)
+        self._alone = -(-longest // chunk) + scenario.num_pages + 4
+        everybody = scenario.whole_prompts or scenario.num_tenants > 1
+        self._later = sum(script.generated for _, script in scenario.arrivals) if everybody else 0
         self._since: dict[
             str, tuple[int, int, int]
         ] = {}  # tokens generated, since which plan, and how many it may take
         self._anybody_at = 0
 
-    def watch(self, play: Play) -> None:
-        scheduler, now = play.scheduler, len(play.plans)
+    def watch(self, run: ScenarioRun) -> None:
+        scheduler, now = run.scheduler, len(run.plans)
         ready = [*scheduler.running, *scheduler.waiting]
         since: dict[str, tuple[int, int, int]] = {}
         for sequence in ready:
             mark = self._since.get(sequence.id)
             if mark is None or mark[0] != sequence.generated:
-                mark = sequence.generated, now, self._alone * (1 + self._later + _in_front(sequence, play))
+                mark = sequence.generated, now, self._alone * (1 + self._later + _in_front(sequence, run))
             since[sequence.id] = mark
             _, at, most = mark
             assert now - at <= most, f"no token in {now - at} plans, {most} allowed: {sequence}"
@@ -49,12 +59,12 @@ class Patience:
         self._since = since
 
 
-def _in_front(sequence: Sequence, play: Play) -> int:
+def _in_front(sequence: Sequence, run: ScenarioRun) -> int:
     """Tokens that may be generated before the next one of this sequence."""
-    running = set(play.scheduler.running)
+    running = set(run.scheduler.running)
     return sum(
         other.max_tokens - other.generated
-        for other in play.scheduler.unfinished
+        for other in run.scheduler.unfinished
         if other is not sequence and (other.order < sequence.order or other in running)
     )
 
@@ -70,43 +80,45 @@ class Limits:
         self._moved = self._running = self._context = 0
         self.broken: list[str] = []
 
-    def planned(self, play: Play, plan: StepPlan) -> None:
-        world, counters = play.world, play.scheduler.counters
+    def planned(self, run: ScenarioRun, plan: StepPlan) -> None:
+        scenario, counters = run.scenario, run.scheduler.counters
         self._expect(plan.num_tokens <= plan.bucket, plan)
-        self._expect(plan.bucket in (0, *world.buckets), plan)
+        self._expect(plan.bucket in (0, *scenario.buckets), plan)
         self._expect(len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks) <= MAX_SEQS, plan)
-        self._expect(world.whole_prompts or all(len(c.tokens) <= world.chunk_tokens for c in plan.chunks), plan)
+        self._expect(scenario.whole_prompts or all(len(c.tokens) <= scenario.chunk_tokens for c in plan.chunks), plan)
         moved = counters.copied_in + counters.copied_out - self._moved
         self._moved += moved
         context = sum(chunk.start + len(chunk.tokens) for chunk in plan.chunks)
-        hidden_s = max(self._step_s(world, plan.num_tokens, context), self._step_s(world, self._running, self._context))
-        self._expect(play.synchronous or moved <= max(SIZE, world.profile.link_tokens(hidden_s)), f"{moved}: {plan}")
+        hidden_s = max(
+            self._step_s(scenario, plan.num_tokens, context), self._step_s(scenario, self._running, self._context)
+        )
+        self._expect(run.synchronous or moved <= max(SIZE, scenario.profile.link_tokens(hidden_s)), f"{moved}: {plan}")
 
-    def stepped(self, play: Play) -> None:
-        running = play.scheduler.running
+    def stepped(self, run: ScenarioRun) -> None:
+        running = run.scheduler.running
         self._running, self._context = len(running), sum(sequence.length for sequence in running)
 
-    def _step_s(self, world: World, query_tokens: int, context_tokens: int) -> float:
-        bucket = next(bucket for bucket in (0, *world.buckets) if bucket >= query_tokens)
-        return world.profile.step_s(bucket, context_tokens) if bucket else IDLE_STEP_S
+    def _step_s(self, scenario: Scenario, query_tokens: int, context_tokens: int) -> float:
+        bucket = next(bucket for bucket in (0, *scenario.buckets) if bucket >= query_tokens)
+        return scenario.profile.step_s(bucket, context_tokens) if bucket else IDLE_STEP_S
 
     def _expect(self, kept: bool, what: object) -> None:
         if not kept:
             self.broken.append(str(what))
 
 
-def check(world: World) -> None:
-    """Play the world to its end: all end but those that hang, in time and within the limits."""
-    limits, patience = Limits(), Patience(world)
+def check(scenario: Scenario) -> None:
+    """Run the scenario to its end: all end but those that hang, in time and within the limits."""
+    limits, patience = Limits(), Patience(scenario)
 
-    def watch(play: Play) -> None:
-        limits.stepped(play)
-        patience.watch(play)
+    def watch(run: ScenarioRun) -> None:
+        limits.stepped(run)
+        patience.watch(run)
 
-    play = Play(world, watch=watch, planned=limits.planned).run()
+    run = ScenarioRun(scenario, watch=watch, planned=limits.planned).run()
     assert not limits.broken
-    for number, (_, script) in enumerate(world.arrivals):
-        output = play.outputs.get(number)
+    for number, (_, script) in enumerate(scenario.arrivals):
+        output = run.outputs.get(number)
         if output is None:
             assert hangs(script), f"request {number} never ends"
         else:
@@ -114,9 +126,9 @@ def check(world: World) -> None:
 
 
 @settings(max_examples=150)
-@given(worlds())
-def test_everybody_who_can_end_does(world: World) -> None:
-    check(world)
+@given(scenarios())
+def test_everybody_who_can_end_does(scenario: Scenario) -> None:
+    check(scenario)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -125,7 +137,7 @@ def test_everybody_returning_at_once_is_served(policy: str, depth: int) -> None:
     for num_pages, whole in ((9, False), (20, False), (9, True)):
         script = Script("chat", 9, (Segment(3, 5.0, 6), Segment(2, 5.0, 6), Segment(4, None, 0)))
         coming = tuple(Arrival(0.0, script) for _ in range(7))
-        check(World(coming, policy, depth=depth, num_pages=num_pages, whole_prompts=whole, num_host_pages=12))
+        check(Scenario(coming, policy, depth=depth, num_pages=num_pages, whole_prompts=whole, num_host_pages=12))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -136,7 +148,7 @@ def test_calls_that_never_return_pin_nothing(policy: str, depth: int) -> None:
     whole_pool = Script("math", 20, (Segment(3, 0.1, 5), Segment(20, None, 0)))
     for estimator in ESTIMATORS:
         coming = (*(Arrival(0.0, hung) for _ in range(6)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
-        check(World(coming, policy, estimator, depth, num_pages=12, num_host_pages=5))
+        check(Scenario(coming, policy, estimator, depth, num_pages=12, num_host_pages=5))
 
 
 @pytest.mark.slow
@@ -147,5 +159,5 @@ def test_calls_that_never_return_pin_nothing(policy: str, depth: int) -> None:
 def test_everybody_who_can_end_does_in_the_full_matrix(
     policy: str, depth: int, whole_prompts: bool, estimator: str
 ) -> None:
-    drawn = worlds(policy=policy, depth=depth, whole_prompts=whole_prompts, estimator=estimator)
+    drawn = scenarios(policy=policy, depth=depth, whole_prompts=whole_prompts, estimator=estimator)
     settings(max_examples=60)(given(drawn)(check))()

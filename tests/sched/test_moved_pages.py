@@ -4,7 +4,7 @@ import pytest
 
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, Result, SamplingParams
-from tests.support.fakes import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
+from tests.support.fake_engine import POLICIES, FakeRunner, InstantEndpoints, ManualClock, make_engine, run_all
 
 MOST = 2
 PROMPT, PARAMS = 12, SamplingParams(temperature=0.0, max_tokens=9)

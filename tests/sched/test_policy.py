@@ -8,7 +8,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, scripted, swap
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
-from tests.support.fakes import AffineCost, FakeRunner
+from tests.support.fake_engine import AffineCost, FakeRunner
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING

@@ -7,104 +7,104 @@ from jinfercept.kv.store import PageCopy
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 from jinfercept.sched.sequence import State
-from tests.support.fakes import VOCAB
-from tests.support.scheduling import CopyEverything, Desk, names
+from tests.support.fake_engine import VOCAB
+from tests.support.scheduler_bench import CopyEverything, SchedulerBench, names
 
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_come_is_the_first_served() -> None:
-    desk = Desk(preserve(), max_num_seqs=2)
+    bench = SchedulerBench(preserve(), max_num_seqs=2)
     for name in ("a", "b", "c", "d"):
-        desk.add(name, 4, max_tokens=2)
-    desk.step()
-    assert names(desk.scheduler.running) == ["a", "b"]
-    assert names(desk.scheduler.waiting) == ["c", "d"]
-    desk.drain()
-    ends = [chunk.slot for plan in desk.runner.plans for chunk in plan.chunks]
+        bench.add(name, 4, max_tokens=2)
+    bench.step()
+    assert names(bench.scheduler.running) == ["a", "b"]
+    assert names(bench.scheduler.waiting) == ["c", "d"]
+    bench.drain()
+    ends = [chunk.slot for plan in bench.runner.plans for chunk in plan.chunks]
     assert len(ends) == 8
 
 
 def test_a_return_keeps_its_place_by_original_arrival() -> None:
-    desk = Desk(improved_discard(), max_num_seqs=1)
-    first = desk.paused("a", 4)
+    bench = SchedulerBench(improved_discard(), max_num_seqs=1)
+    first = bench.paused("a", 4)
     for name in ("b", "c"):
-        desk.add(name, 4)
-    desk.scheduler.resume(first, [1, 2])
-    assert names(desk.scheduler.waiting) == ["a", "b", "c"]
+        bench.add(name, 4)
+    bench.scheduler.resume(first, [1, 2])
+    assert names(bench.scheduler.waiting) == ["a", "b", "c"]
 
 
 def test_discard_sends_a_return_to_the_tail() -> None:
-    desk = Desk(discard(), max_num_seqs=1)
-    first = desk.paused("a", 4)
+    bench = SchedulerBench(discard(), max_num_seqs=1)
+    first = bench.paused("a", 4)
     for name in ("b", "c"):
-        desk.add(name, 4)
-    desk.scheduler.resume(first, [1, 2])
-    assert names(desk.scheduler.waiting) == ["b", "c", "a"]
+        bench.add(name, 4)
+    bench.scheduler.resume(first, [1, 2])
+    assert names(bench.scheduler.waiting) == ["b", "c", "a"]
 
 
 def test_the_head_of_the_line_is_not_overtaken_by_smaller_ones() -> None:
-    desk = Desk(preserve(), num_pages=10)
-    desk.prefilled("runs", 20, max_tokens=12)
-    desk.add("large", 36, max_tokens=2)
-    small = desk.add("small", 2, max_tokens=2)
-    while desk.scheduler.waiting and desk.scheduler.waiting[0].id == "large":
+    bench = SchedulerBench(preserve(), num_pages=10)
+    bench.prefilled("runs", 20, max_tokens=12)
+    bench.add("large", 36, max_tokens=2)
+    small = bench.add("small", 2, max_tokens=2)
+    while bench.scheduler.waiting and bench.scheduler.waiting[0].id == "large":
         assert small.generated == 0
-        desk.step()
-    desk.drain()
+        bench.step()
+    bench.drain()
     assert small.state is State.FINISHED
 
 
 def test_the_head_of_the_line_is_served_though_others_keep_coming() -> None:
-    desk = Desk(preserve(), num_pages=8, max_num_seqs=3)
-    large = desk.add("large", 28, max_tokens=2)
+    bench = SchedulerBench(preserve(), num_pages=8, max_num_seqs=3)
+    large = bench.add("large", 28, max_tokens=2)
     for number in range(60):
-        desk.add(f"s{number}", 3, max_tokens=2)
-        desk.step()
+        bench.add(f"s{number}", 3, max_tokens=2)
+        bench.step()
     assert large.state is State.FINISHED
-    desk.drain()
+    bench.drain()
 
 
 # -- the bucket --------------------------------------------------------------------------------------------------------
 
 
 def test_decoding_comes_first_and_a_chunk_fills_the_bucket() -> None:
-    desk = Desk(preserve())
+    bench = SchedulerBench(preserve())
     for name in ("a", "b"):
-        desk.prefilled(name, 3)
-    desk.add("long", 40)
-    plan = desk.step()
+        bench.prefilled(name, 3)
+    bench.add("long", 40)
+    plan = bench.step()
     assert [len(chunk.tokens) for chunk in plan.chunks] == [1, 1, 14]
     assert (plan.num_tokens, plan.bucket) == (16, 16)
     assert [chunk.sample is not None for chunk in plan.chunks] == [True, True, False]
 
 
 def test_the_smallest_bucket_that_holds_the_tokens_is_used() -> None:
-    desk = Desk(preserve(), buckets=(1, 4, 16))
-    desk.add("a", 3)
-    assert desk.step().bucket == 4
-    assert desk.step().bucket == 1
-    desk.add("b", 5)
-    assert desk.step().bucket == 16
+    bench = SchedulerBench(preserve(), buckets=(1, 4, 16))
+    bench.add("a", 3)
+    assert bench.step().bucket == 4
+    assert bench.step().bucket == 1
+    bench.add("b", 5)
+    assert bench.step().bucket == 16
 
 
 def test_a_long_context_that_returns_leaves_a_token_to_everybody_younger() -> None:
-    desk = Desk(improved_discard(), buckets=(4,), max_num_seqs=3)
-    long = desk.paused("long", 30)
+    bench = SchedulerBench(improved_discard(), buckets=(4,), max_num_seqs=3)
+    long = bench.paused("long", 30)
     for name in ("b", "c"):
-        desk.prefilled(name, 2, max_tokens=20)
-    desk.scheduler.resume(long, [1])
-    desk.step()
-    assert names(desk.scheduler.running) == ["long", "b", "c"]
-    for plan in desk.steps(4):
+        bench.prefilled(name, 2, max_tokens=20)
+    bench.scheduler.resume(long, [1])
+    bench.step()
+    assert names(bench.scheduler.running) == ["long", "b", "c"]
+    for plan in bench.steps(4):
         assert [len(chunk.tokens) for chunk in plan.chunks] == [1, 1, 2]
 
 
 def test_no_chunk_is_longer_than_the_limit() -> None:
-    desk = Desk(preserve(), chunk_tokens=3)
-    desk.add("a", 11, max_tokens=2)
-    desk.add("b", 5, max_tokens=2)
-    plans = desk.drain()
+    bench = SchedulerBench(preserve(), chunk_tokens=3)
+    bench.add("a", 11, max_tokens=2)
+    bench.add("b", 5, max_tokens=2)
+    plans = bench.drain()
     assert [len(chunk.tokens) for plan in plans for chunk in plan.chunks if chunk.slot == 0] == [3, 3, 3, 2, 1]
     assert max(plan.num_tokens for plan in plans) == 6
 
@@ -119,72 +119,74 @@ def test_no_chunk_is_longer_than_the_limit() -> None:
 def test_the_bucket_is_never_exceeded_and_everybody_ends(
     requests: list[tuple[int, int]], policy: type[Policy], num_pages: int, chunk_tokens: int, depth: int
 ) -> None:
-    desk = Desk(policy(), num_pages=num_pages, num_host_pages=5, chunk_tokens=chunk_tokens, buckets=(5,), depth=depth)
-    sequences = [desk.add(f"{index}", *request) for index, request in enumerate(requests)]
-    for plan in desk.drain():
+    bench = SchedulerBench(
+        policy(), num_pages=num_pages, num_host_pages=5, chunk_tokens=chunk_tokens, buckets=(5,), depth=depth
+    )
+    sequences = [bench.add(f"{index}", *request) for index, request in enumerate(requests)]
+    for plan in bench.drain():
         assert plan.num_tokens <= 5
         assert all(len(chunk.tokens) <= chunk_tokens for chunk in plan.chunks)
         assert len(plan.chunks) <= 4
     assert [sequence.generated for sequence in sequences] == [max_tokens for _, max_tokens in requests]
-    assert desk.num_wasted == 0
-    assert desk.kv.store.num_paused == 0
+    assert bench.num_wasted == 0
+    assert bench.kv.store.num_paused == 0
 
 
 # -- depth 1 -----------------------------------------------------------------------------------------------------------
 
 
 def test_at_depth_one_a_plan_goes_on_from_a_token_that_only_the_device_knows() -> None:
-    desk = Desk(preserve(), depth=1)
-    sequence = desk.add("a", 3, max_tokens=4)
-    plans = desk.steps(4)
+    bench = SchedulerBench(preserve(), depth=1)
+    sequence = bench.add("a", 3, max_tokens=4)
+    plans = bench.steps(4)
     assert [chunk.tokens for plan in plans for chunk in plan.chunks][1:] == [(FROM_DEVICE,)] * 3
     assert [chunk.sample.position for plan in plans for chunk in plan.chunks if chunk.sample] == [3, 4, 5, 6]
     assert sequence.generated == 3
-    desk.drain()
-    assert desk.num_wasted == 0
+    bench.drain()
+    assert bench.num_wasted == 0
 
 
 def test_a_call_detected_late_wastes_one_sample_and_keeps_its_own_tokens_kv() -> None:
-    desk = Desk(preserve(), depth=1)
-    sequence = desk.prefilled("a", 3)
-    desk.scheduler.intercept(sequence, 0.0)
+    bench = SchedulerBench(preserve(), depth=1)
+    sequence = bench.prefilled("a", 3)
+    bench.scheduler.intercept(sequence, 0.0)
     known = len(sequence.tokens)
-    assert not desk.step()
-    assert (desk.num_wasted, len(sequence.tokens), sequence.pending) == (1, known, 0)
-    desk.scheduler.resume(sequence, [1, 2, 3])
-    (chunk,) = desk.step().chunks
+    assert not bench.step()
+    assert (bench.num_wasted, len(sequence.tokens), sequence.pending) == (1, known, 0)
+    bench.scheduler.resume(sequence, [1, 2, 3])
+    (chunk,) = bench.step().chunks
     assert (chunk.start, chunk.tokens) == (known, (1, 2, 3))
-    desk.drain()
-    assert (desk.num_wasted, sequence.recomputed) == (1, 0)
+    bench.drain()
+    assert (bench.num_wasted, sequence.recomputed) == (1, 0)
 
 
 def test_a_preempted_sequence_waits_for_its_sample_in_flight() -> None:
-    desk = Desk(improved_discard(), num_pages=6, depth=1)
-    old = desk.add("old", 8, max_tokens=10)
-    young = desk.add("young", 7, max_tokens=10)
-    desk.drain()
+    bench = SchedulerBench(improved_discard(), num_pages=6, depth=1)
+    old = bench.add("old", 8, max_tokens=10)
+    young = bench.add("young", 7, max_tokens=10)
+    bench.drain()
     assert young.preemptions
-    assert (old.generated, young.generated, desk.num_wasted) == (10, 10, 0)
+    assert (old.generated, young.generated, bench.num_wasted) == (10, 10, 0)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def workload(policy: Policy, depth: int) -> list[StepPlan]:
-    desk = Desk(policy, num_pages=9, num_host_pages=4, max_num_seqs=3, depth=depth, link_tokens_per_s=10.0)
-    sequences = [desk.add(f"{index}", 3 + 5 * index % 20, max_tokens=6) for index in range(8)]
+    bench = SchedulerBench(policy, num_pages=9, num_host_pages=4, max_num_seqs=3, depth=depth, link_tokens_per_s=10.0)
+    sequences = [bench.add(f"{index}", 3 + 5 * index % 20, max_tokens=6) for index in range(8)]
     for number in range(60):
-        desk.step()
-        running = [sequence for sequence in desk.scheduler.running if sequence.generated]
+        bench.step()
+        running = [sequence for sequence in bench.scheduler.running if sequence.generated]
         if number % 3 == 0 and running:
-            desk.scheduler.intercept(running[number % len(running)], 0.0)
-        if number % 5 == 0 and desk.scheduler.intercepted:
-            desk.scheduler.resume(next(iter(desk.scheduler.intercepted.values())), [number % VOCAB, 1])
-    for sequence in list(desk.scheduler.intercepted.values()):
-        desk.scheduler.resume(sequence, [2])
-    desk.drain()
+            bench.scheduler.intercept(running[number % len(running)], 0.0)
+        if number % 5 == 0 and bench.scheduler.intercepted:
+            bench.scheduler.resume(next(iter(bench.scheduler.intercepted.values())), [number % VOCAB, 1])
+    for sequence in list(bench.scheduler.intercepted.values()):
+        bench.scheduler.resume(sequence, [2])
+    bench.drain()
     assert all(sequence.state is State.FINISHED for sequence in sequences)
-    return desk.runner.plans
+    return bench.runner.plans
 
 
 def test_the_same_events_make_the_same_plans() -> None:
@@ -203,16 +205,16 @@ def test_a_printed_plan_is_the_whole_plan() -> None:
 
 def test_finishing_frees_the_pages_in_every_state_at_once() -> None:
     for state in State:
-        desk = Desk(preserve(), num_pages=8, max_num_seqs=1)
-        desk.prefilled("other", 3) if state is State.WAITING else None
-        sequence = desk.add("a", 9) if state is State.WAITING else desk.prefilled("a", 9)
+        bench = SchedulerBench(preserve(), num_pages=8, max_num_seqs=1)
+        bench.prefilled("other", 3) if state is State.WAITING else None
+        sequence = bench.add("a", 9) if state is State.WAITING else bench.prefilled("a", 9)
         if state is State.INTERCEPTED:
-            desk.scheduler.intercept(sequence, 0.0)
+            bench.scheduler.intercept(sequence, 0.0)
         if state is State.FINISHED:
-            desk.scheduler.finish(sequence, 0.0)
+            bench.scheduler.finish(sequence, 0.0)
         assert sequence.state is state
-        desk.scheduler.finish(sequence, 0.0)
+        bench.scheduler.finish(sequence, 0.0)
         assert sequence.state is State.FINISHED
-        assert desk.kv.store.num_paused == 0
-        assert desk.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
-        assert desk.scheduler.num_unfinished == (1 if state is State.WAITING else 0)
+        assert bench.kv.store.num_paused == 0
+        assert bench.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
+        assert bench.scheduler.num_unfinished == (1 if state is State.WAITING else 0)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.chat_templates import QWEN
+from tests.support.live_server import Running, running
 from tests.support.scripted_model import Make, Scripted
-from tests.support.served import Running, running
-from tests.support.shopkeeper import shop
+from tests.support.tool_server import shop
 
 
 @pytest.fixture(scope="session")

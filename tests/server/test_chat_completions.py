@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of
 
 QUESTION: Any = [{"role": "user", "content": "How much is a lamp?"}]
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'

@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED, CALL, QUESTION
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 ANSWER = "It costs 23."

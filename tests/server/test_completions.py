@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.live_server import END, MODEL, Running
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running
 
 
 def test_a_text_goes_on(served: Running, scripted: Scripted) -> None:

@@ -8,8 +8,8 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.server.connections import ConnectionLimits, reserve_files
 from jinfercept.server.options import ServerOptions
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running, running, until
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -14,8 +14,8 @@ import pytest
 
 from jinfercept.server.framing import Framing
 from tests.soak.hostile import ATTACKS, Attacker
+from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import MODEL, Running, running, until
 
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Go on."}]})
 TEXT: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "Go on."})

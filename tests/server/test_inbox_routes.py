@@ -6,8 +6,8 @@ import pytest
 
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.inbox import Inbox
+from tests.support.live_server import Running, running
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running, running
 from tests.support.waiting_calls import ask
 
 

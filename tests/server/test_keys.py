@@ -14,8 +14,8 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running, running, until
 
 FILE = f"""
 [team-a]

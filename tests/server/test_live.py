@@ -7,8 +7,8 @@ import re
 import time
 from typing import Any
 
+from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, Running, prompt_of, running, until
 
 TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</tool_call>'

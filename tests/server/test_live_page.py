@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jinfercept.endpoints.inbox import Inbox
+from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, Running, prompt_of, running, until
 from tests.support.waiting_calls import ask
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is not installed")

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jinfercept.request import Keep
 from jinfercept.server import metrics as server_metrics
+from tests.support.live_server import END, MODEL, Running, prompt_of, running
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of, running
-from tests.support.shopkeeper import BUY, QUESTION, ask, asks, says
+from tests.support.tool_server import BUY, QUESTION, ask, asks, says
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -11,7 +11,7 @@ from jinfercept.sched.plan_builder import Counters
 from jinfercept.server.engine_snapshot import SnapshotValue
 from jinfercept.server.exposition import Reading, families
 from tests.support.docs_blocks import DOCS
-from tests.support.served import Running
+from tests.support.live_server import Running
 
 PAGE = (DOCS / "metrics.md").read_text()
 ROW = re.compile(r"^\| `((?:vllm|jinfercept):\w+)` \| (\w+) \| (.*) \|$", re.MULTILINE)

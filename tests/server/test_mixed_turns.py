@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.live_server import MODEL, Running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import MODEL, Running, until
-from tests.support.shopkeeper import BUY, CUT, QUESTION, ask, ask_and_leave, asks, cached, called, returned, says, shop
+from tests.support.tool_server import BUY, CUT, QUESTION, ask, ask_and_leave, asks, cached, called, returned, says, shop
 
 THANKS: Any = {"role": "user", "content": "Thanks"}
 LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running
 
 _CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
 """What a document cannot say, a server may refuse: templates, contexts that are too long, grammars."""

@@ -15,8 +15,8 @@ import pytest
 from jinfercept.server.errors import ApiError
 from jinfercept.server.preparation import HEAVY_BYTES, MAX_WAITING_BYTES, Preparation
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running, running, until
 
 LARGE = HEAVY_BYTES + 1
 HELD = "hold this"

@@ -13,8 +13,8 @@ from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy, encode, encode_parts
 from jinfercept.server.errors import ApiError
 from jinfercept.server.report_size import MAX_ENTRIES, check_report
+from tests.support.live_server import END, Running
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, Running
 
 ROOM = 2**15
 

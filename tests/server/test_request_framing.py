@@ -14,8 +14,8 @@ import h11
 import pytest
 
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import Running, running, until
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
 LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

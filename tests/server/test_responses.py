@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from jinfercept.server.session_hints import RequestHints, with_hints
+from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of
 
 
 def test_a_question_is_answered(served: Running, scripted: Scripted) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import CALL
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of
 
 QUESTION = "How much is a lamp?"
 

@@ -7,9 +7,9 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from openai.types.responses.response_output_item import McpCall
 
+from tests.support.live_server import MODEL, Running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import MODEL, Running, until
-from tests.support.shopkeeper import ALL, QUESTION, asks, called, returned, says, shop
+from tests.support.tool_server import ALL, QUESTION, asks, called, returned, says, shop
 
 HOW_MUCH = QUESTION[0]["content"]
 THANKS = "Thanks"

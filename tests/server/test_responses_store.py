@@ -12,9 +12,9 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item, new_item, read_items, references
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_store import ResponseStore, StoredResponse, measured
+from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, running, until
 
 
 def stored(

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from jinfercept.models.protocol import Params
+from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, running, until
 
 LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 

@@ -20,7 +20,7 @@ from jinfercept.server.protocol import Body
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.tokens import DetokenizeBody, TokenizeBody
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.served import MODEL, Running, running, until
+from tests.support.live_server import MODEL, Running, running, until
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

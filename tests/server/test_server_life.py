@@ -20,8 +20,8 @@ from jinfercept.server.log_lines import JsonFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
+from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import MODEL, Running, running, until
 
 QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
 LONG: Any = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.live_server import until
 from tests.support.scripted_model import Scripted
-from tests.support.served import until
-from tests.support.shopkeeper import QUESTION, ask, called, returned, says, shop
+from tests.support.tool_server import QUESTION, ask, called, returned, says, shop
 
 MCP_SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 BOSS = """

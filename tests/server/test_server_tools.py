@@ -9,9 +9,9 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.server.server_tools import open_server_tools
+from tests.support.live_server import END, Running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, Running, until
-from tests.support.shopkeeper import ALL, CUT, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
+from tests.support.tool_server import ALL, CUT, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
 
 LAMP = [*QUESTION, called("Let me see.", ("price", "lamp")), returned("23")]
 

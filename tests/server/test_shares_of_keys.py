@@ -7,9 +7,9 @@ import pytest
 from openai import OpenAI
 
 from jinfercept.server.responses_store import ResponseStore
+from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, running, until
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sim.decision_records import DecisionLog
-from tests.support.fakes import AffineCost, FakeRunner
+from tests.support.fake_engine import AffineCost, FakeRunner
 
 SIZE, SATURATION = 4, 16
 COST = AffineCost(fixed_s=1.0, per_query_s=0.125, link_tokens_per_s=4.0)

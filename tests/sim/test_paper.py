@@ -20,7 +20,7 @@ from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, pa
 from jinfercept.sim.paper_results import ABLATION, load_figure
 from jinfercept.sim.plots import Bars, CurvePanel
 
-FIGURE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_fig2.csv"
+FIGURE = Path(__file__).parents[1] / "golden" / "infercept_fig2.csv"
 GPTJ = "paper-gptj-6b-a100"
 
 
@@ -190,7 +190,6 @@ def test_the_ablation_consists_of_policies() -> None:
     assert {setting.policy for setting in ABLATION} <= SETTINGS.keys()
 
 
-@pytest.mark.skipif(not FIGURE.exists(), reason="the digitised figure is not beside this checkout")
 def test_the_papers_curves_stand_beside_ours() -> None:
     summary = a_summary(FIGURE)
     loads = rows(markdown(summary), "### Load at equal latency")

@@ -16,7 +16,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, from_trace, generate, load_trace
 
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "infercept_mixed.jsonl"
+TRACE = Path(__file__).parents[1] / "golden" / "infercept_mixed.jsonl"
 KINDS = tuple(MIXED_WEIGHTS)
 NUM_DRAWS = 2000
 
@@ -141,7 +141,6 @@ def test_a_file_without_requests_is_no_trace(tmp_path: Path) -> None:
         from_trace([], Random(0))
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="the authors' trace is not at ../shared/traces")
 def test_the_authors_trace_has_the_statistics_that_requests_are_generated_with() -> None:
     scripts = load_trace(TRACE)
     assert Counter(script.kind for script in scripts) == MIXED_WEIGHTS

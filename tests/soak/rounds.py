@@ -231,7 +231,7 @@ async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered],
         for index, said in got.choices.items():
             expected = again.choices[index]
             if not same(said, expected):
-                if _tied(said, expected):
+                if is_tied(said, expected):
                     tally.ties[kind] += 1
                 else:
                     why = f"{ask.path} {str(ask.body)[:300]}: {_shown(said)}, alone {_shown(expected)}"
@@ -245,7 +245,7 @@ def _reported(path: str) -> dict[str, Any]:
     return {"logprobs": 2} if path == TEXT else {"logprobs": True, "top_logprobs": 2}
 
 
-def _tied(said: Said, expected: Said) -> bool:
+def is_tied(said: Said, expected: Said) -> bool:
     """Whether the two best tokens are as good as equal where two answers part; without token ids, anywhere."""
     gaps = [_gap(one) for one in expected.logprobs]
     if said.token_ids and expected.token_ids:

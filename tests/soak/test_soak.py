@@ -14,7 +14,7 @@ import pytest
 from tests.soak.__main__ import main
 from tests.soak.client import CHAT, Ask, Got, Said, send
 from tests.soak.command import table, verdict
-from tests.soak.rounds import _tied
+from tests.soak.rounds import is_tied
 from tests.soak.tally import Tally
 from tests.soak.visits import same
 from tests.soak.watch import Held
@@ -91,7 +91,7 @@ def test_tokens_that_differ_are_wrong_unless_two_were_as_good_as_equal() -> None
     assert same(Said(token_ids=[1, 2, 3]), alone)
     for other, tied in (([1, 9, 3], True), ([1, 2, 9], False), ([9, 2, 3], False), ([1, 2], False)):
         assert not same(Said(token_ids=other), alone)
-        assert _tied(Said(token_ids=other), alone) == tied
+        assert is_tied(Said(token_ids=other), alone) == tied
     called = Said(calls={0: {"id": "a", "name": "price", "arguments": "{}"}})
     assert same(called, Said(calls={0: {"id": "b", "name": "price", "arguments": "{}"}}))
     assert not same(called, Said(calls={0: {"id": "a", "name": "price", "arguments": '{"item": 1}'}}))

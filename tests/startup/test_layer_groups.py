@@ -25,7 +25,7 @@ from jinfercept.startup.layer_groups import (
     timed_steps,
     tolerated,
 )
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SECONDS = st.floats(1e-4, 10.0)
 COSTS = st.integers(1, 3).flatmap(

@@ -12,7 +12,7 @@ from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.memory import GIB, MOVED_BYTES, FreeMemory, MemoryPlan, check_weights, plan_memory
-from tests.support.tiny import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
 TOKEN_BYTES = kv_bytes_per_token(LOADED.model.config, "float32")

@@ -12,7 +12,7 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import PROFILES, Profile, load_profile
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
-from tests.support.tiny import Workload, streams, tiny_llm
+from tests.support.tiny_model import Workload, streams, tiny_llm
 
 BUCKETS = {1: 0.010, 8: 0.010, 32: 0.030, 64: 0.062}
 SHAPE = RunnerShape(

@@ -1,4 +1,4 @@
-"""What models write when they call tools, and what a parser makes of it, told in a way that no division of the text changes."""
+"""Turns that call tools, and the pieces that a parser makes of them, joined so that no division of the text changes them."""
 
 import codecs
 import json
@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.pieces import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.parsers.source import ToolSchemas
 
 CORPUS = Path(__file__).parents[1] / "parsers" / "corpus"
 
 
 class Turn(NamedTuple):
-    """One entry of the corpus; `pieces` is what `told` says of it."""
+    """One entry of the corpus; `pieces` are those that `joined` returns."""
 
     format: str
     name: str
@@ -35,20 +35,20 @@ def corpus() -> list[Turn]:
 
 
 def parsed(format: str, parts: Iterable[str], tools: ToolSchemas | None = None) -> list[tuple[str, ...]]:
-    """What a parser says of a turn that comes in these parts; ids that it makes up are left out."""
-    return told(pieces_of(format, parts, tools))
+    """The joined pieces of a turn that comes in these parts; without the ids that the parser makes."""
+    return joined(pieces_of(format, parts, tools))
 
 
 def pieces_of(format: str, parts: Iterable[str], tools: ToolSchemas | None = None) -> list[Piece]:
-    """The pieces themselves."""
+    """The pieces of a turn that comes in these parts, as the parser returned them."""
     ids = (f"made up {number}" for number in count())
     parser = replace(FORMATS[format], tools=tools).parser(lambda: next(ids))
     return [piece for part in parts for piece in parser.feed(part)] + parser.finish()
 
 
-def told(pieces: list[Piece]) -> list[tuple[str, ...]]:
+def joined(pieces: list[Piece]) -> list[tuple[str, ...]]:
     """Joined content and whole calls, in order, after a check that the pieces fit together."""
-    said: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     open_call: CallStarted | None = None
     arguments = ""
     num_calls = 0
@@ -57,13 +57,13 @@ def told(pieces: list[Piece]) -> list[tuple[str, ...]]:
             case Content(text):
                 assert text
                 assert open_call is None, "content within a call"
-                if said and said[-1][0] == "content":
-                    text = said.pop()[1] + text
-                said.append(("content", text))
+                if found and found[-1][0] == "content":
+                    text = found.pop()[1] + text
+                found.append(("content", text))
             case Reasoning(text):
                 assert text
-                assert not said or [one[0] for one in said] == ["reasoning"], "reasoning behind something else"
-                said = [("reasoning", "".join(one[1] for one in said) + text)]
+                assert not found or [one[0] for one in found] == ["reasoning"], "reasoning behind something else"
+                found = [("reasoning", "".join(one[1] for one in found) + text)]
             case CallStarted():
                 assert open_call is None, "a call within a call"
                 assert piece.index == num_calls
@@ -79,12 +79,12 @@ def told(pieces: list[Piece]) -> list[tuple[str, ...]]:
                 assert index == num_calls
                 assert (call.name, call.arguments, call.id) == (open_call.name, arguments, open_call.id)
                 assert 0 <= call.span[0] < call.span[1]
-                said.append(("call", call.name, arguments, *(() if call.id.startswith("made up") else (call.id,))))
+                found.append(("call", call.name, arguments, *(() if call.id.startswith("made up") else (call.id,))))
                 open_call = None
                 num_calls += 1
     if open_call is not None:
-        said.append(("cut", open_call.name, arguments))
-    return said
+        found.append(("cut", open_call.name, arguments))
+    return found
 
 
 def decoded(parts: Iterable[bytes]) -> list[str]:

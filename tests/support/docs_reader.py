@@ -29,8 +29,8 @@ from jinfercept.server.key_file import read_key_file
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import open_server_tools
 from tests.support.docs_blocks import Block
+from tests.support.live_server import END, Running, running
 from tests.support.scripted_model import LENGTH, Scripted
-from tests.support.served import END, Running, running
 
 PORT = "http://127.0.0.1:8000"
 

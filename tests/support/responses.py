@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from tests.support.live_server import MODEL, Running, prompt_of
 from tests.support.scripted_model import Scripted
-from tests.support.served import MODEL, Running, prompt_of
 
 QUESTION = "How much is a lamp?"
 ASKED: Any = [{"role": "user", "content": QUESTION}]

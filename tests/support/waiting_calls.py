@@ -8,7 +8,7 @@ from typing import Any
 
 from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.inbox import Inbox
-from tests.support.served import until
+from tests.support.live_server import until
 
 
 def ask(inbox: Inbox, owner: str = "", **arguments: Any) -> Future[str]:

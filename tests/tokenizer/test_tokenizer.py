@@ -1,6 +1,5 @@
 """The embedded model's tokenizer against transformers' (golden), SentencePiece-like ones, decoding token by token."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -8,38 +7,19 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models
 
 from jinfercept.errors import ModelError, RequestError
-from jinfercept.models import embedded
-from jinfercept.tokenizer.tokenizer import IncrementalDetokenizer, Tokenizer, load_tokenizer
+from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.sample_tokenizers import sentencepiece, smollm2
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2_tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = st.text(  # SmolLM2's vocabulary has no tokens for six control characters and for the planes above the third
     st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d")
 )
 END = 2  # <|im_end|>
-
-
-@functools.cache
-def smollm2() -> Tokenizer:
-    return Tokenizer.from_gguf(embedded.fetch())
-
-
-@functools.cache
-def sentencepiece() -> Tokenizer:
-    """Llama 2's kind: a space is an underscore, a text begins with one, unknown characters are bytes."""
-    words = ["<s>", "▁", "a", "b", "▁a", "▁b", "ab", *(f"<0x{byte:02X}>" for byte in range(256))]
-    merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges, byte_fallback=True)
-    )
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # pyright: ignore
-    backend.decoder = decoders.Sequence(  # pyright: ignore
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens(["<s>"])
-    return Tokenizer(backend)
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
@@ -192,5 +172,3 @@ def test_a_broken_tokenizer_file_is_a_model_error(directory: Path) -> None:
 def test_a_checkpoint_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path) is None
     assert load_tokenizer(None) is None
-    with pytest.raises(ModelError, match="has no tokenizer"):
-        Tokenizer.from_directory(tmp_path)

@@ -6,20 +6,12 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Event
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.request import (
-    Call,
-    CompletionOutput,
-    Event,
-    Request,
-    RequestOutput,
-    Result,
-    SamplingParams,
-    Tool,
-)
+from jinfercept.request import Call, CompletionOutput, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
-from tests.support.fakes import (
+from tests.support.fake_engine import (
     InstantEndpoints,
     ManualClock,
     make_engine,

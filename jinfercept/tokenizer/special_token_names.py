@@ -1,8 +1,8 @@
-"""The names of special tokens in given text: found, marked before a template sees them, and told from the template's own.
+"""Escapes names of special tokens in text from clients and tools, so that only a chat template's own names become tokens.
 
-A chat template joins its own text, which names special tokens, with text from clients and tools, which may name them too. A
-mark is put inside every name in a given text, and at an end of one where a name could come about by joining it with its
-neighbours. The rendered text without its marks is what it would be anyway; a name that was interrupted by a mark is text.
+A chat template joins its own text, which names special tokens, with given text, which may name them too. Before rendering, a
+mark is put inside every name in a given text, and at an end of the text where joining it with its neighbours could make a name.
+The marks are removed from the rendered text; a name that had a mark inside is encoded as text.
 
 Only given words can stand between marks unmarked: a template that writes `<|` and `|>` around a role makes that role's token.
 Names of one character are not told apart. Knows no tokenizer and no template.
@@ -15,13 +15,13 @@ from typing import Any, final
 
 
 @final
-class SpecialNames:
+class SpecialTokenNames:
     """Names of the special tokens of one vocabulary.
 
     Args:
-        names: of the tokens.
-        words: names of added tokens that are not special; a template may cut a text at them and join what is left.
-        fold: the vocabulary's normaliser, if names are looked for in what it returns; else None.
+        names: the names.
+        words: names of added tokens that are not special; a template may cut a text at them and join the rest.
+        fold: the vocabulary's normaliser, if the tokenizer searches the normalised text for names; else None.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SpecialNames:
     ) -> None:
         self._names = frozenset(name for name in names if len(name) > 1)
         self._words, self._fold = tuple(words), fold
-        self._fewer: dict[frozenset[str], SpecialNames] = {}
+        self._fewer: dict[frozenset[str], SpecialTokenNames] = {}
         self._begin = _one_of({name[0] for name in self._names})
         self._end = _one_of({name[-1] for name in self._names})
         sign = _one_of({c for name in self._names for c in (name[0], name[-1], *re.findall(r"[^\w\s]", name))})
@@ -43,16 +43,16 @@ class SpecialNames:
         self._heads = frozenset(tail for _, tail in parts if re.search(r"\W", tail))
         self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
 
-    def but(self, names: frozenset[str]) -> "SpecialNames":
-        """These names without some."""
+    def but(self, names: frozenset[str]) -> "SpecialTokenNames":
+        """These names without `names`."""
         if not names & self._names:
             return self
         if names not in self._fewer:
-            self._fewer[names] = SpecialNames(self._names - names, (*self._words, *names), self._fold)
+            self._fewer[names] = SpecialTokenNames(self._names - names, (*self._words, *names), self._fold)
         return self._fewer[names]
 
     def marked(self, given: Any, mark: str) -> Any:
-        """A JSON value with marks in its texts and keys; the value itself if there is none to be put.
+        """A JSON value with marks in its texts and keys; the same object if it needs none.
 
         Raises:
             RecursionError: it is nested too deeply.
@@ -69,7 +69,7 @@ class SpecialNames:
         return given
 
     def _marked_all(self, given: Iterable[Any], mark: str) -> list[Any] | None:
-        """Values with marks in their texts; None if there is none to be put."""
+        """Values with marks in their texts; None if they need none."""
         looked_at = self._looked_at
         changed: dict[int, Any] = {}
         for place, value in enumerate(given):
@@ -104,11 +104,11 @@ class SpecialNames:
         return self._beginning.sub(rf"\1{mark}", piece)
 
     def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Where a rendered text names special tokens that are the template's own; None if it has no others.
+        """Spans of the special tokens' names that are the template's own in a rendered text; None if there are no others.
 
         Args:
             text: without marks.
-            breaks: offsets at which marks stood, in ascending order.
+            breaks: offsets of the removed marks, in ascending order.
         """
         found = list(self._found(text, breaks))
         if self._fold is None and all(span is not None for span in found):
@@ -116,7 +116,7 @@ class SpecialNames:
         return [span for span in found if span is not None]
 
     def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
-        """The names as a tokenizer finds them, the leftmost first and then the longest; None for one that is given text."""
+        """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""
         at = 0
         while match := self._added.search(text, at):
             at = match.end()

@@ -13,7 +13,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.request import Call, Result
 
 
-class Toolbox:
+class ToolRunner:
     """Loaded tools and a dispatcher that runs them."""
 
     def __init__(self, loaded: LoadedTools) -> None:
@@ -45,14 +45,14 @@ class Toolbox:
 
 
 @contextmanager
-def toolbox(folder: Path, toml: str) -> Iterator[Toolbox]:
+def tool_runner(folder: Path, toml: str) -> Iterator[ToolRunner]:
     """The tools of a TOML text."""
     file = folder / "tools.toml"
     file.write_text(toml)
     with load_tools(file) as loaded:
-        box = Toolbox(loaded)
-        yield box
-        box.dispatcher.close()
+        runner = ToolRunner(loaded)
+        yield runner
+        runner.dispatcher.close()
 
 
 def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -11,10 +11,10 @@ from jinfercept.engine.engine import Engine
 from jinfercept.engine.ports import Endpoints
 from jinfercept.engine.session import Text
 from jinfercept.errors import RequestError
+from jinfercept.events import Finished as FinishedEvent
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
-from jinfercept.request import Finished as FinishedEvent
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
 from jinfercept.sched.policies import SETTINGS, PolicyInputs

@@ -1,6 +1,6 @@
-"""A vocabulary that takes the names of its special tokens for text, and knows these tokens by secret names.
+"""A copy of a vocabulary that encodes the names of special tokens as literal text, and the tokens by secret aliases.
 
-So a text in which some names are tokens and others are letters is encoded at once. Knows no templates.
+A text in which some names are tokens and others are literal is encoded in one pass. Knows no templates.
 """
 
 import copy
@@ -13,12 +13,12 @@ import tokenizers
 from jinfercept.errors import RequestError
 
 
-class PlainBackend(NamedTuple):
-    """A copy of a vocabulary.
+class LiteralBackend(NamedTuple):
+    """The copy.
 
     Attributes:
-        aliases: the secret names of special tokens, by the usual ones.
-        ids: of these tokens, by the ids that their secret names have in the copy.
+        aliases: the secret alias of each special token, by its name.
+        ids: the token ids, by the ids that the aliases have in the copy.
     """
 
     backend: tokenizers.Tokenizer
@@ -27,7 +27,7 @@ class PlainBackend(NamedTuple):
 
     @classmethod
     def of(cls, original: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Self:
-        """A copy to which these added tokens are special, declared so or not."""
+        """A copy of `original` in which `special_ids` are special, declared so or not."""
         backend = copy.deepcopy(original)
         tokens = {id_: token for id_, token in backend.get_added_tokens_decoder().items() if id_ in special_ids}
         backend.add_special_tokens([_as(token, token.content, special=True) for token in tokens.values()])
@@ -43,7 +43,7 @@ class PlainBackend(NamedTuple):
         """The ids of a text.
 
         Args:
-            own: begin and end of the names that are special tokens, in ascending order.
+            own: start and end offsets of the names that are special tokens, in ascending order.
         """
         at, parts = 0, []
         for start, stop in own:
@@ -53,12 +53,12 @@ class PlainBackend(NamedTuple):
 
 
 def _as(token: tokenizers.AddedToken, name: str, *, special: bool) -> tokenizers.AddedToken:
-    """A token of another name, that takes the same blanks with it."""
+    """A token of another name that strips the same blanks."""
     return tokenizers.AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=special)
 
 
 def encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-    """The ids of a text. Raises `RequestError` for half a surrogate pair, which no encoding can express."""
+    """The ids of a text. Raises `RequestError` for a lone surrogate, which no encoding can express."""
     try:  # a batch lets other threads run meanwhile, one text does not
         return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     except TypeError as error:

@@ -14,7 +14,7 @@ from jinfercept.chat.conversation import ChatOptions
 from jinfercept.chat.template import ChatTemplate, ToolMessages
 from jinfercept.errors import RequestError
 from jinfercept.request import Call, Result
-from jinfercept.tokenizer.special_names import SpecialNames
+from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, QWEN3, QWEN3_CODER, THINKING
 from tests.support.scripted_model import Make, byte_tokenizer
@@ -280,13 +280,13 @@ def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
     ],
 )
 def test_marks_stand_within_names_and_where_one_may_be_joined(text: str, marked: str) -> None:
-    names = SpecialNames(["<x>", " <y>"])
+    names = SpecialTokenNames(["<x>", " <y>"])
     assert names.marked(text, "#") == marked
     assert names.marked({"k": [text]}, "#")["k"][0].replace("#", "") == text
 
 
 def test_the_work_for_a_text_of_many_names_grows_with_its_length_alone() -> None:
-    names = SpecialNames([f"<unused{n}>" for n in range(600)])
+    names = SpecialTokenNames([f"<unused{n}>" for n in range(600)])
     text = "<unused<" * 100_000 + "<unused7>" * 1000
     marked = names.marked(text, "#")
     assert marked.count("#") == 1000

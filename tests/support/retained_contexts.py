@@ -1,8 +1,10 @@
 """Requests whose contexts are kept, served one after another on an engine without a model."""
 
 from jinfercept.engine.engine import Engine
-from jinfercept.request import Finished, Request, RequestOutput, SamplingParams
-from tests.support.fakes import POLICIES
+from jinfercept.events import Finished
+from jinfercept.request import Request, RequestOutput
+from jinfercept.sampling_params import SamplingParams
+from tests.support.fake_engine import POLICIES
 
 
 def ask(name: str, prompt: list[int], max_tokens: int = 5, **fields) -> Request:

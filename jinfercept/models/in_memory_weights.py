@@ -1,4 +1,4 @@
-"""Weights that are given in memory: checked against the model's, or against those that are served already."""
+"""Weights given as arrays in memory, checked against the model's or against those that are served."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,15 @@ from jinfercept.models.protocol import Params, ServedModel
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 
 
-def first_weights(model: ServedModel, params: Params) -> Params:
-    """Weights that a model starts with, as arrays of JAX, in the dtypes that they have.
+def initial_params(model: ServedModel, params: Params) -> Params:
+    """The weights that a model starts with, as JAX arrays in their own dtypes.
 
     Args:
         model: if its embeddings are tied, the head's are taken from the embedding.
-        params: any arrays, numpy's included. Of a model of one's own only this is known: all layers are alike.
+        params: any arrays, numpy's included. For a custom model, all layers have to be alike; nothing else is checked.
 
     Raises:
-        ModelError: names a weight that is missing, that is too much, or that has another shape.
+        ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
     """
     num_layers = model.config.num_layers
     params = _complete(model, params)
@@ -36,16 +36,16 @@ def first_weights(model: ServedModel, params: Params) -> Params:
     return jax.tree.map(jnp.asarray, params)
 
 
-def replacement(model: ServedModel, params: Params, present: Params) -> Params:
-    """Weights to be put in the place of others.
+def replacement_params(model: ServedModel, params: Params, present: Params) -> Params:
+    """Weights that replace the served ones, in the dtypes of those.
 
     Args:
-        model: what is served; if its embeddings are tied, the head's are taken from the embedding.
-        params: the new ones: any arrays, numpy's included.
-        present: those that are there.
+        model: the served model; if its embeddings are tied, the head's are taken from the embedding.
+        params: the new weights: any arrays, numpy's included.
+        present: the served weights.
 
     Raises:
-        ModelError: names a weight that is missing, that is too much, or that has another shape.
+        ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
     """
     params = _complete(model, params)
     _check(params, present)
@@ -55,7 +55,7 @@ def replacement(model: ServedModel, params: Params, present: Params) -> Params:
 
 
 def _complete(model: ServedModel, params: Params) -> Params:
-    """The weights with tied embeddings in the head. Raises `ModelError` for what is no `Params`."""
+    """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params`."""
     if not isinstance(params, Params) or not params.embed:
         raise ModelError("weights are Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
     if not isinstance(params.embed, Mapping) or not isinstance(params.head, Mapping):

@@ -1,4 +1,4 @@
-"""A scheduler at a desk of its own: requests come and return by hand, plans are looked at one by one."""
+"""A scheduler without an engine: tests add requests, return calls and inspect plans one by one."""
 
 from collections.abc import Iterable, Iterator
 from typing import final
@@ -11,12 +11,12 @@ from jinfercept.sched.plan_builder import Planned
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sched.sequence import Sequence
-from tests.support.fakes import VOCAB, AffineCost, FakeRunner
+from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner
 
 SIZE = 4
 
 
-class Desk:
+class SchedulerBench:
     """A scheduler, its runner, and the results in between, as an engine handles them (without calls)."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Small worlds for properties of the scheduler: scripted requests, the real engine, a virtual clock, a runner that checks."""
+"""Scheduling scenarios for property tests: scripted requests, the real engine, a virtual clock, and a runner that checks."""
 
 import threading
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from jinfercept.engine.engine import Engine
+from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
-from jinfercept.request import Finished, RequestOutput
+from jinfercept.request import RequestOutput
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
@@ -23,7 +24,7 @@ from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 from jinfercept.sim.scripted import ScriptedEndpoints, make_request
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
-from tests.support.fakes import VOCAB, FakeRunner
+from tests.support.fake_engine import VOCAB, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return while anybody looks."""
@@ -35,7 +36,7 @@ ESTIMATORS = ("elapsed", "history", "oracle", "oracle_wild")
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """What is served, and on what. A sequence may be as long as the pool."""
 
     arrivals: tuple[Arrival, ...]
@@ -108,7 +109,7 @@ def arrivals(draw: st.DrawFn, max_context: int) -> Arrival:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, **fixed: Any) -> World:
+def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
     """Pools from one that holds nothing but the longest request; `fixed` options are not drawn."""
     num_pages = fixed.get("num_pages") or draw(st.integers(3, 14))
     coming = draw(st.lists(arrivals(num_pages * SIZE), min_size=1, max_size=8))
@@ -116,7 +117,7 @@ def worlds(draw: st.DrawFn, **fixed: Any) -> World:
     def option(name: str, values: tuple[Any, ...]) -> Any:
         return fixed[name] if name in fixed else draw(st.sampled_from(values))
 
-    return World(
+    return Scenario(
         tuple(coming),
         policy=option("policy", tuple(SETTINGS)),
         estimator=option("estimator", ESTIMATORS),
@@ -155,57 +156,57 @@ class CheckedRunner:
         self._fake.reset()
 
 
-class Play:
-    """A world while it is played.
+class ScenarioRun:
+    """The real engine serving a scenario on a virtual clock.
 
     Args:
-        world: what is served.
-        watch: looks at the play after every step of the engine.
+        scenario: what is served.
+        watch: looks at the run after every step of the engine.
         planned: looks at it when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.
     """
 
     def __init__(
         self,
-        world: World,
+        scenario: Scenario,
         *,
-        watch: Callable[["Play"], None] = lambda play: None,
-        planned: Callable[["Play", StepPlan], None] = lambda play, plan: None,
+        watch: Callable[["ScenarioRun"], None] = lambda run: None,
+        planned: Callable[["ScenarioRun", StepPlan], None] = lambda run, plan: None,
         fake: bool = True,
     ) -> None:
-        self.world = world
+        self.scenario = scenario
         self.outputs: dict[int, RequestOutput] = {}
         self.plans: list[Planned] = []
         self.clock = VirtualClock()
         self._watch = watch
-        estimator = (HONEST | {"oracle": OracleEstimator} | SCALED_ESTIMATORS)[world.estimator]()
-        build = plan_scheduler(world.profile, estimator, world.policy, world.limits, SIZE)
+        estimator = (HONEST | {"oracle": OracleEstimator} | SCALED_ESTIMATORS)[scenario.estimator]()
+        build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE)
         self.synchronous = build.policy.synchronous
-        self.scheduler = build.build(KVManager(world.num_pages, world.num_host_pages, SIZE))
-        priced = PricedRunner(Prices(world.profile, SIZE, synchronous=self.synchronous), self.clock)
+        self.scheduler = build.build(KVManager(scenario.num_pages, scenario.num_host_pages, SIZE))
+        priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._endpoints = ScriptedEndpoints(self.clock, tokens)
-        checked = CheckedRunner(FakeRunner(SIZE, world.buckets), priced, lambda plan: planned(self, plan))
+        checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))
         self.engine = Engine(
             self.scheduler,
             checked if fake else priced,
             self._endpoints,
             self.clock,
             threading.Event(),
-            depth=world.depth,
+            depth=scenario.depth,
             vocab_size=VOCAB,
             check=fake,
             observe=lambda planned, result: self.plans.append(planned),
         )
 
-    def run(self, max_steps: int = 20_000) -> "Play":
+    def run(self, max_steps: int = 20_000) -> "ScenarioRun":
         """Until all have finished but those that wait for a call that never returns; fails after `max_steps` steps."""
-        known_durations = self.world.estimator not in HONEST
-        coming = sorted(enumerate(self.world.arrivals), key=lambda entry: entry[1].at_s)
+        known_durations = self.scenario.estimator not in HONEST
+        coming = sorted(enumerate(self.scenario.arrivals), key=lambda entry: entry[1].at_s)
         for _ in range(max_steps):
             while coming and coming[0][1].at_s <= self.clock.time:
                 number, arrival = coming.pop(0)
                 request = make_request(number, arrival.script, tokens, known_durations)
-                self.engine.submit(replace(request, tenant=str(number % self.world.num_tenants)))
+                self.engine.submit(replace(request, tenant=str(number % self.scenario.num_tenants)))
             self._endpoints.next_arrival_s = coming[0][1].at_s if coming else float("inf")
             if self.engine.has_work:
                 for event in self.engine.step():

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jinfercept.server.server_tools import open_server_tools
+from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
-from tests.support.served import END, MODEL, Running, prompt_of, running, until
 
 CODE = '''
 import asyncio

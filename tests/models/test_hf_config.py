@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.config import RopeConfig
+from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import kv_bytes_per_token
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -17,7 +18,7 @@ def _tiny(name: str) -> dict:
 
 
 def test_a_llama_config_is_read():
-    config = ModelConfig.from_hf(_tiny("llama_gqa"))
+    config = config_from_hf(_tiny("llama_gqa"))
     assert (config.family, config.num_heads, config.num_kv_heads, config.head_dim) == ("llama", 4, 2, 8)
     assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8)
     assert not config.tie_embeddings
@@ -28,7 +29,7 @@ def test_a_llama_config_is_read():
     [("llama_mha", False, False), ("mistral", False, False), ("qwen2", True, False), ("qwen3", False, True)],
 )
 def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
-    config = ModelConfig.from_hf(_tiny(name))
+    config = config_from_hf(_tiny(name))
     assert (config.family, config.qkv_bias, config.qk_norm) == ("llama", bias, norm)
 
 
@@ -44,7 +45,7 @@ def test_relatives_of_llama_differ_in_biases_and_norms(name, bias, norm):
     ],
 )
 def test_a_sequence_is_no_longer_than_a_sliding_window(name, change, longest):
-    assert ModelConfig.from_hf(_tiny(name) | change).max_position == longest
+    assert config_from_hf(_tiny(name) | change).max_position == longest
 
 
 GPTJ_6B = {  # EleutherAI/gpt-j-6b, as published in 2021
@@ -69,28 +70,28 @@ GPTJ_6B = {  # EleutherAI/gpt-j-6b, as published in 2021
 
 
 def test_gptj_6b_is_read_as_published():
-    config = ModelConfig.from_hf(GPTJ_6B)
+    config = config_from_hf(GPTJ_6B)
     assert (config.max_position, config.head_dim, config.ffn_size, config.vocab_size) == (2048, 256, 16384, 50400)
     assert (config.rope.rotary_dim, config.eos_token_ids) == (64, (50256,))
     assert kv_bytes_per_token(config, "float16") == 448 * 1024
 
 
 def test_a_gptj_config_is_read():
-    config = ModelConfig.from_hf(_tiny("gptj"))
+    config = config_from_hf(_tiny("gptj"))
     assert (config.family, config.num_kv_heads, config.head_dim, config.ffn_size) == ("gptj", 2, 16, 64)
     assert config.rope == RopeConfig(theta=10_000.0, rotary_dim=8, interleaved=True)
 
 
 def test_old_llama_configs_have_full_attention_and_derived_head_dim():
     config = _tiny("llama_gqa") | {"head_dim": None, "num_key_value_heads": None}
-    read = ModelConfig.from_hf(config)
+    read = config_from_hf(config)
     assert (read.num_kv_heads, read.head_dim) == (4, 8)
 
 
 def test_end_of_sequence_tokens_come_from_both_files_once():
     config = _tiny("llama_gqa") | {"eos_token_id": 2}
-    assert ModelConfig.from_hf(config, {"eos_token_id": [7, 2]}).eos_token_ids == (2, 7)
-    assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
+    assert config_from_hf(config, {"eos_token_id": [7, 2]}).eos_token_ids == (2, 7)
+    assert config_from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
 
 
 @pytest.mark.parametrize("name", ["llama_linear", "llama_llama3", "llama_yarn"])
@@ -101,16 +102,16 @@ def test_rope_scaling_of_transformers_4_reads_like_rope_parameters_of_5(name, ty
     old = {key: value for key, value in new.items() if key != "rope_parameters"}
     old |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
     scaling[type_key] = scaling.pop("rope_type")
-    assert ModelConfig.from_hf(old) == ModelConfig.from_hf(new)
+    assert config_from_hf(old) == config_from_hf(new)
 
 
 def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
     config = _tiny("llama_yarn")
-    assert ModelConfig.from_hf(config).rope.attention_factor == pytest.approx(1.138629)
+    assert config_from_hf(config).rope.attention_factor == pytest.approx(1.138629)
     config["rope_parameters"]["attention_factor"] = 0.9
-    assert ModelConfig.from_hf(config).rope.attention_factor == 0.9
+    assert config_from_hf(config).rope.attention_factor == 0.9
     config["rope_parameters"] |= {"attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0}
-    assert ModelConfig.from_hf(config).rope.attention_factor == 1.0
+    assert config_from_hf(config).rope.attention_factor == 1.0
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,10 @@ def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
 )
 def test_what_would_run_wrongly_is_refused_by_name(change, named):
     with pytest.raises(ModelError, match=named):
-        ModelConfig.from_hf(_tiny("llama_gqa") | change)
+        config_from_hf(_tiny("llama_gqa") | change)
 
 
 @pytest.mark.parametrize(("config", "generation"), [([], None), (None, None), (_tiny("llama_gqa"), [])])
 def test_a_config_that_is_no_object_is_refused(config, generation):
     with pytest.raises(ModelError, match="JSON objects"):
-        ModelConfig.from_hf(config, generation)
+        config_from_hf(config, generation)

@@ -1,0 +1,121 @@
+"""What happens to a request, as frozen values in the order in which it happens. Imports nothing heavy.
+
+`Event`s are the engine's. In a chat a parser makes `Piece`s of the text: content, reasoning, and calls as they are written. A
+`StreamEvent` is either. Each has the `request_id` of the request that it belongs to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jinfercept.request import Call, Logprob, RequestOutput, Result
+
+
+class Token(NamedTuple):
+    """The model generated a token.
+
+    Attributes:
+        token_id: the token.
+        text: the text that is certain with it; it can lag behind the token, and is "" without a tokenizer.
+        logprobs: the token's own and the likeliest ones', if the request asks for them.
+    """
+
+    request_id: str
+    token_id: int
+    text: str
+    logprobs: Mapping[int, Logprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intercepted:
+    """The request has called out and is paused."""
+
+    request_id: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """All calls have returned.
+
+    Attributes:
+        results: one for each call, in order.
+        token_ids: the tokens that were appended to the request.
+        text: their text, as far as it is certain.
+    """
+
+    request_id: str
+    results: tuple[Result, ...]
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is over.
+
+    Attributes:
+        output: what it produced.
+        text: the rest of the text, which was held back until now.
+        failure: the exception of the engine's step that lost the request; None if the request ended by itself.
+    """
+
+    request_id: str
+    output: RequestOutput
+    text: str
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for a person; never markup, never half a tag."""
+
+    text: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers; never markup, and no part of its content."""
+
+    text: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call has begun: it cannot turn out to be text any more.
+
+    Attributes:
+        index: place among the calls of one turn, from 0.
+        name: of the tool that is called.
+        id: of the call, in the form that the family's chat template takes.
+    """
+
+    index: int
+    name: str
+    id: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The next piece of a call's arguments; all of them, joined, are the `arguments` of the `Call`."""
+
+    index: int
+    text: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call is whole. Its `span` counts characters of the parsed text; its arguments are JSON, unless the model erred."""
+
+    index: int
+    call: Call
+    request_id: str = ""
+
+
+Event = Token | Intercepted | Resumed | Finished
+Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
+StreamEvent = Event | Piece

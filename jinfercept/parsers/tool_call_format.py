@@ -1,0 +1,67 @@
+"""`ToolCallFormat`: how one model family writes its tool calls. `formats.FORMATS` has all of them."""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from jinfercept.parsers.call_grammars import CallGrammar, TokenOf
+from jinfercept.parsers.lark import Rules
+from jinfercept.parsers.pieces import CallParser
+from jinfercept.parsers.source import Marks, Source, Steps, ToolSchemas, TurnParser
+
+
+def _openai_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """How one family writes its calls.
+
+    Attributes:
+        read: reads a turn from a `Source`.
+        grammar: writes the grammar of a turn that has to call, an expression of Lark, with the rules of a `CallGrammar`.
+        detect: whether a chat template, its quotes unescaped, asks its model for this format.
+        tags: markup around calls; never content.
+        turn_ends: the texts of the tokens that may end a turn with calls; never content.
+        new_id: makes an id for a call, in the form that the family's template takes.
+        ids: regular expression of the ids of calls that its template takes.
+        openings: texts that a call without tags may begin with, where the tools are known.
+        tools: JSON schemas of the arguments of the tools that are offered, by name; None if unknown.
+    """
+
+    read: Callable[[Source], Steps[None]]
+    grammar: Callable[[CallGrammar], str]
+    detect: Callable[[str], bool]
+    tags: tuple[str, ...]
+    turn_ends: tuple[str, ...]
+    new_id: Callable[[], str] = _openai_id
+    ids: str = ".+"
+    openings: tuple[str, ...] = ()
+    tools: ToolSchemas | None = None
+
+    def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:
+        """A parser for one turn.
+
+        Args:
+            new_id: makes ids for calls that the model gave none; the format's own by default.
+        """
+        marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
+        return TurnParser(self.read, Source(marks, new_id or self.new_id, self.ids, self.tools))
+
+    def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:
+        """A grammar, in llguidance's variant of Lark, of a turn that calls some of `tools`, of which there is at least one.
+
+        Args:
+            token_of: the token that a tag is; None if it is written as text.
+            template: the chat template's source: shows which of its forms a family has.
+            parallel: several calls may be made; otherwise it is one.
+
+        Raises:
+            RequestError: the format cannot write a tool's name, or an argument so that it is what the schema says.
+        """
+        assert self.tools
+        calls = CallGrammar(Rules(), self.tools, token_of, template, parallel)
+        return calls.rules.text(rf"/\n{{0,2}}/ {self.grammar(calls)}")

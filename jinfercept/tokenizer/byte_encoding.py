@@ -1,0 +1,75 @@
+"""The bytes behind each token of a vocabulary."""
+
+import json
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from jinfercept.errors import ModelError
+
+
+class ByteEncoding(NamedTuple):
+    """How a vocabulary writes bytes as tokens.
+
+    Attributes:
+        byte_level: a token is written in GPT-2's printable stand-ins, a character a byte.
+        byte_fallback: a token `<0xE2>` is one byte.
+        replacements: texts in tokens and what they stand for: the SentencePiece underscore is a space.
+        leading_spaces: spaces at the beginning of a decoded text that are the vocabulary's, not the text's.
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replacements: tuple[tuple[str, str], ...] = ()
+    leading_spaces: int = 0
+
+    def to_bytes(self, token: str) -> bytes:
+        """The bytes that a token stands for."""
+        if self.byte_level:
+            stand_ins = [_BYTE_OF.get(char) for char in token]
+            return token.encode() if None in stand_ins else bytes(byte for byte in stand_ins if byte is not None)
+        if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def read_byte_encoding(backend: tokenizers.Tokenizer) -> ByteEncoding:
+    """The encoding that a backend's decoder undoes. Raises `ModelError` if its tokens cannot be decoded one by one."""
+    decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": None}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    encoding = ByteEncoding()
+    for step in steps:
+        match step:
+            case {"type": "ByteLevel"}:
+                encoding = encoding._replace(byte_level=True)
+            case {"type": "ByteFallback"}:
+                encoding = encoding._replace(byte_fallback=True)
+            case {"type": "Replace", "pattern": {"String": old}, "content": new}:
+                encoding = encoding._replace(replacements=(*encoding.replacements, (old, new)))
+            case {"type": "Metaspace", "replacement": old, "prepend_scheme": scheme}:
+                encoding = encoding._replace(
+                    replacements=(*encoding.replacements, (old, " ")), leading_spaces=int(scheme != "never")
+                )
+            case {"type": "Strip", "content": " ", "start": start, "stop": 0}:
+                encoding = encoding._replace(leading_spaces=start)
+            case {"type": "Fuse"}:
+                pass
+            case _:
+                raise ModelError(
+                    "the tokenizer decodes in a way that cannot be streamed",
+                    got=f"decoder step {step}",
+                    fix="use a byte-level or SentencePiece-like tokenizer",
+                )
+    return encoding
+
+
+def _byte_stand_ins() -> dict[str, int]:
+    """GPT-2's table, character to byte: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_stand_ins()

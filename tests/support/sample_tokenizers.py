@@ -1,0 +1,50 @@
+"""Tokenizers for tests: a small byte-level one, one of Llama 2's kind, and the embedded model's."""
+
+from functools import cache
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from jinfercept.models import embedded
+from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+MERGES = [('"', ":"), ("{", '"'), ('"', ","), ("Ġ", '"'), ("a", "b"), ("ab", "c"), ("t", "r"), ("u", "e"), ("tr", "ue")]
+VOCAB = 290
+"""Columns of a model's logits: padded, and no multiple of 32."""
+
+
+@cache
+def byte_level() -> Tokenizer:
+    """Byte-level, with two tokens that end a text: `<end>` and `<turn>`."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
+    vocab = {word: token_id for token_id, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_special_tokens(["<start>", "<end>", "<turn>"])
+    ends = backend.encode("<end><turn>").ids
+    return Tokenizer(backend, eos_token_ids=frozenset(ends))
+
+
+@cache
+def smollm2() -> Tokenizer:
+    tokenizer = load_tokenizer(embedded.fetch())
+    assert tokenizer is not None
+    return tokenizer
+
+
+@cache
+def sentencepiece() -> Tokenizer:
+    """Llama 2's kind: a space is an underscore, a text begins with one, unknown characters are bytes."""
+    words = ["<s>", "▁", "a", "b", "▁a", "▁b", "ab", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # pyright: ignore
+    backend.decoder = decoders.Sequence(  # pyright: ignore
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend)
