@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jinfercept.chat.conversation import ChatOptions as ChatOptions
+    from jinfercept.chat.options import ChatOptions as ChatOptions
     from jinfercept.endpoints.load import LoadedTools as LoadedTools
     from jinfercept.endpoints.load import load_tools as load_tools
     from jinfercept.errors import ConfigError as ConfigError
@@ -58,7 +58,7 @@ _HOMES = {
     "CallStarted": "jinfercept.events",
     "Content": "jinfercept.events",
     "Reasoning": "jinfercept.events",
-    "ChatOptions": "jinfercept.chat.conversation",
+    "ChatOptions": "jinfercept.chat.options",
     "LLM": "jinfercept.llm",
     "LoadedTools": "jinfercept.endpoints.load",
     "load_tools": "jinfercept.endpoints.load",

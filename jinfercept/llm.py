@@ -9,10 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, final
 
-from jinfercept.chat.conversation import ChatOptions, Chats, is_conversation, make_chats
+from jinfercept.chat.chats import Chats, is_conversation, make_chats
 from jinfercept.chat.function_tools import ChatToolLike
-from jinfercept.chat.inputs import Prompt, make_requests
-from jinfercept.chat.template import Message
+from jinfercept.chat.messages import Message
+from jinfercept.chat.options import ChatOptions
+from jinfercept.chat.requests import Prompt, make_requests
 from jinfercept.config import EngineConfig
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks

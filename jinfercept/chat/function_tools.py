@@ -1,4 +1,4 @@
-"""Python functions as a chat's tools: what the model is told of them, its arguments checked, what they return as text.
+"""Python functions as a chat's tools: their declarations, the check of their arguments, their return values as text.
 
 Declarations are OpenAI's. One without a function is a tool that the caller runs. Knows no model and no engine.
 """
@@ -44,12 +44,12 @@ class ChatTool:
 
 
 ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
-"""A Python function; a `Tool`, whose function is called with the declared arguments; an OpenAI-style JSON declaration; or what
-`load_tools` gives."""
+"""A Python function; a `Tool`, whose function is called with the declared arguments; an OpenAI-style JSON declaration; or a
+`ChatTool`."""
 
 
 def chat_tools(tools: Iterable[ChatToolLike]) -> list[ChatTool]:
-    """Tools as a chat takes them. Raises `RequestError` for what is none, and for two of one name."""
+    """Tools as a chat takes them. Raises `RequestError` for invalid tools, and for two of one name."""
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[function]")
     listed = [_chat_tool(tool) for tool in tools]
@@ -158,7 +158,7 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
 
     try:
         parameters = TypeAdapter[object](function).json_schema()  # pyright: ignore[reportArgumentType] # functions are types to it
-    except Exception as error:  # whatever an annotation may be
+    except Exception as error:  # annotations may be anything
         problem = str(error).splitlines()[0]
         raise RequestError(
             f"the arguments of tool {name!r} have no JSON schema",
@@ -171,11 +171,11 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
             got=str(inspect.signature(function)),
             fix="no positional-only arguments, no *args",
         )
-    description, told, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
+    description, described, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
     for key, schema in parameters["properties"].items():
         schema.pop("title", None)
-        if told and key in told:
-            schema.setdefault("description", told[key])
+        if described and key in described:
+            schema.setdefault("description", described[key])
     return {
         "type": "function",
         "function": {"name": name, "description": description or "", "parameters": parameters},
@@ -183,7 +183,7 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
 
 
 def _checked(function: Callable[..., object], name: str) -> Callable[[str], object]:
-    """A function of what the model wrote as arguments. Raises `RequestError`, for the model to read, if they do not fit."""
+    """A function of the arguments as the model wrote them. Raises `RequestError`, for the model to read, if they do not fit."""
     from pydantic import ValidationError
 
     def call(arguments: str) -> object:

@@ -1,6 +1,6 @@
-"""Structured outputs of a model that thinks first: what is asked for begins behind its reasoning, which is free.
+"""Structured outputs of a model that reasons first: the grammar begins behind its reasoning, which is free.
 
-Within the reasoning only the ends of a text are forbidden, so that what was asked for comes unless the output is cut off.
+Within the reasoning only the tokens that end a text are forbidden, so that the answer follows unless the output is cut off.
 Knows no requests and no device.
 """
 
@@ -20,48 +20,48 @@ class AfterReasoning:
     """A `Grammar` of turns that may begin with reasoning.
 
     Args:
-        grammar: of what comes behind it.
-        thinking: its marks.
+        grammar: the grammar of the answer.
+        format: the marks of reasoning.
         beginning: where a turn begins.
     """
 
-    def __init__(self, grammar: Grammar, thinking: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:
-        self._grammar, self._thinking, self._tokenizer = grammar, thinking, tokenizer
+    def __init__(self, grammar: Grammar, format: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:
+        self._grammar, self._format, self._tokenizer = grammar, format, tokenizer
         self._beginning: Beginning = beginning
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """A turn; see `request.Grammar`."""
+        """The constraint of a turn; see `request.Grammar`."""
         if self._beginning == "answering":
             return self._grammar.constrain(end_token_ids)
-        return _ReasoningConstraint(self._grammar, self._thinking, self._beginning, self._tokenizer, end_token_ids)
+        return _ReasoningConstraint(self._grammar, self._format, self._beginning, self._tokenizer, end_token_ids)
 
 
 class _ReasoningConstraint:
-    """One turn. Where nobody knows whether it begins with reasoning, it may begin with either.
+    """The constraint of one turn. An undecided turn may begin with reasoning or with its answer.
 
     Attributes:
-        ended: nothing but the end can follow.
+        ended: only the end can follow.
     """
 
     def __init__(
         self,
         grammar: Grammar,
-        thinking: ReasoningFormat,
+        format: ReasoningFormat,
         beginning: Beginning,
         tokenizer: Tokenizer,
         ends: frozenset[int],
     ) -> None:
         self._grammar, self._at, self._tokenizer, self._ends = grammar, beginning, tokenizer, ends
-        self._opening, self._closing = tokenizer.encode(thinking.opening), thinking.closing
+        self._opening, self._closing = tokenizer.encode(format.opening), format.closing
         self._answer = self._begin()
-        self._may_answer = True  # undecided: what came may begin an answer too
+        self._may_answer = True  # undecided: the text so far may begin an answer too
         self._num_opened = 0  # tokens of the opening mark
         self._detokenizer, self._text = IncrementalDetokenizer(tokenizer, skip_special_tokens=False), ""
         self.ended = False
 
     def _begin(self) -> Constraint:
         answer = self._grammar.constrain(self._ends)
-        assert answer is not None, "nothing to begin behind the reasoning"
+        assert answer is not None, "no constraint behind the reasoning"
         return answer
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:

@@ -1,53 +1,43 @@
-"""A conversation as tokens: the prompt, and what a model reads after its calls, both written by its own chat template.
+"""`ChatTemplate`: a conversation as text and tokens, written by a model's own chat template.
 
-A request that called keeps the tokens that it wrote; only what the template puts behind them is added: the rest of its turn,
-the tool messages, and what opens the next turn. That text comes from a small stand-in conversation, so a template that would
-write the model's turn in another way (its thinking left out, arguments spaced differently) changes nothing of what was
-computed. Knows no engine.
+A request that called keeps its tokens; only the text that the template puts behind them is added: the rest of the turn, the
+tool messages, and the opening of the next turn. That text comes from a small stand-in conversation, so a template that would
+write the model's turn differently (without its reasoning, with other spaces in arguments) changes nothing of the computed
+tokens. Knows no engine.
 """
 
 import json
 import re
 import secrets
-from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, final
 
+from jinfercept.chat.messages import Message, call_message, checked_message, one_call_a_turn
 from jinfercept.errors import RequestError
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.request import Call, Result
+from jinfercept.request import Call
 from jinfercept.tokenizer.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-"""OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
-
-What an assistant thought may stand beside it as `reasoning_content`, as templates, DeepSeek and older vLLM name it, or as
-`reasoning`, as vLLM does now; whether the model reads it again is the template's to say.
-"""
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
 _PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
-_CHARS_PER_TOKEN = 32
 _RESERVED = frozenset(
     {
         *("self", "messages", "conversations", "tools", "add_generation_prompt", "chat_template"),
         *("continue_final_message", "return_assistant_tokens_mask"),
     }
 )
-"""Names that are arguments of what renders a template, not variables of it."""
-_REASONING = frozenset(tag for thinking in REASONING_FORMATS.values() for tag in (thinking.opening, thinking.closing))
+"""Parameters of the function that renders templates, which cannot be variables of a template."""
+_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
 
 
 class Rendered(str):
     """A conversation's text.
 
     Attributes:
-        breaks: offsets within or beside the names of special tokens that are given text, not the template's.
+        breaks: offsets within or beside names of special tokens that are given text, not the template's.
     """
 
     breaks: tuple[int, ...]
@@ -63,17 +53,17 @@ class ChatTemplate:
     """A model's template, with the tools that are declared to it.
 
     Args:
-        tokenizer: has the template, unless `source` is one.
+        tokenizer: has the template, unless `source` is given.
         tools: OpenAI-style declarations.
         source: a Jinja source instead of the model's.
-        variables: what else the template reads.
+        variables: further variables of the template.
         end_token_ids: the tokens that end a turn.
         special_tokens_in_text: whether the names of special tokens in messages, tools and variables become these tokens;
             else they are text.
 
     Raises:
         ModelError: there is no template.
-        RequestError: it does not take a simple question, or the variables are none.
+        RequestError: it fails on a simple question, or the variables are not a mapping of free names.
     """
 
     def __init__(
@@ -100,7 +90,7 @@ class ChatTemplate:
 
     def _render_stand_in(self, given: bool) -> str:
         try:
-            return self._apply([*map(_checked, _STAND_IN)], add_generation_prompt=False)
+            return self._apply([*map(checked_message, _STAND_IN)], add_generation_prompt=False)
         except RequestError as error:
             if not given:
                 raise
@@ -116,13 +106,13 @@ class ChatTemplate:
         Raises:
             RequestError: these are no messages, or none that the template takes.
         """
-        checked = [_checked(message) for message in messages]
+        checked = [checked_message(message) for message in messages]
         try:
             return self._rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
             if all(len(message.get("tool_calls", ())) < 2 for message in checked):
                 raise
-            return self._rendered(self._apply(_one_call_a_turn(checked), add_generation_prompt))
+            return self._rendered(self._apply(one_call_a_turn(checked), add_generation_prompt))
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The text, with marks in the names of special tokens that are not the template's."""
@@ -161,7 +151,7 @@ class ChatTemplate:
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """A mark, as it is and as templates may escape it. A given one is taken for one, too."""
+        """The mark, as it is and as templates may escape it."""
         escaped = (json.dumps(self._mark), repr(self._mark))
         return re.compile("|".join([self._mark, *(re.escape(one[1:-1]) for one in escaped)]))
 
@@ -176,13 +166,13 @@ class ChatTemplate:
         return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
-        """What stands between a turn that ended in calls and the turn after it.
+        """The text between a turn that ended in calls and the turn after it.
 
         Args:
             calls: with ids.
 
         Returns:
-            The text that ends a turn, and what follows it up to the next turn, for `encode_results`.
+            The text that ends a turn, and the text behind it up to the next turn, for `encode_results`.
 
         Raises:
             RequestError: the template has no place for the results of tools.
@@ -213,20 +203,20 @@ class ChatTemplate:
     def _with_turn(self, calls: Sequence[Call], results: list[dict[str, Any]]) -> str:
         """The stand-in with a turn that calls, its results, and the beginning of the next turn."""
         turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
-        return self._apply([*map(_checked, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
+        return self._apply([*map(checked_message, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text that `render` returned, or of any other in which special tokens are written out."""
+        """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
         breaks = text.breaks if isinstance(text, Rendered) else ()
         own = self._tokenizer.special_token_names.own(text, breaks) if breaks else None
         return self._tokenizer.encode(text) if own is None else self._tokenizer.encode_with_special_tokens(text, own)
 
     def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
-        """Tokens of what follows the end of a turn with calls.
+        """Tokens of the text that follows a turn with calls.
 
         Args:
             end, after: see `between`.
-            contents: the results, by their numbers; special tokens that one writes out stay text.
+            contents: the results, in the order of the calls; names of special tokens in them stay text.
         """
         pieces = _PLACE.split(after)
         texts = [pieces[0]]
@@ -239,104 +229,12 @@ class ChatTemplate:
         return self.encode(self._rendered("".join(texts)))
 
 
-@final
-class ToolMessages:
-    """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
-
-    Args:
-        template: of the conversation.
-        tokenizer: its tokenizer.
-        max_tokens: of each tool's results; a longer one is cut within its message, and says so.
-    """
-
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
-        self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
-
-    def render(
-        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
-    ) -> tuple[list[int], tuple[Result, ...]]:
-        """See `request.Renderer`. All results give way alike where there is no room for them."""
-        end, after = self._template.between(calls)
-        limits = [self._max_tokens.get(call.name, room) for call in calls]
-        share = max(limits)
-        while True:
-            kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))
-            tokens = self._template.encode_results(end, after, [one.text for one in kept])
-            if len(tokens) <= room or share <= 0:
-                return tokens[:room], kept
-            share = min(share, max(len(self._tokenizer.encode(one.text, plain=True)) for one in kept))
-            share = max(0, share - -(-(len(tokens) - room) // len(kept)))
-
-    def _cut(self, result: Result, limit: int) -> Result:
-        text = self._tokenizer.decode(result.token_ids) if result.token_ids is not None else result.text
-        if len(text) <= _CHARS_PER_TOKEN * limit and len(self._tokenizer.encode(text, plain=True)) <= limit:
-            return replace(result, text=text)
-        note = f" ... (cut: longer than {limit} tokens)" if limit else ""
-        body = self._tokenizer.encode(text[: _CHARS_PER_TOKEN * limit], plain=True)
-        left = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
-        status = "too_large" if result.status == "ok" else result.status
-        return replace(result, text=self._tokenizer.decode(body[:left]) + note, status=status)
-
-
-def call_message(call: Call) -> dict[str, Any]:
-    """A call as it stands in an assistant's message."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the longest common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _escaped(text: str, probe: str) -> str:
-    """A result as it stands in its place: within a JSON string where the template made one of the probe."""
+    """A result as its place needs it: escaped if the template wrote the probe within a JSON string."""
     return text if probe.startswith('"') else json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _checked(message: object) -> dict[str, Any]:
-    """A message as templates take it: text parts joined, arguments as objects."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError("a message has a role", got=repr(message)[:80], fix='{"role": "user", "content": "…"}')
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
-    if not isinstance(content, str | None):
-        raise RequestError("a message's content is text", got=repr(message)[:80], fix="give a string, or text parts")
-    checked = {**message, "content": content or ""}
-    if thought := message.get("reasoning_content") or message.get("reasoning"):
-        checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
-    if calls := message.get("tool_calls"):
-        checked["tool_calls"] = [_call_with_object(call) for call in calls]
-    return checked
-
-
-def _one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every call in an assistant's message of its own, before its result."""
-    split: list[dict[str, Any]] = []
-    left = deque(messages)
-    while left:
-        message = left.popleft()
-        calls = message.get("tool_calls", ())
-        if len(calls) < 2:
-            split.append(message)
-            continue
-        results: list[dict[str, Any]] = []
-        while left and left[0]["role"] == "tool":
-            results.append(left.popleft())
-        for index, call in enumerate(calls):
-            split.append(message | {"tool_calls": [call], "content": "" if index else message["content"]})
-            split += [result for result in results if result.get("tool_call_id") == call.get("id")]
-    return split
-
-
-def _call_with_object(call: object) -> dict[str, Any]:
-    """Templates take arguments as an object; ones that are none stay what they are."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise RequestError("a message's tool_calls are calls", got=repr(call)[:80], fix="give them as OpenAI does")
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        with suppress(ValueError):
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-    return {**call, "function": function}

@@ -1,6 +1,6 @@
-"""Whether a chat's model may call, must call, and what: the options `tool_choice` and `parallel_tool_calls`.
+"""The options `tool_choice` and `parallel_tool_calls`: whether a chat's model may call or must call, and which tools.
 
-A call that has to be made is one of the first turn: what comes of it is the model's to say. Knows no engine and no device.
+Only the first turn has to call; later turns are free. Knows no engine and no device.
 """
 
 import re
@@ -10,26 +10,27 @@ from typing import Any, Literal, final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
-from jinfercept.grammar.grammar import Grammars, TokenGrammar
+from jinfercept.grammar.constraint import TokenGrammar
+from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
-"""As OpenAI's: by a mapping `{"type": "function", "function": {"name": …}}` one tool has to be called."""
+"""As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
 
-_UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # what comes of schemas that are none
+_UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # raised for invalid schemas
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TurnCalls:
-    """What a chat's model may do with its tools.
+    """The tool choice of a chat, checked.
 
     Attributes:
-        reads: what looks like a call is one.
-        must_call: names of the tools of which the first turn calls one, or several; none if it need not.
+        reads: text in the format of a call is a call; otherwise no text is.
+        must_call: names of the tools of which the first turn has to call one or several; empty if it need not call.
         parallel: a turn may have several calls.
-        once: the turn that must call does so once.
+        once: the turn that has to call makes one call.
     """
 
     reads: bool
@@ -39,7 +40,7 @@ class TurnCalls:
 
 
 def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
-    """The options, checked. Raises `RequestError` for what cannot be meant."""
+    """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
     if type(parallel) is not bool:
         raise RequestError("parallel_tool_calls is a truth value", got=repr(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
@@ -68,7 +69,7 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
 def compile_calls(
     choice: TurnCalls, form: ToolCallFormat, template: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> TokenGrammar | None:
-    """The grammar of a turn that calls what it must; None if it need not.
+    """The grammar of a turn that has to call; None if it need not.
 
     Args:
         form: with all tools.
@@ -84,7 +85,7 @@ def compile_calls(
     def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
         several = choice.parallel and not choice.once
         source = replace(form, tools=some).calls_grammar(_tokens(tokenizer), template, several)
-        return grammars.compile(_Calls(source))
+        return grammars.compile(_LarkSource(source))
 
     try:
         return compiled(tools)
@@ -99,8 +100,8 @@ def compile_calls(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Calls:
-    """A `grammar.Asked`."""
+class _LarkSource:
+    """A `GrammarSource` in Lark."""
 
     text: str
 
@@ -121,7 +122,7 @@ def _unenforceable(what: str, error: Exception) -> RequestError:
     fix = 'simplify the schema of its parameters, or leave the call to the model (tool_choice="auto")'
     if not isinstance(error, RequestError):
         problem = f"{type(error).__name__}: {error}"
-    elif isinstance(error.__cause__, ValueError):  # what llguidance says, without where
+    elif isinstance(error.__cause__, ValueError):  # the message of llguidance, without the position
         problem = re.split(r" \d+ \| ", re.sub(r"^at \d+\(\d+\): ", "", str(error.__cause__)))[0]
     else:
         problem, fix = f"{error.what}: {error.got}", error.fix

@@ -48,7 +48,7 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
 
 def run(model: str, prompt: str | None, max_tokens: int | None, temperature: float, **rest: Any) -> int:
     """Complete a prompt, or chat. `rest` are the other flags, the engine's among them."""
-    from jinfercept.chat.conversation import check_parsers
+    from jinfercept.chat.options import check_parsers
     from jinfercept.cli.terminal import complete
     from jinfercept.cli.terminal_chat import TerminalChat, lines
     from jinfercept.endpoints.load import load_tools
@@ -91,7 +91,8 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
 
 def _check_tools(model: str, params: Any, chat: Mapping[str, Any]) -> Any:
     """The model's tokenizer; raises what a chat with these tools would raise, before the weights are loaded."""
-    from jinfercept.chat.conversation import ChatOptions, make_chats
+    from jinfercept.chat.chats import make_chats
+    from jinfercept.chat.options import ChatOptions
     from jinfercept.models.load import locate
     from jinfercept.tokenizer.load import load_tokenizer
 

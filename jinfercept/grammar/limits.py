@@ -1,4 +1,4 @@
-"""What a grammar of a client may be: its characters, rules and repetitions, and the memory it takes once compiled."""
+"""Limits of a client's grammar: characters, rules and repetitions; and an estimate of its memory once compiled."""
 
 import json
 import re
@@ -7,20 +7,21 @@ from typing import Any
 from jinfercept.errors import RequestError
 
 MAX_CHARS = 2**15
-"""Of a grammar's text, a JSON schema's too."""
+"""Characters of a grammar or of a JSON schema."""
 MAX_LIST_CHARS = 2**17
-"""Of a list of choices, and of the calls of many tools."""
+"""Characters of a list of choices, and of a grammar for the calls of many tools."""
 MAX_RULES = 300
-"""Of a Lark grammar: what llguidance says of a mistake behind so many rules takes two seconds, behind a thousand ten."""
+"""Rules of a Lark grammar: llguidance takes two seconds to report a mistake behind so many, ten behind a thousand."""
 MAX_GBNF_CHARS = 2**14
-"""Of one in GBNF, which is first translated to Lark, in a time that grows with its square."""
+"""Characters of a grammar in GBNF, whose translation to Lark takes quadratic time."""
 MAX_REPETITIONS = 10_000
-"""Of `{n,m}` in regular expressions and grammars, and of a schema's lengths: each takes memory and time when it is compiled."""
+"""Bound of `{n,m}` in regular expressions and grammars, and of a schema's lengths: compiling it takes memory and time."""
 
 _BYTES = 2**17
-"""Of a compiled grammar, whatever it says: measured 0.1 MB."""
+"""Least bytes of a compiled grammar: measured 0.1 MB."""
 _BYTES_A_CHAR = 200
-"""Of a compiled grammar: measured 17 of a long text, 30 of choices, 60 of regular expressions, 190 of many properties."""
+"""Bytes of a compiled grammar per character: measured 17 for a long text, 30 for choices, 60 for regular expressions, 190 for
+many properties."""
 _RULE = re.compile(r"^[ \t]*[!?]?\w[^\n]*:", re.MULTILINE)
 _REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -31,7 +32,8 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def check_limits(kind: str, text: str) -> None:
-    """Raise `RequestError` for what is too long or repeats something too often; `kind` and `text` as in `grammar.Asked`."""
+    """Raise `RequestError` for a grammar that is too long or repeats something too often; `kind` and `text`: see
+    `GrammarSource`."""
     most = MAX_LIST_CHARS if kind in ("choice", "lark") else MAX_CHARS
     if len(text) > most:
         raise RequestError(
@@ -60,12 +62,12 @@ def check_rules(lark: str) -> None:
 
 
 def num_compiled_bytes(text: str) -> int:
-    """Bytes that a compiled grammar holds, estimated from its text, and rather too many."""
+    """Bytes that a compiled grammar holds, estimated from its text; rather too many."""
     return _BYTES + _BYTES_A_CHAR * len(text)
 
 
 def _check_schema(schema: Any) -> None:
-    """Look at every schema in a schema, but not at its values."""
+    """Check every schema within a schema, but not its values."""
     left = [schema]
     while left:
         one = left.pop()

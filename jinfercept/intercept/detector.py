@@ -1,4 +1,4 @@
-"""What is a call: detectors that read a request's generated tokens. They know neither models nor endpoints."""
+"""Finds calls in a request's generated tokens, by stop strings or by a script. Knows no models and no endpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import final
 from jinfercept.request import Call, Tool, Watch
 
 MAX_ARGUMENT_CHARS = 8192
-"""A call with a longer argument is not one."""
+"""Limit of a call's arguments; text beyond it is no call."""
 
 
 @final
@@ -79,7 +79,7 @@ class _StopStringWatch:
 
 @final
 class ScriptedDetector:
-    """Calls at fixed places, whatever the tokens are: for benchmarks and tests.
+    """Calls at fixed places, independent of the tokens: for benchmarks and tests.
 
     Args:
         script: calls by the number of tokens generated so far; results of tools do not count.

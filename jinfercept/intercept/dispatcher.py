@@ -1,9 +1,8 @@
-"""Runs endpoints off the engine's thread and hands back one `Result` per call, whatever the endpoint does.
+"""Runs endpoints off the engine's thread and hands back one `Result` per call, also if the endpoint fails.
 
-A sync function runs in a daemon thread of its own; an async one on one shared event loop in a daemon thread. Deadlines are
-kept by the engine's own polling, so neither a hung thread nor a blocked event loop can hold a request back; what comes after
-a deadline is thrown away. What an async function still does when nobody waits for it any more is cancelled.
-Knows no engine: it is polled, and sets an event when something is there.
+A sync function runs in a daemon thread of its own; an async one on one shared event loop in a daemon thread. Polling enforces
+timeouts, so neither a hung thread nor a blocked event loop can hold a request back; results after a timeout are dropped, and
+async functions whose result is no longer needed are cancelled. Knows no engine: it is polled, and calls `on_result` for news.
 """
 
 import asyncio
@@ -36,13 +35,13 @@ class _Pause:
         self.cancelled = False
 
     def run_task(self, index: int, task: Future[None]) -> None:
-        """A call goes on in an event loop. From its own thread, at any time."""
+        """Note the task of an async call; from the call's own thread, at any time."""
         self.tasks[index] = task
         if self.cancelled or self.results[index] is not None:
             task.cancel()
 
     def cancel_task(self, index: int) -> None:
-        """Nobody waits for a call any more."""
+        """Cancel the task of a call, if it has one."""
         if (task := self.tasks[index]) is not None:
             task.cancel()
 
@@ -52,8 +51,8 @@ class Dispatcher:
     """Endpoints of one engine.
 
     Args:
-        on_result: called, from any thread, when `poll` has something new (an engine passes its event's `set`).
-        now: the clock that deadlines are kept by.
+        on_result: called, from any thread, when `poll` has a new result (an engine passes its event's `set`).
+        now: the clock of deadlines, in seconds.
     """
 
     def __init__(self, on_result: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
@@ -94,7 +93,7 @@ class Dispatcher:
         return done
 
     def next_s(self) -> float | None:
-        """When the next deadline falls, in seconds of the clock; None if nothing is awaited."""
+        """The next deadline, in seconds of the clock; None if no call is pending."""
         while self._deadlines:
             deadline, _, pause, index = self._deadlines[0]
             if not pause.cancelled and pause.results[index] is None:
@@ -103,7 +102,7 @@ class Dispatcher:
         return None
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for these results any more."""
+        """Cancel the calls of a request, and drop their results."""
         pause = self._paused.pop(request_id, None)
         if pause is not None:
             pause.cancelled = True
@@ -111,7 +110,7 @@ class Dispatcher:
                 pause.cancel_task(index)
 
     def close(self) -> None:
-        """Forget all calls and stop the event loop; threads that hang are left to the end of the process."""
+        """Cancel all calls and stop the event loop; hung threads end with the process."""
         for request_id in list(self._paused):
             self.cancel(request_id)
         with self._lock:
@@ -120,7 +119,7 @@ class Dispatcher:
                 self._loop = None
 
     def _settle(self, pause: _Pause, index: int, result: Result, done: list[tuple[str, tuple[Result, ...]]]) -> None:
-        """Note a result; the first one counts, and none does once the request is gone."""
+        """Note a result; only the first one of a call counts, and none after `cancel`."""
         if pause.cancelled or pause.results[index] is not None:
             return
         pause.results[index] = result
@@ -150,7 +149,7 @@ class Dispatcher:
                     pause.run_task(index, asyncio.run_coroutine_threadsafe(await_it(value), self._event_loop()))
                 else:
                     deliver(value)
-            except BaseException as error:  # the thread is ours: whatever a tool raises is its result
+            except BaseException as error:  # any exception of a tool is its result
                 fail(error)
 
         try:
@@ -171,7 +170,7 @@ class Dispatcher:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped, whatever a task that a tool left behind raises; then end what still runs."""
+    """Run the event loop until it is stopped, despite exceptions of leftover tasks; then cancel the tasks."""
     stopped = False
     while not stopped:
         with suppress(BaseException):

@@ -1,4 +1,4 @@
-"""Calls in the format of a model family, all of a turn at once when the turn ends. Knows no engine."""
+"""Finds calls in the format of a model family: all calls of a turn at its end. Knows no engine."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from jinfercept.parsers.pieces import CallParser
 from jinfercept.request import Call, Watch
 
 
-class Parsers(Protocol):
-    """Makes a parser for every turn, in order; a `Format` is one."""
+class ParserFactory(Protocol):
+    """Makes a parser for every turn, in order; a `ToolCallFormat` is one."""
 
     def parser(self) -> CallParser: ...
 
@@ -20,14 +20,14 @@ class Parsers(Protocol):
 class FormatDetector:
     """The calls of one turn are found together, at the end-of-text token that ends it: they run in parallel.
 
-    A turn that is cut off by a length limit calls nothing. What the calls return begins a new turn.
+    A turn that is cut off by a length limit calls nothing. The results of calls begin a new turn.
 
     Args:
-        format: how the model writes its calls: one of `formats.FORMATS`.
+        format: a format of `parsers.formats.FORMATS`.
         eos_token_ids: the tokens that end a turn.
     """
 
-    def __init__(self, format: Parsers, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, format: ParserFactory, eos_token_ids: Iterable[int]) -> None:
         self._format, self._eos_token_ids = format, frozenset(eos_token_ids)
 
     def watch(self) -> Watch:
@@ -37,7 +37,7 @@ class FormatDetector:
 class _FormatWatch:
     """The turn's parser, its calls so far, and where in the turn's text each token begins."""
 
-    def __init__(self, format: Parsers, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, format: ParserFactory, eos_token_ids: frozenset[int]) -> None:
         self._format, self._eos_token_ids = format, eos_token_ids
         self._begin_turn()
 

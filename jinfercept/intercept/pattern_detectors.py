@@ -1,4 +1,4 @@
-"""Calls found by a regular expression or by single tokens, for models that are asked to call in a way of their own."""
+"""Finds calls by a regular expression or by single tokens, for models with a call syntax of their own."""
 
 import re
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from jinfercept.request import Call, Watch
 
 @final
 class RegexDetector:
-    """A call is what a pattern matches, across token borders, complete at the first character at which it matches.
+    """A call is a match of a pattern, across token borders, complete at the first character at which the pattern matches.
 
-    So let the pattern end with what closes a call: `\\d+` alone is complete with its first digit. The group `name` says what is
-    called, the group `arguments` what it gets: the whole match where there is no such group. After a call the search begins
-    anew: `^` is the beginning of the text, or where the text goes on after a call. A match longer than `MAX_ARGUMENT_CHARS` is
+    So the pattern should end with the text that closes a call: `\\d+` alone is complete with its first digit. The group
+    `name` is the tool, the group `arguments` its arguments: the whole match where there is no such group. After a call the
+    search begins anew: `^` matches at the beginning of the text and behind a call. A match longer than `MAX_ARGUMENT_CHARS` is
     not found. The pattern is tried at every character: one that backtracks a lot slows the engine down.
 
     Args:
         pattern: as in Python's `re`, compiled or not.
-        tool: what is called, for a pattern without a group `name`.
+        tool: the called tool, for a pattern without a group `name`.
 
     Raises:
-        RequestError: the pattern is none, matches an empty text, or does not say what is called.
+        RequestError: the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
     """
 
     def __init__(self, pattern: str | re.Pattern[str], tool: str | None = None) -> None:
@@ -88,7 +88,7 @@ class TokenDetector:
             `MAX_ARGUMENT_CHARS`, there are no arguments.
 
     Raises:
-        RequestError: no token calls, or one is no token, or a name no text.
+        RequestError: there are no calls, or an id is no token id, or a name is no string.
     """
 
     def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:
@@ -107,7 +107,7 @@ class TokenDetector:
 
 
 class _TokenWatch:
-    """What came since the opening token, if there was one."""
+    """The text since the opening token, if there was one."""
 
     def __init__(self, calls: Mapping[int, str], opening: int | None) -> None:
         self._calls, self._opening = calls, opening

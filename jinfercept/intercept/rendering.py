@@ -1,4 +1,4 @@
-"""What a model reads of a result: its tokens, put where the tool's template says, cut to what there is room for."""
+"""Renders results as tokens for the model: within the tool's template, cut to the available room."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ def render_each(
     vocab_size: int,
     encode: Callable[[str], list[int]] | None,
 ) -> tuple[list[int], tuple[Result, ...]]:
-    """The results of one pause, each as its own tool says, one after another; arguments as in `render`."""
+    """The tokens of the results of one pause, each in its tool's template, joined; arguments as in `render`."""
     tokens: list[int] = []
     kept: list[Result] = []
     for call, result in zip(calls, results, strict=True):
@@ -33,14 +33,14 @@ def render(
     """A result as tokens, and the result as it was used.
 
     Args:
-        result: what came back.
-        tool: what was called; None if there is no such tool.
+        result: the result of the call.
+        tool: the called tool; None if there is no such tool.
         room: tokens that the sequence can still take.
         vocab_size: token ids are below it.
         encode: text to token ids; None without a tokenizer, when only token ids can be read.
 
     Returns:
-        At most `room` tokens, and at most as many as the tool allows; what was cut says so, if there is room to.
+        At most `room` tokens, and at most as many as the tool allows; a cut result has a note, if there is room for it.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if result.token_ids is not None:
@@ -59,7 +59,7 @@ def render(
 
 
 def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
-    """Token ids as they are; those that the model does not know are left out, and make the result an error."""
+    """Token ids as they are; unknown ids are dropped, and make the result an error."""
     known = [token for token in token_ids if 0 <= token < vocab_size]
     if len(known) == len(token_ids) <= limit:
         return known, result

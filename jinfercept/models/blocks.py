@@ -1,4 +1,4 @@
-"""What the model families share: the token embedding, the norms, and the one product that applies every weight."""
+"""Parts that the model families share: the token embedding, the norms, and the one product that applies every weight."""
 
 from typing import Protocol, runtime_checkable
 
@@ -11,14 +11,14 @@ from jaxtyping import Array, Float, Int
 from jinfercept.models.config import ModelConfig
 
 FEWEST_ROWS = 4
-"""What a product in bfloat16 is padded to on a CPU, where XLA takes ten times as long for one row as for four."""
+"""Least rows of a product in bfloat16 on a CPU, where XLA takes ten times as long for one row as for four."""
 
 
 @runtime_checkable
 class Attend[KV](Protocol):
     """Attention over a cache, given by the caller.
 
-    Writes `k` and `v` into the cache, lets every query attend to what it may see (scores scaled by `1 / sqrt(D)`), and
+    Writes `k` and `v` into the cache, lets every query attend to the visible tokens (scores scaled by `1 / sqrt(D)`), and
     returns the result in q's dtype with the cache.
     """
 
@@ -47,8 +47,8 @@ def project(
     """`einsum(spec, x, weight) + bias`. float32 is multiplied as float32: the default on a GPU would be TF32.
 
     Args:
-        spec: the first axis of `x` are rows, and the result has what is left of `x`, then of the weight.
-        x, weight, bias: what is multiplied and added.
+        spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
+        x, weight, bias: the factors, and the term that is added.
         out: dtype of the product, if not that of `x`.
     """
     ours, theirs = spec.split("->")[0].split(",")

@@ -1,4 +1,4 @@
-"""What a checkpoint is to `load.py` in any format: a config, named tensors, and which is which of our weights."""
+"""`Checkpoint`: a checkpoint of any format for `load.py`: a config, named tensors, and their names by weight."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jinfercept.models.config import ModelConfig
 
 
 class StoredTensor(NamedTuple):
-    """Where a weight lies in a checkpoint.
+    """The place of a weight in a checkpoint.
 
     `name` has `{i}` for the layer. Matrices are stored `[out, in]`: the first `inputs` axes of our array are the input,
     and an array with `inputs=0` is stored as it is, or with all its axes in one if `flat`.
@@ -33,7 +33,8 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorNames:
-    """The stored tensors of the three kinds of block, by our names; those that end in one of `ignored` mean nothing."""
+    """The stored tensors of the three kinds of block, by our names; tensors whose name ends in one of `ignored` are not
+    used."""
 
     embed: Mapping[str, StoredTensor]
     layer: Mapping[str, StoredTensor]
@@ -57,7 +58,7 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        """Rows of one tensor, with rotary pairs in our order; dequantised if need be.
+        """Rows of one tensor, with rotary pairs in our order; dequantised if necessary.
 
         `rows` begins and ends between heads where the rows are those of heads.
         """

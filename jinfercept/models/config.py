@@ -1,4 +1,4 @@
-"""`ModelConfig`: the shape of a model. `hf_config.py` and `gguf_weights.py` read it from files."""
+"""`ModelConfig`: the shape of a model. `hf_config.py` and `gguf_config.py` read it from files."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

@@ -1,6 +1,7 @@
-"""Checkpoints of our own: weights as they lie on the device, written by Orbax, with our config beside them.
+"""Checkpoints of `jinfercept convert`: weights in their layout on the device, written by Orbax, with a `ModelConfig` beside
+them.
 
-Nothing is renamed, turned or dequantised when they are read, which is why it is quick. Orbax's arrays are TensorStore's;
+Reading them is quick, since nothing is renamed, transposed or dequantised. Orbax's arrays are TensorStore's;
 reading goes to that library, since Orbax restores whole arrays, several at a time, and would hold a small model almost twice.
 The tokenizer's files are not known here.
 """
@@ -28,7 +29,7 @@ _CHUNK_BYTES = 4 << 20  # so that a part of an array can be read without the res
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
-    """An opened directory; every array is stored as it is used."""
+    """An opened directory; every array is stored in the layout of the device."""
 
     config: ModelConfig
     names: TensorNames
@@ -80,7 +81,7 @@ def is_converted(directory: Path) -> bool:
 
 
 def write(directory: Path, model: Model, params: Params) -> None:
-    """Write a model into a directory that may exist, but has none yet.
+    """Write a model into a directory, which may exist.
 
     Raises:
         ModelError: there is a converted model already, or it cannot be written.

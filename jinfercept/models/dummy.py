@@ -1,4 +1,4 @@
-"""Random weights, for measuring and testing without a checkpoint. What a model says with them means nothing."""
+"""Random weights, for measuring and testing without a checkpoint. The output of a model with them is meaningless."""
 
 from functools import partial
 

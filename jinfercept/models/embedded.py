@@ -67,7 +67,7 @@ def cache_directory() -> Path:
 
 
 def fetch_release(release: Release, cache: Path, download: Download, progress: Callable[[str], None]) -> Path:
-    """`fetch`, of any release, from any source."""
+    """The path of a release's file; see `fetch`. `download` is called if the file is neither cached nor installed."""
     cached = cache / release.file_name
     if _is_intact(cached, release):
         return cached

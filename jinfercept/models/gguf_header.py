@@ -1,7 +1,7 @@
-"""The header of a GGUF file, read in a tenth of a second: metadata, and where the tensors are.
+"""Reads the header of a GGUF file in a tenth of a second: metadata, and the places of the tensors.
 
 The `gguf` package indexes every element of the header's arrays, which takes seconds for a vocabulary and its merges. Tensors
-are not read here; dequantising them is that package's. Format: versions 2 and 3 of the GGUF specification, little-endian.
+are not read here; that package dequantises them. Format: versions 2 and 3 of the GGUF specification, little-endian.
 """
 
 import mmap
@@ -49,7 +49,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Everything in a GGUF file but the tensors' data.
+    """The header of a GGUF file.
 
     Raises:
         ModelError: the file is missing, or is not a whole GGUF header that this version reads.

@@ -1,14 +1,13 @@
 """Checkpoints in one `.gguf` file, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
 
 The converter permutes the rows of a Llama's Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
-Quantised weights are dequantised by the `gguf` package: on the device they take what unquantised ones would take.
+Quantised weights are dequantised by the `gguf` package: on the device they take as much memory as unquantised ones.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,8 +15,9 @@ from jaxtyping import Float
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
-from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
-from jinfercept.models.gguf_header import Header, TensorInfo, read_header
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.gguf_config import config_from_gguf
+from jinfercept.models.gguf_header import TensorInfo, read_header
 
 _NAMES = TensorNames(
     embed={"embedding": StoredTensor("token_embd.weight")},
@@ -57,13 +57,11 @@ _TYPES = (
         "MXFP4",
     ),
 )
-_SERVED = ("llama", "qwen2", "qwen3")  # of general.architecture
-_STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened file: its config, and where its tensors are; `permuted` if its Q and K have rotary pairs side by side."""
+    """An opened file: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
@@ -76,8 +74,8 @@ class GGUFCheckpoint:
         """Read the header.
 
         Raises:
-            ModelError: not a GGUF file, not a model of a family that is served, metadata missing, or a quantisation that is
-                not supported.
+            ModelError: not a GGUF file, not a model of a supported family, metadata missing, or an unsupported
+                quantisation.
         """
         header = read_header(file)
         unknown = sorted({_type_name(info.kind) for info in header.tensors.values()} - set(_TYPES))
@@ -139,120 +137,3 @@ def _type_name(kind: int) -> str:
 def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.ndarray, "HD E"]:
     """Undo llama.cpp's permutation: within each head, rows `2i, 2i + 1` go to `i, i + D / 2`."""
     return rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> ModelConfig:
-    """As `_config`, whose errors are all `ModelError`s here."""
-    try:
-        return _config(header, rope_factors)
-    except ModelError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ModelError(
-            "the GGUF file's metadata are of other types than they should be",
-            got=str(error)[:200],
-            fix="convert the model again",
-        ) from error
-
-
-def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
-    """The model's config from a file's metadata.
-
-    Args:
-        rope_factors: by which each rotary frequency is divided: the file's tensor `rope_freqs.weight`, which is how Llama 3's
-            scaling is stored.
-
-    Raises:
-        ModelError: an architecture that is not served, a rope scaling other than linear or factors, or keys missing.
-    """
-    meta = _Metadata(header.metadata)
-    architecture = meta.get("general.architecture")
-    if architecture not in _SERVED:
-        raise ModelError(
-            "the GGUF file's architecture is not supported",
-            got=str(architecture)[:100],
-            fix=f"use one of {', '.join(_SERVED)}",
-        )
-    hidden_size, num_layers, num_heads, ffn_size, max_position, norm_eps = meta.require(
-        "embedding_length",
-        "block_count",
-        "attention.head_count",
-        "feed_forward_length",
-        "context_length",
-        "attention.layer_norm_rms_epsilon",
-    )
-    head_dim = meta.of_model("attention.key_length", hidden_size // num_heads)
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
-    stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
-    return ModelConfig(
-        family=ARCHITECTURES[architecture].family,
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=meta.of_model("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        ffn_size=ffn_size,
-        norm_eps=_decimal(norm_eps),
-        rope=_rope(meta, head_dim, rope_factors),
-        tie_embeddings="output.weight" not in header.tensors,
-        max_position=min(max_position, meta.of_model("attention.sliding_window", max_position)),
-        eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
-        activation="silu",
-        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
-        qk_norm=ARCHITECTURES[architecture].qk_norm,
-    )
-
-
-def _rope(meta: "_Metadata", head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
-    theta = float(meta.of_model("rope.freq_base", 10_000.0))
-    rotary_dim = meta.of_model("rope.dimension_count", head_dim)
-    scaling = meta.of_model("rope.scaling.type", "none")
-    if rotary_dim != head_dim:
-        raise ModelError("partial rotary embedding in GGUF is not supported", got=rotary_dim, fix="use another model")
-    if factors and (len(factors) != head_dim // 2 or scaling != "none"):
-        raise ModelError(
-            "the GGUF file's rotary factors do not fit its heads",
-            got=f"{len(factors)} factors, head size {head_dim}, scaling {scaling}",
-            fix="use the Hugging Face directory",
-        )
-    if factors:
-        return RopeConfig(theta, rotary_dim, scaling="factors", factors=factors)
-    if scaling == "none":
-        return RopeConfig(theta, rotary_dim)
-    if scaling == "linear":
-        (factor,) = meta.require("rope.scaling.factor")
-        return RopeConfig(theta, rotary_dim, scaling="linear", factor=float(factor))
-    raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
-
-
-class _Metadata:
-    """A file's key-value pairs; those of the model itself begin with its architecture's name."""
-
-    def __init__(self, pairs: Mapping[str, Any]) -> None:
-        self._pairs = pairs
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._pairs.get(key, default)
-
-    def of_model(self, key: str, default: Any) -> Any:
-        return self._pairs.get(self._name(key), default)
-
-    def require(self, *keys: str) -> tuple[Any, ...]:
-        """Keys of the model, all of them."""
-        missing = [name for name in map(self._name, keys) if name not in self._pairs]
-        if missing:
-            raise ModelError(
-                "the GGUF file lacks metadata", got=f"no {', '.join(missing)}", fix="convert the model again"
-            )
-        return tuple(self._pairs[self._name(key)] for key in keys)
-
-    def _name(self, key: str) -> str:
-        return f"{self._pairs['general.architecture']}.{key}"
-
-
-def _decimal(stored: float) -> float:
-    """The short decimal that a float32 was written from: 1e-05, not 9.999999747378752e-06."""
-    return float(f"{stored:.6g}") if math.isfinite(stored) else stored

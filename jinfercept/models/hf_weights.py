@@ -1,6 +1,6 @@
-"""Checkpoints as Hugging Face keeps them: a directory with `config.json` and one or several files of weights.
+"""Hugging Face checkpoints: a directory with `config.json` and one or several files of weights.
 
-The files are `.safetensors`, or torch's `pytorch_model*.bin` where a model was published before there were such.
+The files are `.safetensors`, or torch's `pytorch_model*.bin` of older models.
 """
 
 import json
@@ -101,7 +101,7 @@ class HFCheckpoint:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The config in a directory, whatever weights are there. Raises `ModelError` if it is missing or not supported."""
+    """The config in a directory, without its weights. Raises `ModelError` if it is missing or not supported."""
     config_file, generation_file = directory / "config.json", directory / "generation_config.json"
     if not config_file.is_file():
         raise ModelError("the model's directory has no config.json", got=directory, fix="name a Hugging Face directory")
@@ -110,7 +110,8 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:
-    """Those that the index names, since a directory may hold the same weights twice; without an index, all."""
+    """The weight files: those that the index names, since a directory may have the same weights twice; without an index,
+    all."""
     index = directory / f"{stem}.{suffix}.index.json"
     if not index.is_file():
         pattern = "*.safetensors" if suffix == "safetensors" else f"{stem}*.{suffix}"  # others' .bin are no weights
@@ -125,7 +126,7 @@ def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:
 
 
 def _named(index: Path) -> list[str]:
-    """The files that an index names, each beside it."""
+    """The file names in an index."""
     parsed = _json(index)
     placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):

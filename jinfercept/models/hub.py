@@ -1,6 +1,6 @@
-"""Models by their id on the Hugging Face hub: what of a repository is needed, brought into the hub's own cache.
+"""Models by their id on the Hugging Face hub: downloads the needed files of a repository into the hub's own cache.
 
-It does not read the model. Without a connection, what is in the cache serves.
+Does not read the model. Without a connection, the cached files are used.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""From the name of a model to its weights on the device, in the dtype asked for, tensor by tensor.
+"""Loads a model by name: its weights, tensor by tensor, onto the device in the requested dtype.
 
 Every tensor's name and shape is checked against the config before the first is read. Formats are in `hf_weights.py`,
 `gguf_weights.py` and `converted.py`.
@@ -34,7 +34,7 @@ DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
 _SHOWN = 50  # tensors in an error
 PIECE_BYTES = (4 << 20, 64 << 20)
-"""Least and most that is read of a tensor at a time, as float32: small beside the weights, which set it in between."""
+"""Least and most bytes of a tensor, as float32, that are read at a time; in between, a 64th of the weights."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def load(
 
 
 def dtype_name(dtype: str) -> str:
-    """What `auto` is on the default device; any other name is itself."""
+    """The dtype that `auto` stands for on the default device; any other name is itself."""
     return ("float32" if jax.default_backend() == "cpu" else "bfloat16") if dtype == "auto" else dtype
 
 
@@ -90,7 +90,7 @@ def read_config(model: str | Path) -> ModelConfig:
 
 
 def locate(model: str | Path) -> Path:
-    """Where a model's files are; its weights need not be among them. Raises `ModelError` if there is no such model."""
+    """The directory or file of a model; its weights need not be there. Raises `ModelError` if there is no such model."""
     return _find(model, weights=False)
 
 
@@ -162,7 +162,7 @@ def _stored(names: Mapping[str, StoredTensor], block: Weights, i: int) -> dict[s
 def _check(
     wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
 ) -> None:
-    """One error for everything that does not fit: a tensor that we would leave out could change what the model says."""
+    """Raise one `ModelError` for all tensors that do not fit: an ignored tensor could change the output of the model."""
     if not found:
         raise ModelError(
             "the model has no weights", got="no *.safetensors", fix="download them, or use load_format=dummy"
@@ -185,7 +185,7 @@ def _check(
 def _read(
     checkpoint: Checkpoint, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str, piece_bytes: int
 ) -> Shaped[Array, "..."]:
-    """A weight on the device. A large one comes in pieces, so that the host holds little beside what is placed already."""
+    """A weight on the device. A large one is copied in pieces, to bound host memory."""
     num_rows, *columns = stored.shape(shape)
     head_dim = checkpoint.config.head_dim
     step = max(1, piece_bytes // (4 * math.prod(columns) * head_dim)) * head_dim

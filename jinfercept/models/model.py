@@ -1,8 +1,8 @@
 """A model of a family served as three pure functions of its parameters: embed, one layer, head (`protocol.ServedModel`).
 
 The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the static halves are split off once, when a
-`Model` is made. All layers share one of them, so one compiled layer serves all. Where keys and values are kept is the
-caller's business: it passes `attend`.
+`Model` is made. All layers share one of them, so one compiled layer serves all. The caller keeps keys and values: it passes
+`attend`.
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ def tied(config: ModelConfig, params: Params) -> Params:
 
 
 def untied(config: ModelConfig, params: Params) -> Params:
-    """The parameters without what `tied` puts into the head: every array once."""
+    """The parameters without the array that `tied` adds to the head: every array once."""
     if not config.tie_embeddings:
         return params
     return params._replace(head={name: leaf for name, leaf in params.head.items() if name != "unembed"})

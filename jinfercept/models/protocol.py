@@ -1,7 +1,7 @@
-"""What the engine asks of a model, whoever wrote it: a few numbers, and three functions of arrays.
+"""The interface between the engine and a model: a few numbers, and three functions of arrays.
 
-`Model` of `model.py` is the one for checkpoints of the families served; a model of your own goes to `LLM(model, params=...)`
-(`examples/own_model.py`).
+`Model` in `model.py` implements it for the checkpoints of the supported families; a custom model goes to
+`LLM(model, params=...)` (`examples/own_model.py`).
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -23,13 +23,13 @@ class Params(NamedTuple):
 
 
 class ModelDimensions(Protocol):
-    """What memory, pages and executables are planned with. Its `repr` names the model where profiles and pages are kept.
+    """The sizes by which memory, pages and executables are planned. Its `repr` names the model in profiles and stored pages.
 
     Attributes:
         family: a name, for people.
         vocab_size: columns of the logits.
-        hidden_size: width of what the layers pass on.
-        num_heads, num_kv_heads, head_dim: of what is given to `attend` in one layer.
+        hidden_size: width of the residual stream.
+        num_heads, num_kv_heads, head_dim: shape of the queries, keys and values of one layer.
         max_position: tokens of the longest sequence.
         eos_token_ids: tokens at which generation ends.
     """

@@ -1,4 +1,4 @@
-"""`pytorch_model.bin` files without torch: what GPT-J and Vicuna were published as.
+"""Reads `pytorch_model.bin` files without torch; GPT-J and Vicuna were published in them.
 
 Such a file is an uncompressed zip archive: a pickle that describes the tensors, and their bytes. A pickle is a program. Only
 the instructions that make dictionaries of tensors are followed here, and only names that belong to tensors are let through, so
@@ -54,7 +54,7 @@ class TorchFile:
 
     @classmethod
     def open(cls, path: Path) -> "TorchFile":
-        """Read what the file says of its tensors. Raises `ModelError` if it is of another kind, or damaged."""
+        """Read the names, types and places of the tensors. Raises `ModelError` for a damaged file or another kind of file."""
         try:
             with zipfile.ZipFile(path) as archive, path.open("rb") as file:
                 members = {info.filename: info for info in archive.infolist()}
@@ -68,7 +68,7 @@ class TorchFile:
                 for name, tensor in found.items():
                     _check(name, tensor, stored)
                 starts = {key: _data_start(file, stored[key]) for key in {one.storage for one in found.values()}}
-        except Exception as error:  # zipfile and pickle raise what the damage leads them to
+        except Exception as error:  # zipfile and pickle raise anything for damaged files
             raise ModelError(
                 f"{path.name} is not a readable file of torch weights",
                 got=str(error)[:200] or type(error).__name__,
@@ -170,7 +170,7 @@ def _extent(tensor: _Tensor) -> int:
 
 
 def _pickle(file: Any, info: zipfile.ZipInfo) -> io.BytesIO:
-    """What describes the tensors."""
+    """The pickle that describes the tensors."""
     if info.file_size > _MAX_PICKLE_BYTES:
         raise zipfile.BadZipFile(f"{info.filename[:100]} has {info.file_size} bytes")
     file.seek(_data_start(file, info))

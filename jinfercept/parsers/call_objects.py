@@ -22,16 +22,16 @@ _KEYS = {"name"} | _ARGUMENT_KEYS | _OTHER_KEYS
 def read_calls(source: Source, tagged: bool, names: Collection[str] | None = None) -> Steps[bool]:
     """Read call objects one after another, in a list or not, between them white space, commas and semicolons.
 
-    What is no call is left to be read again. A call begins when its name and the first character of its arguments are known;
-    from there on it stays a call. Arguments that break off, where a bracket does not fit or at a `<` outside a string, are
-    handed over as they were written, for whoever runs the call to complain of. A call that the text ends within never gets its
-    `CallEnded`. A missing `}` behind the arguments does not matter, nor one too many. Arguments within a string are taken out.
-    An id counts where it stands before the arguments. Line breaks within strings are escaped; else arguments stay as written.
+    Text that is no call can be read again. A call begins when its name and the first character of its arguments are known; from
+    there on it stays a call. Arguments that break off, where a bracket does not fit or at a `<` outside a string, stay as
+    written; running the call reports them. A call that the text ends within never gets its `CallEnded`. A missing `}` behind
+    the arguments does not matter, nor one too many. Arguments within a string are unquoted. An id counts if it stands before
+    the arguments. Line breaks within strings are escaped; otherwise arguments stay as written.
 
     Args:
-        tagged: a tag stands before, so that this is a call unless it cannot be one: unknown keys are skipped, arguments may
-            be missing or no object, and what is cut off is dropped. Otherwise it is content at the first doubt.
-        names: nothing else can be called.
+        tagged: a tag stands before, so that text is a call unless it cannot be one: unknown keys are skipped, arguments may
+            be missing or no object, and a call that is cut off is dropped. Otherwise doubtful text is content.
+        names: the tools that can be called; None: any.
 
     Returns:
         Whether there was a call.
@@ -44,7 +44,7 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
             break
         start, found = source.at, True
     if tagged and not found and not char:
-        source.drop()
+        source.drop_rest()
         return False
     source.at = start
     if found:
@@ -53,7 +53,7 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
 
 
 def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:
-    """Read the object that begins here; returns whether it is a call, and goes back to where it was if not."""
+    """Read the object that begins here; returns whether it is a call, and goes back to its start if not."""
     start = source.at
     reading = _CallObject(source, tagged, names)
     try:
@@ -62,25 +62,25 @@ def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> S
         reading.whole = reading.begun
     except TextEnded:
         if tagged and not reading.begun:
-            source.drop()
+            source.drop_rest()
             return True
     if reading.whole:
-        source.end()
+        source.end_call()
     elif not reading.begun:
         source.at = start
     return reading.begun
 
 
 class _CallObject:
-    """One object and what is known of it."""
+    """The state of reading one object."""
 
     def __init__(self, source: Source, tagged: bool, names: Collection[str] | None) -> None:
         self._source, self._tagged, self._names, self._start = source, tagged, names, source.at
         self._name: str | None = None
         self._id = ""
-        self._held: str | None = None  # arguments that came before the name
+        self._held: str | None = None  # arguments that stand before the name
         self.begun = False
-        self.whole = False  # nothing that matters is missing
+        self.whole = False  # name and arguments are complete
 
     def read(self) -> Steps[None]:
         source = self._source
@@ -105,7 +105,7 @@ class _CallObject:
             self.whole = True
 
     def _literal(self) -> Steps[None]:
-        """An object as Python prints it, with single quotes; Mistral 7B likes to write that."""
+        """An object as Python prints it, with single quotes, as Mistral 7B writes it often."""
         said = yield from read_literal_call(self._source)
         if said is None:
             raise TextEnded if self._source.ended and self._source.at == len(self._source.text) else Broken
@@ -152,6 +152,6 @@ class _CallObject:
 
     def _begin(self, arguments: str) -> None:
         assert self._name is not None
-        self._source.begin(self._name, self._start, self._id)
-        self._source.argue(arguments)
+        self._source.begin_call(self._name, self._start, self._id)
+        self._source.add_arguments(arguments)
         self.begun = True

@@ -23,7 +23,7 @@ def _read(source: Source) -> Steps[None]:
 
     Where the tools are known, an object at the beginning of a line that names one of them is a call without tags.
     """
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark == OPENING:
             yield from read_calls(source, tagged=True)
         elif mark in _BARE:
@@ -42,7 +42,7 @@ def _read_bare(source: Source, opening: str) -> Steps[None]:
                 yield from source.take(closing)
             return
     source.at = start
-    source.say(len(opening))
+    source.add_content(len(opening))
 
 
 def _grammar(calls: CallGrammar) -> str:

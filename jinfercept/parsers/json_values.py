@@ -1,4 +1,4 @@
-"""JSON values read while they are written: what there is of them is checked for brackets and strings alone."""
+"""JSON values read while they are written: only their brackets and strings are checked."""
 
 import json
 import re
@@ -14,18 +14,18 @@ _ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
 
 
 class Broken(Exception):
-    """This is not what a call looks like."""
+    """The text is not a call."""
 
 
 class TextEnded(Exception):
-    """The text is over in the middle of a call."""
+    """The text ends within a call."""
 
 
 def read_short_string(source: Source, among: Collection[str] | None = None) -> Steps[str]:
-    """A key or a name: no markup is in it, nor a line break.
+    """A key or a name, without markup and line breaks.
 
     Args:
-        among: what it may be; anything else is broken at its first character that fits none.
+        among: its possible values; `Broken` is raised at the first character that fits none.
     """
     start, char = source.at, (yield from source.peek())
     if char != '"':
@@ -53,7 +53,7 @@ def read_short_string(source: Source, among: Collection[str] | None = None) -> S
 
 
 def stream_arguments(source: Source) -> Steps[bool]:
-    """Write the value that begins here as the open call's arguments, as it comes; returns whether it ever ended."""
+    """Write the value that begins here as the open call's arguments, while it comes; returns whether it is complete."""
     try:
         yield from stream_value(source)
     except Broken:
@@ -64,23 +64,24 @@ def stream_arguments(source: Source) -> Steps[bool]:
 
 
 def stream_value(source: Source) -> Steps[None]:
+    """As `stream_arguments`; raises `Broken` or `TextEnded` for an incomplete value."""
     parts: list[str] = []
     reading, waits = read_value(source, parts), True
     while waits:
         try:
             waits = next(reading, False) is None
         finally:
-            source.argue("".join(parts))
+            source.add_arguments("".join(parts))
             parts.clear()
         if waits:
             yield
 
 
 def read_value(source: Source, parts: list[str]) -> Steps[None]:
-    """Pass over a JSON value; only brackets and strings are looked at. Keeps no place but `at` while it waits.
+    """Pass over a JSON value; checks brackets and strings only. While it waits the text may be cut, so it remembers no offset.
 
     Args:
-        parts: gets the value as it comes; what must not stand in a JSON string as it is, a line break, is escaped.
+        parts: gets the value as it comes; control characters in strings, such as line breaks, are escaped.
     """
     if (yield from source.peek()) not in ("{", "[", '"'):
         parts.append((yield from source.match(_SCALAR)))
@@ -118,7 +119,7 @@ def read_value(source: Source, parts: list[str]) -> Steps[None]:
 
 
 def plain_arguments(value: str) -> str:
-    """Arguments as an object, where they are `null` or an object within a string."""
+    """Arguments as an object, if they are `null` or an object within a string; other values stay."""
     if value == "null":
         return "{}"
     if not value.startswith('"'):

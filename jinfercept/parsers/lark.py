@@ -1,6 +1,6 @@
-"""Grammars in llguidance's variant of Lark, put together of rules. Knows no format of calls.
+"""Builds grammars in llguidance's variant of Lark from rules. Knows no format of calls.
 
-An expression is text that may stand in a rule; rules and terminals get names that are not in use.
+An expression is text that may stand in a rule; rules and terminals get unused names.
 """
 
 import json
@@ -14,10 +14,10 @@ from jinfercept.structured_outputs import JSON_SPACE
 
 @final
 class Rules:
-    """A grammar that grows.
+    """The rules of one grammar.
 
     Attributes:
-        references: names of rules by what they stand for, so that a schema may refer to itself.
+        references: names of rules by the definition that they stand for, so that a schema may refer to itself.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class Rules:
         self.references: dict[str, str] = {}
 
     def name(self) -> str:
-        """Of a rule that is still to be defined."""
+        """A new name for a rule that `define` defines later."""
         self._num_names += 1
         return f"rule{self._num_names}"
 
     def define(self, name: str, body: str) -> None:
-        """What a rule stands for."""
+        """Define a rule."""
         self._lines.append(f"{name}: {body}")
 
     def rule(self, body: str) -> str:
@@ -41,7 +41,7 @@ class Rules:
         return name
 
     def terminal(self, body: str) -> str:
-        """A new terminal, which takes `&` and `~` too; returns its name."""
+        """A new terminal, whose body may have `&` and `~` too; returns its name."""
         name = self.name().upper()
         self.define(name, body)
         return name
@@ -55,7 +55,7 @@ class Rules:
         """Members in their order, with a separator between two of them.
 
         Args:
-            members: expressions, and whether each has to be there.
+            members: expressions, and whether each is required.
             separator: an expression.
         """
         first = more = self.rule('""')
@@ -69,7 +69,7 @@ class Rules:
         """The whole grammar.
 
         Args:
-            start: the expression that a text has to match.
+            start: the expression that the whole text matches.
         """
         return "\n".join((f"start: {start}", *self._lines))
 

@@ -20,7 +20,7 @@ def _read_llama3(source: Source) -> Steps[None]:
     tag a call of a built-in tool may stand too, `brave_search.call(query="…")`; other code for the interpreter is content.
     """
     yield from read_calls(source, tagged=False)
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark == PYTHON_TAG:
             char = yield from source.skip()
             if char.isalpha():
@@ -32,7 +32,7 @@ def _read_llama3(source: Source) -> Steps[None]:
 def _read_llama4(source: Source) -> Steps[None]:
     """Read a turn of Llama 4: as Llama 3's, but its tag is `<|python_start|>`, and objects may also follow `<|python_end|>`."""
     yield from read_calls(source, tagged=False)
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark in (PYTHON_START, PYTHON_TAG, PYTHON_END):
             yield from read_calls(source, tagged=mark != PYTHON_END)
 

@@ -26,7 +26,7 @@ def _read(source: Source) -> Steps[None]:
     In the newer form a call begins with the `{` of its arguments; a name without them is content, or dropped where the text
     ends with it. `[ARGS]` may be missing, `[CALL_ID]` and an id may stand before it. `read_calls` reads the older form.
     """
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark != _TOOL_CALLS:
             continue
         start = source.at
@@ -49,11 +49,11 @@ def _named_call(source: Source, start: int) -> Steps[None]:
         yield from source.take(_ARGS)
     char = yield from source.skip()
     if name and char == "{":
-        source.begin(name, first, call_id)
+        source.begin_call(name, first, call_id)
         if (yield from stream_arguments(source)):
-            source.end()
+            source.end_call()
     elif name and not char:
-        source.drop()
+        source.drop_rest()
     else:
         source.at = start
 

@@ -12,15 +12,15 @@ class CallParser(Protocol):
         """The pieces that are certain now.
 
         Args:
-            text: what comes next, special tokens written out.
+            text: the next text, with special tokens by name.
         """
         ...
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """The turn is over; what was held back. Nothing may be fed afterwards.
+        """The last pieces, at the end of the turn; nothing may be fed afterwards.
 
         Args:
-            cut: the model did not end it: what could have become markup is left out.
+            cut: the turn was cut off: text that could have become markup is dropped.
         """
         ...
 

@@ -44,7 +44,7 @@ def read_dotted_call(source: Source) -> Steps[None]:
 
 
 def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
-    """Pass over `{'name': …, 'arguments': {…}}`; name and JSON arguments, or None if it is cut off or nothing of the kind."""
+    """Pass over `{'name': …, 'arguments': {…}}`; name and JSON arguments, or None if it is cut off or something else."""
     start = source.at
     if not (yield from _skip_brackets(source)):
         return None
@@ -57,19 +57,19 @@ def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
 
 
 def write_calls(source: Source, calls: list[PythonCall]) -> None:
-    """Write calls that were read; the text goes on at `at`."""
+    """Write calls that were read; reading continues at `at`."""
     done, last = 0, source.at
     for call in calls:
         source.at = call.end - done
-        source.begin(call.name, call.start - done)
-        source.argue(call.arguments)
-        source.end()
+        source.begin_call(call.name, call.start - done)
+        source.add_arguments(call.arguments)
+        source.end_call()
         done = call.end
     source.at = last - done
 
 
 def read_call(source: Source) -> Steps[PythonCall | None]:
-    """Pass over `name(…)`; None if that is not what comes, or is cut off."""
+    """Pass over `name(…)`; None if there is no such call, or it is cut off."""
     start = source.at
     yield from source.match(_NAME_CHAR)
     if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
@@ -81,7 +81,7 @@ def read_call(source: Source) -> Steps[PythonCall | None]:
 
 
 def _skip_brackets(source: Source) -> Steps[bool]:
-    """Pass over the bracket that opens here and all that it holds; False if it never closes, or not as in Python."""
+    """Pass over a bracket and its content; False if the bracket never closes, or another closes in its place."""
     closing: list[str] = []
     quote = ""
     while char := (yield from source.peek()):

@@ -50,7 +50,7 @@ def to_json(value: Any) -> str:
 
 
 def is_valid_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair."""
+    """Whether a text has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

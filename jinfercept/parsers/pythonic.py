@@ -29,12 +29,12 @@ _PLAIN = {"string": _STRING, "boolean": "True|False", "null": "None"}
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    The list is handed over when it is complete, its arguments translated to JSON, one piece for each call. It is content as a
-    whole if anything in it is no call, has a positional argument, or a value that JSON cannot say; so is a list that is cut
-    off. After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off.
+    The list becomes calls when it is complete, each with its arguments as one piece of JSON. The whole list is content if
+    something in it is no call, has a positional argument, or a value that JSON cannot express; so is a list that is cut off.
+    After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off.
     """
     yield from _read_list(source, tagged=False)
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark in (PYTHON_START, PYTHON_TAG):
             yield from _read_list(source, tagged=True)
 
@@ -43,7 +43,7 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
     """Read `[f(a=1), …]` after white space, or leave all of it to be read again.
 
     Args:
-        tagged: what is cut off is dropped, instead of left.
+        tagged: a list that is cut off is dropped; otherwise it is read again.
     """
     start = source.at
     if (yield from source.skip()) == "[":
@@ -52,7 +52,7 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
             write_calls(source, calls)
             return
     if tagged and source.ended and source.at == len(source.text):
-        source.drop()
+        source.drop_rest()
     else:
         source.at = start
 
@@ -135,7 +135,7 @@ def _all_texts(values: Any) -> bool:
 
 
 def _reference_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
-    """A rule for each definition, once."""
+    """The rule of a referenced definition; written once for each."""
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     key = json.dumps([schema["$ref"], definitions])
     if key not in rules.references:
@@ -169,7 +169,7 @@ def _dict_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
 
 
 def _literals(value: Any) -> list[str]:
-    """A value as Python writes it, and a text in both quotes."""
+    """Expressions for a value as Python writes it; for a string, with either quotes."""
     texts = [repr(value)]
     if isinstance(value, str):
         texts.append(json.dumps(value, ensure_ascii=False))

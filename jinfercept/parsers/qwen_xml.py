@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinfercept.errors import RequestError
@@ -10,7 +10,7 @@ from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.hermes import CLOSING, OPENING, QWEN_TURN_ENDS
 from jinfercept.parsers.lark import Rules, one_of, pattern, quoted
 from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import property_of, value_of
+from jinfercept.parsers.schema_values import property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments, resolved
@@ -27,12 +27,12 @@ _VALUE_ENDS = Marks(_ENDS)
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    Tags are never content. A call begins with `<function=…>`, its `<tool_call>` may be missing; what stands beside parameters
-    is left out. A value ends at a `</parameter>` or `</function>` with markup behind it, or before a line that begins with the
-    next parameter. It becomes JSON as the tool's schema says (`schema_values`), one piece of the arguments for each. Closing
+    Tags are never content. A call begins with `<function=…>`, its `<tool_call>` may be missing; text beside parameters is
+    dropped. A value ends at a `</parameter>` or `</function>` with markup behind it, or before a line that begins with the
+    next parameter. Each value becomes one piece of JSON, of the type in the tool's schema (`schema_values`). Closing
     tags may be missing where the turn ends after a value; a call that ends within one, or before any, is cut off.
     """
-    while mark := (yield from source.content()):
+    while mark := (yield from source.read_content()):
         if mark == _FUNCTION:
             yield from _read_call(source)
 
@@ -45,15 +45,15 @@ def _read_call(source: Source) -> Steps[None]:
         if not source.ended or source.at < len(source.text):
             source.at = start
         else:
-            source.drop()
+            source.drop_rest()
         return
     source.at += 1
-    source.begin(name, start)
-    source.argue("")
+    source.begin_call(name, start)
+    source.add_arguments("")
     schema = (source.tools or {}).get(name, {})
     marks = Marks(tuple(tag for tag in source.tags if tag != _PARAMETER_END))
     separator, rest = "{", source.at
-    while (mark := (yield from source.until(marks))) == _PARAMETER:
+    while (mark := (yield from source.skip_until(marks))) == _PARAMETER:
         source.at += len(_PARAMETER)
         key = (yield from source.match(_NAME)).strip()
         if (yield from source.peek()) != ">":
@@ -62,20 +62,20 @@ def _read_call(source: Source) -> Steps[None]:
         text = yield from _read_value(source)
         if text is None:
             return
-        source.argue(f"{separator}{to_json(key)}: {_json(text, property_of(schema, key))}")
+        source.add_arguments(f"{separator}{to_json(key)}: {_json(text, property_types(schema, key))}")
         separator, rest = ", ", source.at
     if not mark and (separator == "{" or source.text[rest:].strip()):
         return
     if mark == _FUNCTION_END:
         source.at += len(_FUNCTION_END)
-    source.argue("{}" if separator == "{" else "}")
-    source.end()
+    source.add_arguments("{}" if separator == "{" else "}")
+    source.end_call()
 
 
 def _read_value(source: Source) -> Steps[str | None]:
-    """Pass over a value and what closes it; None if it is cut off. One line break on each side is no part of it."""
+    """The next value; passes over its closing tag. None if it is cut off. One line break on each side is no part of it."""
     start = source.at
-    while mark := (yield from source.until(_VALUE_ENDS)):
+    while mark := (yield from source.skip_until(_VALUE_ENDS)):
         end, after = source.at, source.at + len(mark)
         source.at = after
         if mark == _NEXT_VALUE:
@@ -91,16 +91,16 @@ def _read_value(source: Source) -> Steps[str | None]:
     return source.text[start:end].removeprefix("\n").removesuffix("\n")
 
 
-def _json(text: str, property: Mapping[str, Any]) -> str:
-    """A value as JSON, as its schema says; as text where JSON cannot say it."""
+def _json(text: str, types: Sequence[str]) -> str:
+    """A value as JSON, of one of these types; as a string if JSON cannot express it."""
     try:
-        return to_json(value_of(text, property))
+        return to_json(value_of(text, types))
     except (ValueError, RecursionError):
         return to_json(text)
 
 
 def _markup_follows(source: Source) -> Steps[bool]:
-    """Whether a tag is next that may stand behind a value, or what ends the turn."""
+    """Whether the next text is a tag that may stand behind a value, or the end of a turn."""
     return bool((yield from source.take(*(tag for tag in source.tags if tag != _PARAMETER_END))))
 
 
@@ -137,7 +137,7 @@ def _value_rule(rules: Rules, name: str, schema: Mapping[str, Any], closing: str
         RequestError: plain text cannot express what the schema asks for.
     """
     schema = resolved(schema)
-    types = {*property_of({"properties": {name: schema}, **schema}, name)["types"]}
+    types = {*property_types({"properties": {name: schema}, **schema}, name)}
     if "string" in types or not types:
         if types <= {"string", "null"}:
             return rules.terminal(f"{one_of(_text_options(name, schema))} {quoted(closing)}")
@@ -174,7 +174,7 @@ def _quoted_choice(name: str, value: Any) -> str:
 
 
 def _free_text(schema: Mapping[str, Any]) -> str:
-    """Any text without what ends a value, as long and of the pattern that is asked for."""
+    """Any text without the ends of a value, of the schema's length and pattern."""
     ends = "|".join(end.replace("/", r"\/") for end in _ENDS)
     parts = [pattern("(?s:.*)"), "~" + pattern(f"(?s:.*)({ends})(?s:.*)")]
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")

@@ -31,7 +31,7 @@ class ReasoningFormat:
     begins: Beginning = "undecided"
 
     def beginning(self, prompt: str) -> Beginning:
-        """Where a turn begins behind this text: many templates open the reasoning, or close it where none is wanted."""
+        """Where a turn begins behind this prompt: many templates open the reasoning, or close it to suppress it."""
         said = prompt.rstrip()
         if said.endswith(self.opening):
             return "thinking"
@@ -63,19 +63,19 @@ def detect_reasoning_format(chat_template: str) -> str | None:
 
 @final
 class ReasoningParser:
-    """A parser whose turns may begin with reasoning. White space beside it is left out.
+    """A parser whose turns may begin with reasoning. White space beside it is dropped.
 
     Args:
         format: its marks.
         beginning: where the turn begins.
-        answer: reads what comes behind the reasoning.
+        answer: the parser of the text behind the reasoning.
     """
 
     def __init__(self, format: ReasoningFormat, beginning: Beginning, answer: CallParser) -> None:
         self._format, self._at, self._answer = format, beginning, answer
-        self._held = ""  # undecided: all there is; thinking: what may be white space at its end, or half a mark
+        self._held = ""  # undecided: the whole text; thinking: white space at its end, or half a mark
         self._thought, self._trims = False, False
-        self._num_chars = 0  # that the answer's parser was not fed
+        self._num_chars = 0  # not fed to the answer's parser
 
     def feed(self, text: str) -> list[Piece]:
         self._held += text
@@ -103,10 +103,10 @@ class ReasoningParser:
             self._at = "answering"
 
     def _think(self) -> list[Piece]:
-        """Reasoning that is certain: all up to the closing mark, or to where one or white space may begin."""
+        """The certain reasoning: up to the closing mark, or to the place where a mark or white space may begin."""
         if not self._thought:
             self._drop_space()
-        while not self._thought and self._held.startswith(self._format.opening):  # written once more
+        while not self._thought and self._held.startswith(self._format.opening):  # some models repeat it
             self._skip(len(self._format.opening))
             self._drop_space()
         closing = self._format.closing
@@ -142,7 +142,7 @@ class ReasoningParser:
         self._num_chars += length
 
     def _shifted(self, pieces: list[Piece]) -> list[Piece]:
-        """Calls with spans that count all that was fed."""
+        """The pieces with spans of calls that count from the beginning of the turn."""
         return [_moved(piece, self._num_chars) if isinstance(piece, CallEnded) else piece for piece in pieces]
 
 
@@ -158,7 +158,7 @@ class PlainParser:
 
 
 def _certain(text: str, mark: str) -> int:
-    """Where a mark may be on its way at the end of a text; the text's length if none is."""
+    """The offset where a mark may have begun at the end of a text; the text's length if none has."""
     first = max(0, len(text) - len(mark) + 1)
     return next((at for at in range(first, len(text)) if mark.startswith(text[at:])), len(text))
 

@@ -1,18 +1,19 @@
-"""Values that a model wrote as plain text, made what a JSON schema says they are. Knows no format."""
+"""Converts values that a model wrote as plain text to the types of a JSON schema. Knows no format."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinfercept.parsers.python_literals import literal
+from jinfercept.parsers.tool_schemas import at_reference
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
-def property_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What an object's schema says of one property, references followed; {} if nothing.
+def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
+    """The JSON types that an object's schema allows for one property, in its order; empty if it names none.
 
     Args:
         schema: of the object; `$ref`s into itself are known.
@@ -20,21 +21,20 @@ def property_of(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """
     properties = schema.get("properties")
     found = properties.get(name, {}) if isinstance(properties, Mapping) else {}
-    return {"types": _types(found, schema, set())}
+    return _types(found, schema, set())
 
 
-def value_of(text: str, property: Mapping[str, Any]) -> Any:
+def value_of(text: str, types: Sequence[str]) -> Any:
     """A value, of the first type that is allowed and that the text can be; else the text itself.
 
-    As vLLM's `qwen3_coder` parser: a text stays one where strings are allowed first or nothing is said; `null` and `None` are
-    null where that is allowed; objects and lists may be written in Python's way. Unlike there, what is neither true nor false
-    stays a text, for whoever runs the call to complain of.
+    As in vLLM's `qwen3_coder` parser, a text stays one where strings are allowed first or no type is given; `null` and `None`
+    are null where that is allowed; objects and lists may be written in Python's way. Unlike there, a boolean that is neither
+    true nor false stays a text, and running the call reports it.
 
     Args:
         text: as the model wrote it.
-        property: as `property_of` says.
+        types: those of `property_types`.
     """
-    types = property["types"]
     if text.strip().lower() in ("null", "none") and types and ("null" in types or "string" not in types):
         return None
     for kind in types:
@@ -59,19 +59,12 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
         if reference in seen:
             return []
         seen.add(reference)
-        return _types(_resolved(reference, root), root, seen)
+        return _types(at_reference(reference, root), root, seen)
     for choice in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := schema.get(choice), list):
             return [one for option in options for one in _types(option, root, seen)]
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
-
-
-def _resolved(reference: str, root: Any) -> Any:
-    """What `#/$defs/name` stands for; None if it is nothing here."""
-    for step in reference.removeprefix("#/").split("/"):
-        root = root.get(step) if isinstance(root, Mapping) else None
-    return root
 
 
 def _integer(text: str) -> int | None:

@@ -39,7 +39,7 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def find(self, text: str, at: int) -> tuple[int, int]:
-        """Start and end of the first mark from `at` on; (where one may be on its way, -1) if there is none."""
+        """Start and end of the first mark from `at` on; if there is none, (the offset where a mark may have begun, -1)."""
         if found := self._pattern.search(text, at):
             return found.span()
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
@@ -52,7 +52,7 @@ class Marks:
 class Source:
     """One turn's text.
 
-    White space beside a call belongs to the call: it is held back before one and left out after one.
+    White space beside a call is no content: it is held back until text follows, and dropped around a call.
 
     Args:
         marks: of the format.
@@ -62,8 +62,8 @@ class Source:
 
     Attributes:
         tools: see above.
-        tags: what is markup wherever it stands.
-        text: what may still be read; `at` is the next character's place in it.
+        tags: texts that are never content.
+        text: the text that may still be read; `at` is the offset of the next character in it.
         ended: whether no more text comes.
         pieces: those written since the last `feed`.
     """
@@ -118,13 +118,13 @@ class Source:
         """Whether content written here would stand at the beginning of a line, or of the turn."""
         return "\n" in self._space or self._after_call or not self._said
 
-    def content(self) -> Steps[str]:
-        """Everything up to the next mark is content; returns the mark, "" at the end. An opening is left to be read."""
+    def read_content(self) -> Steps[str]:
+        """Write the text up to the next mark as content; returns the mark, "" at the end. An opening is not passed over."""
         while True:
             start, end = self._marks.find(self.text, self.at)
             if end < 0 and self.ended:
                 start = len(self.text)
-            self._say(self.text[self.at : start])
+            self._write_content(self.text[self.at : start])
             mark = self.text[start : max(start, end)]
             self.at = start if mark in self._marks.openings else max(start, end)
             self._cut()
@@ -132,14 +132,14 @@ class Source:
                 return mark
             yield
 
-    def say(self, length: int) -> None:
-        """The next characters are content."""
-        self._say(self.text[self.at : self.at + length])
+    def add_content(self, length: int) -> None:
+        """Write the next characters as content."""
+        self._write_content(self.text[self.at : self.at + length])
         self.at += length
         self._cut()
 
-    def until(self, marks: Marks) -> Steps[str]:
-        """Pass over everything up to the next of some marks; returns the mark, "" at the end, and stays before it."""
+    def skip_until(self, marks: Marks) -> Steps[str]:
+        """Pass over the text up to the next mark; returns the mark, "" at the end, and stays before it."""
         while True:
             self.at, end = marks.find(self.text, self.at)
             if end >= 0:
@@ -149,8 +149,8 @@ class Source:
                 return ""
             yield
 
-    def begin(self, name: str, start: int, call_id: str = "") -> None:
-        """A call begins; its first character is at `start`."""
+    def begin_call(self, name: str, start: int, call_id: str = "") -> None:
+        """Begin a call, whose first character is at `start`."""
         assert self._open is None, "a call within a call"
         if not self._ids.fullmatch(call_id):
             call_id = self._new_id()
@@ -158,16 +158,16 @@ class Source:
         self._space, self._after_call = "", True
         self.pieces.append(CallStarted(self._num_calls, name, call_id))
 
-    def argue(self, text: str) -> None:
-        """The arguments go on; everything up to `at` is done with."""
+    def add_arguments(self, text: str) -> None:
+        """The next part of the open call's arguments; the text up to `at` is not read again."""
         assert self._open is not None
         if text:
             self._open[3].append(text)
             self.pieces.append(Arguments(self._num_calls, text))
         self._cut()
 
-    def end(self) -> None:
-        """The call is whole, and what is before `at` belongs to it."""
+    def end_call(self) -> None:
+        """The open call is complete; the text before `at` belongs to it."""
         assert self._open is not None
         name, call_id, start, arguments = self._open
         call = Call(name, "".join(arguments), (start, self._cut_chars + self.at), id=call_id)
@@ -176,15 +176,15 @@ class Source:
         self._open = None
         self._cut()
 
-    def drop(self) -> None:
-        """What is left is no content: a call that was cut off."""
+    def drop_rest(self) -> None:
+        """Drop the rest of the text: a call that was cut off."""
         self._space, self.at = "", len(self.text)
 
     def close(self) -> list[Piece]:
-        """The turn is over: white space that was held back for a call is content."""
+        """The end of the turn: white space that was held back for a call is content."""
         return [Content(self._space)] if self._space and not self._after_call else []
 
-    def _say(self, text: str) -> None:
+    def _write_content(self, text: str) -> None:
         text = self._space + text
         if self._after_call:
             text = text.lstrip()

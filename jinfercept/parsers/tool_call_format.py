@@ -60,7 +60,7 @@ class ToolCallFormat:
             parallel: several calls may be made; otherwise it is one.
 
         Raises:
-            RequestError: the format cannot write a tool's name, or an argument so that it is what the schema says.
+            RequestError: the format cannot write a tool's name, or an argument as its schema requires.
         """
         assert self.tools
         calls = CallGrammar(Rules(), self.tools, token_of, template, parallel)

@@ -1,6 +1,6 @@
-"""What JSON schemas say of a tool's arguments, as far as grammars of calls have to know. Knows no format.
+"""JSON schemas of tools' arguments, prepared for grammars of calls. Knows no format.
 
-A grammar may allow less than a schema does (nothing undeclared, no number that is too large to read), and never more.
+A grammar may allow less than a schema (nothing undeclared, no number that is too large to read), and never more.
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ _COMBINING = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "then"}
 
 
 def constraints(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords that say something of a value."""
+    """The keywords of a schema that constrain a value."""
     return {*schema} - _ANNOTATIONS - _DEFINITIONS
 
 
 def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of all arguments: an object of nothing but what is declared, unless the schema says that there may be more.
+    """The schema of all arguments: an object of the declared properties only, unless the schema explicitly allows more.
 
     Args:
         name: of the tool.
-        schema: as it was declared; one that says nothing takes no arguments.
+        schema: as it was declared; an empty one takes no arguments.
 
     Raises:
-        RequestError: arguments are no object.
+        RequestError: the schema is not one of an object.
     """
     if schema.get("type", "object") != "object":
         raise RequestError(
@@ -50,12 +50,12 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_arguments(name: str, schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema and whether it is needed of every argument, for formats that write them one by one.
+    """Name, schema and whether it is required of every argument, for formats that write them one by one.
 
-    Each schema has the definitions that it may refer to. What may be there undeclared is never written.
+    Each schema has the definitions that it may refer to. Undeclared arguments are never written.
 
     Raises:
-        RequestError: the schema says more of them than that.
+        RequestError: the schema has other constraints.
     """
     whole = arguments_schema(name, schema)
     other = constraints(whole) - {"type", "properties", "required", "additionalProperties"}
@@ -71,7 +71,7 @@ def named_arguments(name: str, schema: Mapping[str, Any]) -> list[tuple[str, Map
 
 
 def bounded(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A whole schema whose numbers have bounds, so that none is written that readers of JSON take for infinite, or refuse."""
+    """A whole schema with bounds on its numbers: JSON readers take larger ones for infinite, or refuse them."""
     whole = _bounded(schema)
     return {**whole, "$defs": {**whole.get("$defs", {}), _ANYTHING: _bounded(_ANY_VALUE)}}
 
@@ -102,18 +102,16 @@ def _bounded_within(key: str, value: Any) -> Any:
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema without the references that stand for all of it; still with the definitions that it may refer to.
+    """A schema whose top-level references are followed, with the definitions that it may refer to.
 
     Raises:
-        RequestError: one leads nowhere, or back.
+        RequestError: a reference leads nowhere, or in a circle.
     """
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
     seen: set[str] = set()
     while constraints(schema) == {"$ref"}:
         reference = schema["$ref"]
-        found: Any = definitions
-        for step in str(reference).removeprefix("#/").split("/"):
-            found = found.get(step) if isinstance(found, Mapping) else None
+        found = at_reference(str(reference), definitions)
         if reference in seen or not isinstance(found, Mapping):
             raise RequestError(
                 "a schema refers to nothing",
@@ -125,7 +123,14 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema
 
 
+def at_reference(reference: str, root: Any) -> Any:
+    """The value of `root` at a reference, such as `#/$defs/name`; None if there is none."""
+    for step in reference.removeprefix("#/").split("/"):
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return root
+
+
 def inner(schema: Mapping[str, Any], within: Any) -> Mapping[str, Any]:
-    """A schema that stands within another, with the definitions of that."""
+    """A schema that stands within another, with the definitions of the outer one."""
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
     return {**definitions, **(within if isinstance(within, Mapping) else {} if within is True else {"not": {}})}

@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jinfercept.chat.conversation import MAX_ROUNDS, Chats
+from jinfercept.chat.chats import Chats
 from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.chat_answer import ChatAnswer

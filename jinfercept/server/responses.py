@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jinfercept.chat.conversation import Chats
+from jinfercept.chat.chats import Chats
 from jinfercept.events import Token
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.encoding import EncodedReply, encode

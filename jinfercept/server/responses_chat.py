@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jinfercept.chat.conversation import Chats
+from jinfercept.chat.chats import Chats
 from jinfercept.server.chat_completions import make_chat, server_turns
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,

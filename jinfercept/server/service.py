@@ -14,8 +14,8 @@ from typing import Any, final
 
 from starlette.requests import Request as HttpRequest
 
-from jinfercept.chat.conversation import ChatOptions
-from jinfercept.chat.inputs import check_chars
+from jinfercept.chat.options import ChatOptions
+from jinfercept.chat.requests import check_chars
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream

@@ -103,11 +103,6 @@ class Tokenizer:
         """Number of tokens. A model's output layer may be larger: it is often padded."""
         return self._backend.get_vocab_size()
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
-        return bool(self._chat_templates)
-
     def chat_template(self, tools: bool = False) -> str:
         """The Jinja source of the model's chat template. Raises `ModelError` if it has none.
 
@@ -128,7 +123,7 @@ class Tokenizer:
 
         Args:
             text: any text.
-            add_special_tokens: whether to begin and end it as the vocabulary says (with a BOS token, mostly).
+            add_special_tokens: whether to add the tokens that begin and end a text in this vocabulary (mostly a BOS token).
             plain: names of special tokens in the text stay text, as in text from outside; otherwise they become those
                 tokens.
 

@@ -1,4 +1,4 @@
-"""Chats with models that think first: what is reasoning in messages and streams, what goes back into the prompt."""
+"""Chats with models that reason first: reasoning in messages, in streams and in later prompts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Python functions as tools: what is declared of them, what they are called with, what they return."""
+"""Python functions as tools: their declarations, arguments and return values."""
 
 import asyncio
 from dataclasses import dataclass

@@ -4,8 +4,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.chat.per_turn_grammar import PerTurnGrammar
 from jinfercept.chat.reasoning_grammar import AfterReasoning
-from jinfercept.chat.turn_grammar import Turnwise
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning
@@ -33,7 +33,9 @@ def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, reg
     """Of one turn, the last of so many."""
     first, later = (*beginnings, *beginnings)[:2]
     grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
-    each = Turnwise(*(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], one, tokenizer) for one in (first, later)))
+    each = PerTurnGrammar(
+        *(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], one, tokenizer) for one in (first, later))
+    )
     last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
     assert last is not None
     return last

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource, TokenConstraint, Vocabulary
+from jinfercept.grammar.compiler import Vocabulary
+from jinfercept.grammar.constraint import TokenConstraint
+from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource
 from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer

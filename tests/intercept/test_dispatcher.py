@@ -1,4 +1,4 @@
-"""Whatever an endpoint does, its call has one result, and the engine that waits for it goes on."""
+"""Every call has exactly one result, however its endpoint behaves, and the engine is never blocked."""
 
 import asyncio
 import sys
@@ -244,7 +244,7 @@ def test_nothing_comes_of_a_call_that_was_cancelled() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [LONG_S, SOON_S])
-def test_an_async_function_is_cancelled_when_nobody_waits_for_it_any_more(timeout_s: float) -> None:
+def test_an_async_function_is_cancelled_when_its_result_is_no_longer_needed(timeout_s: float) -> None:
     started, cancelled = threading.Event(), threading.Event()
 
     async def waits(arguments: str) -> None:

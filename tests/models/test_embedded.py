@@ -23,7 +23,7 @@ def sha256(data: bytes) -> str:
 
 
 class Index(NamedTuple):
-    """A package index with one wheel, that remembers who asked."""
+    """A package index with one wheel, which counts downloads."""
 
     wheel: Path
     release: Release

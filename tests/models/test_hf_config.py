@@ -1,4 +1,4 @@
-"""Reading `config.json`: both spellings of rope, and what is refused."""
+"""Reading `config.json`: both spellings of rope, and refused values."""
 
 import json
 from pathlib import Path

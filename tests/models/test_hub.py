@@ -1,4 +1,4 @@
-"""Models by hub id, without a hub: what is in its cache serves, everything else is one clear error."""
+"""Models by hub id, without a hub: cached files are used, everything else is one clear error."""
 
 import shutil
 from pathlib import Path

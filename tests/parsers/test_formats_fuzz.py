@@ -70,7 +70,7 @@ def mutated(draw: st.DrawFn) -> Turn:
 def check(name: str, text: str, cuts: list[int], tools: ToolSchemas | None = None) -> None:
     """However the text is divided, it says the same; it shows no markup, and where there is neither markup nor call all of it.
 
-    What stands on both sides of a tag may make up a tag anew, `<tool_<tool_call>call>`: nobody can know when it is shown.
+    The text on both sides of a tag may make up a tag anew, `<tool_<tool_call>call>`, which no parser can know in time.
     """
     pieces = pieces_of(name, [text], tools)
     said = joined(pieces)
@@ -174,7 +174,7 @@ def test_any_text_gives_the_same_pieces_however_it_is_divided(
 
 @settings(max_examples=250)
 @given(turn=mutated(), cuts=CUTS)
-def test_broken_turns_harm_nobody(turn: Turn, cuts: list[int]) -> None:
+def test_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
     check(turn.format, turn.text, cuts, turn.tools)
 
 
@@ -202,7 +202,7 @@ def test_any_text_gives_the_same_pieces_in_many_more_cases(
 @pytest.mark.timeout(0)
 @settings(max_examples=20_000)
 @given(turn=mutated(), cuts=CUTS)
-def test_many_more_broken_turns_harm_nobody(turn: Turn, cuts: list[int]) -> None:
+def test_many_more_broken_turns_raise_nothing(turn: Turn, cuts: list[int]) -> None:
     check(turn.format, turn.text, cuts, turn.tools)
 
 

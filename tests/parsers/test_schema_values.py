@@ -1,10 +1,10 @@
-"""Plain text becomes what a tool's schema says."""
+"""Plain text becomes a value of the type in a tool's schema."""
 
 from typing import Any
 
 import pytest
 
-from jinfercept.parsers.schema_values import property_of, value_of
+from jinfercept.parsers.schema_values import property_types, value_of
 
 STRING, NULL = {"type": "string"}, {"type": "null"}
 
@@ -50,11 +50,11 @@ def test_a_value_is_of_the_first_type_that_it_can_be(property: Any, text: str, v
         "properties": {"x": property},
         "$defs": {"Sizes": {"type": "array"}, "Loop": {"$ref": "#/$defs/Loop"}},
     }
-    read = value_of(text, property_of(schema, "x"))
+    read = value_of(text, property_types(schema, "x"))
     assert read == value
     assert type(read) is type(value)
 
 
-def test_a_property_that_nobody_declared_is_text() -> None:
-    assert value_of("3", property_of({}, "x")) == "3"
-    assert value_of("3", property_of({"properties": []}, "x")) == "3"
+def test_an_undeclared_property_is_text() -> None:
+    assert value_of("3", property_types({}, "x")) == "3"
+    assert value_of("3", property_types({"properties": []}, "x")) == "3"

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import httpx2
 from openai import OpenAI
 
-from jinfercept.chat.conversation import ChatOptions
+from jinfercept.chat.options import ChatOptions
 from jinfercept.llm import LLM
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen

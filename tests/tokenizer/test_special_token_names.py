@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from jinfercept.chat.conversation import ChatOptions
-from jinfercept.chat.template import ChatTemplate, ToolMessages
+from jinfercept.chat.options import ChatOptions
+from jinfercept.chat.template import ChatTemplate
+from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.errors import RequestError
 from jinfercept.request import Call, Result
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames

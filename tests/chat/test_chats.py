@@ -1,4 +1,4 @@
-"""Chats on a model that writes what a script says: rendering, rounds, results, limits, and what is refused."""
+"""Chats on a scripted model: rendering, rounds, results, limits and refusals."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a user passes to `LLM.generate`, checked and turned into requests before any of them starts."""
+"""Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,10 +25,10 @@ def make_requests(
     tokenizer: Tokenizer | None,
     grammars: Grammars | None = None,
 ) -> list[Request]:
-    """One request per prompt. Raises `RequestError` for anything that is not what it should be.
+    """One request per prompt. Raises `RequestError` for invalid arguments.
 
     Args:
-        ids: names for the requests, as many as are needed.
+        ids: names for the requests, at least as many as prompts.
         grammars: compiles structured outputs; None without a tokenizer.
     """
     listed = _prompts(prompts)
@@ -53,13 +53,13 @@ def make_requests(
     ]
 
 
-def check_chars(said: Any, most: int) -> None:
+def check_chars(given: Any, most: int) -> None:
     """Raise `PromptLengthError` for more than `most` characters of text, before it is tokenised. Its work is bounded by `most`.
 
     Args:
-        said: a text, or lists and dicts of texts and other values; everything that is no text counts as one character.
+        given: a text, or lists and dicts of texts and other values; any other value counts as one character.
     """
-    count, left = 0, [said]
+    count, left = 0, [given]
     while left:
         value = left.pop()
         count += len(value) or 1 if isinstance(value, str) else 1
@@ -137,7 +137,7 @@ def _request(
 
 
 def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """The parameters with their bad words as token ids, as they stand alone and after a space."""
+    """The parameters with their bad words as token ids, both without and with a space before them."""
     if tokenizer is None:
         raise RequestError("bad words need a tokenizer", got=params.bad_words, fix="use bad_words_token_ids")
     words = [word.strip() for word in params.bad_words or ()]
@@ -173,7 +173,7 @@ def _by_name(tools: Any) -> dict[str, Tool]:
 
 
 def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
-    """One value for everybody, or one for each."""
+    """One value for each prompt, from one for all or a list."""
     if value is None or (kind is not None and isinstance(value, kind)) or not isinstance(value, Iterable):
         return [value] * number
     values = list(value)

@@ -1,4 +1,4 @@
-"""Constraints that differ from turn to turn of a chat. Knows neither of them."""
+"""A grammar that differs between the first turn of a chat and later ones."""
 
 from typing import final
 
@@ -6,12 +6,12 @@ from jinfercept.request import Constraint, Grammar
 
 
 @final
-class Turnwise:
+class PerTurnGrammar:
     """A `Grammar` for one request.
 
     Args:
-        first: of the first turn.
-        later: of all others; None if they are free.
+        first: the grammar of the first turn.
+        later: the grammar of all others; None if they are free.
     """
 
     def __init__(self, first: Grammar, later: Grammar | None) -> None:
@@ -19,6 +19,6 @@ class Turnwise:
         self._later = later
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The next turn; see `request.Grammar`."""
+        """The constraint of the next turn; see `request.Grammar`."""
         turn, self._next = self._next, self._later
         return None if turn is None else turn.constrain(end_token_ids)

@@ -1,0 +1,203 @@
+"""Makes requests of conversations, and for each request a reader that turns its events into messages.
+
+A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and continues. The
+engine runs all of that; this file makes its requests, and `reader` reads its events. Knows no engine.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
+from jinfercept.chat.messages import Message
+from jinfercept.chat.options import MAX_ROUNDS, ChatOptions, check_options, reasoning_format, tool_call_format
+from jinfercept.chat.per_turn_grammar import PerTurnGrammar
+from jinfercept.chat.reader import ChatReader
+from jinfercept.chat.reasoning_grammar import AfterReasoning
+from jinfercept.chat.requests import check_chars, make_requests
+from jinfercept.chat.template import ChatTemplate, Rendered
+from jinfercept.chat.tool_choice import compile_calls, tool_choice
+from jinfercept.chat.tool_messages import ToolMessages
+from jinfercept.chat.turns import ChatTurns
+from jinfercept.engine.parallel_sampling import forks
+from jinfercept.errors import RequestError
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.request import Call, Grammar, Request, SamplingParams, Tool
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
+"""Defaults of a chat; a completion's 16 tokens would end most answers early."""
+
+
+class Chats(NamedTuple):
+    """Requests, and the reader of each by its request's id."""
+
+    requests: list[Request]
+    readers: dict[str, ChatReader]
+
+
+def is_conversation(prompt: object) -> bool:
+    """Whether this is a list of messages."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(_is_message(message) for message in prompt)
+
+
+def make_chats(
+    ids: Iterable[str],
+    conversations: Sequence[Message] | Sequence[Sequence[Message]],
+    params: SamplingParams | Iterable[SamplingParams] | None,
+    tools: Iterable[ChatToolLike],
+    options: ChatOptions,
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
+    eos_token_ids: Sequence[int],
+) -> Chats:
+    """One request per conversation and output, and its reader.
+
+    Args:
+        ids: names for the requests, at least as many as conversations.
+        conversations: one list of messages, or several.
+        tools: those that the model may call.
+        eos_token_ids: tokens that end a turn.
+
+    Raises:
+        RequestError: messages, tools or options are invalid, or the template does not take them.
+        ModelError: the model has no chat template.
+    """
+    if tokenizer is None:
+        raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
+    listed = _conversations(conversations)
+    declared = chat_tools(tools)
+    check_options(options)
+    choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
+    offered = declared if choice.reads else []
+    executed = {tool.name: tool.tool for tool in offered if tool.tool}
+    form = _form(tokenizer, declared, options) if choice.reads else None
+    ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
+    template = _template(tokenizer, declared, options, ends)
+    reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
+    texts = _prompts(template, listed, options)
+    later = _later_beginning(template, reasoning, executed)
+    turns = ChatTurns(
+        tokenizer=tokenizer,
+        form=form,
+        reasoning=reasoning,
+        beginnings=(later, later),
+        seed=f"{uuid.uuid4()}",
+        ends=ends,
+        hidden=_hidden(tokenizer, form, reasoning),
+        tools=offered,
+        max_rounds=options.get("max_rounds", MAX_ROUNDS),
+        parallel=choice.parallel,
+    )
+    all_turns = [turns.beginning(reasoning.beginning(text)) if reasoning else turns for text in texts]
+    requests = make_requests(
+        ids,
+        [{"prompt": text, "prompt_token_ids": template.encode(text)} for text in texts],
+        DEFAULT_PARAMS if params is None else params,
+        executed.values(),
+        all_turns if form else [None] * len(listed),
+        tokenizer,
+        grammars,
+    )
+    calls = compile_calls(choice, form, template.source, tokenizer, grammars) if form and grammars else None
+    limits = {name: tool.max_result_tokens for name, tool in executed.items()}
+    return _chats(requests, all_turns, ToolMessages(template, tokenizer, limits) if form else None, calls)
+
+
+def _conversations(given: Any) -> list[Sequence[Message]]:
+    if is_conversation(given):
+        return [given]
+    if not isinstance(given, list | tuple) or not all(is_conversation(one) for one in given):
+        raise RequestError(
+            "a chat is a list of messages, or several such lists",
+            got=repr(given)[:80],
+            fix='[{"role": "user", "content": "…"}]',
+        )
+    return list(given)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and "role" in value
+
+
+def _form(tokenizer: Tokenizer, tools: Sequence[ChatTool], options: ChatOptions) -> ToolCallFormat:
+    source = options.get("chat_template") or tokenizer.chat_template(tools=True)
+    return tool_call_format(options.get("tool_call_parser"), source, tools)
+
+
+def _template(
+    tokenizer: Tokenizer, tools: Sequence[ChatTool], options: ChatOptions, ends: tuple[int, ...]
+) -> ChatTemplate:
+    return ChatTemplate(
+        tokenizer,
+        [tool.declaration for tool in tools],
+        options.get("chat_template"),
+        options.get("chat_template_kwargs", {}),
+        ends,
+        options.get("special_tokens_in_text", False),
+    )
+
+
+def _prompts(template: ChatTemplate, conversations: list[Sequence[Message]], options: ChatOptions) -> list[Rendered]:
+    """The rendered conversations. Raises `RequestError` for one that is too long or that the template does not take."""
+    texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in conversations]
+    if (max_chars := options.get("max_prompt_chars")) is not None:
+        for text in texts:
+            check_chars(text, max_chars)
+    return texts
+
+
+def _later_beginning(
+    template: ChatTemplate, reasoning: ReasoningFormat | None, executed: Mapping[str, Tool]
+) -> Beginning:
+    """Where turns after the first begin. Raises `RequestError` if the template has no place for the results of tools."""
+    if not executed:
+        return "undecided"
+    _, after = template.between([Call(next(iter(executed)), "{}", id="123456789")])
+    return reasoning.beginning(after) if reasoning else "undecided"
+
+
+def _hidden(tokenizer: Tokenizer, form: ToolCallFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
+    """Special tokens that are no markup of calls or reasoning."""
+    marks = (*(form.tags if form else ()), *((reasoning.opening, reasoning.closing) if reasoning else ()))
+    return tokenizer.special_ids - set(_tokens_of(marks, tokenizer))
+
+
+def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
+    """The special tokens among these texts."""
+    encoded: list[list[int]] = [tokenizer.encode(text) for text in texts]
+    return [ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.special_ids]
+
+
+def _chats(
+    requests: Sequence[Request], all_turns: Sequence[ChatTurns], renderer: ToolMessages | None, calls: Grammar | None
+) -> Chats:
+    """The requests, one for each of their outputs, and their readers."""
+    chats = Chats([], {})
+    for request, turns in zip(requests, all_turns, strict=True):
+        for fork in forks(request):
+            own = replace(turns, seed=f"{turns.seed}/{fork.id}")
+            chats.requests.append(_chat(fork, own, renderer, calls))
+            chats.readers[fork.id] = ChatReader(own, fork.params)
+    return chats
+
+
+def _chat(request: Request, turns: ChatTurns, renderer: ToolMessages | None, calls: Grammar | None) -> Request:
+    """A request with its own grammar, which counts its turns.
+
+    Args:
+        calls: grammar of its first turn, if that has to call.
+    """
+    if calls is not None and request.params.ignore_eos:
+        raise RequestError(
+            "tool_choice asks for a call, and a call ends its turn", got="ignore_eos", fix="leave it out"
+        )
+    first, later = (
+        AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer) if grammar and turns.reasoning else grammar
+        for grammar, beginning in zip((calls or request.grammar, request.grammar), turns.beginnings, strict=True)
+    )
+    grammar = PerTurnGrammar(first, later) if first else None
+    return replace(request, grammar=grammar, detector=turns if renderer else None, render=renderer)

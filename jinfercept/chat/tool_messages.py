@@ -1,0 +1,49 @@
+"""`ToolMessages`: the results of a turn's calls as tool messages, in tokens of the chat template."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+from jinfercept.chat.template import ChatTemplate
+from jinfercept.intercept.rendering import CHARS_PER_TOKEN
+from jinfercept.request import Call, Result
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+
+@final
+class ToolMessages:
+    """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
+
+    Args:
+        template: of the conversation.
+        tokenizer: its tokenizer.
+        max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
+        self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
+
+    def render(
+        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
+    ) -> tuple[list[int], tuple[Result, ...]]:
+        """See `request.Renderer`. Where there is too little room, all results are cut to the same length."""
+        end, after = self._template.between(calls)
+        limits = [self._max_tokens.get(call.name, room) for call in calls]
+        share = max(limits)
+        while True:
+            kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))
+            tokens = self._template.encode_results(end, after, [one.text for one in kept])
+            if len(tokens) <= room or share <= 0:
+                return tokens[:room], kept
+            share = min(share, max(len(self._tokenizer.encode(one.text, plain=True)) for one in kept))
+            share = max(0, share - -(-(len(tokens) - room) // len(kept)))
+
+    def _cut(self, result: Result, limit: int) -> Result:
+        text = self._tokenizer.decode(result.token_ids) if result.token_ids is not None else result.text
+        if len(text) <= CHARS_PER_TOKEN * limit and len(self._tokenizer.encode(text, plain=True)) <= limit:
+            return replace(result, text=text)
+        note = f" ... (cut: longer than {limit} tokens)" if limit else ""
+        body = self._tokenizer.encode(text[: CHARS_PER_TOKEN * limit], plain=True)
+        left = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
+        status = "too_large" if result.status == "ok" else result.status
+        return replace(result, text=self._tokenizer.decode(body[:left]) + note, status=status)

@@ -1,0 +1,103 @@
+"""A compiled grammar, and the state of a text within it: which tokens may come next. Masks are words of bits."""
+
+from typing import final
+
+import numpy as np
+from jaxtyping import UInt32
+from llguidance import LLMatcher
+
+from jinfercept.errors import GrammarError, RequestError
+
+
+@final
+class TokenGrammar:
+    """A compiled grammar.
+
+    Args:
+        matcher: its state at the beginning of a text.
+        vocab_size: see `Grammars`.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
+        """The constraint of an empty text.
+
+        Args:
+            end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
+                can follow.
+        """
+        return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids)
+
+
+@final
+class TokenConstraint:
+    """The state of one text within a grammar.
+
+    Attributes:
+        ended: only the end can follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+        self._matcher, self._vocab_size, self._end_token_ids = matcher, vocab_size, end_token_ids
+        self._end = np.zeros(-(-vocab_size // 32), np.uint32)
+        for token_id in end_token_ids:
+            if 0 <= token_id < vocab_size:
+                self._end[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._allowed: UInt32[np.ndarray, "words"] | None = None  # of the next token, once computed
+        self.ended = False
+
+    def allowed(self) -> UInt32[np.ndarray, "words"]:
+        """The tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
+
+        Raises:
+            GrammarError: no token can continue the text and it may not end here, or the grammar is too complex.
+        """
+        if self.ended:
+            return self._end
+        words = next_tokens(self._matcher, self._vocab_size)
+        self.ended = not words.any()
+        self._allowed = words | self._end if self._matcher.is_accepting() else words
+        return self._allowed
+
+    def accept(self, token_id: int) -> None:
+        """The next token of the text.
+
+        Raises:
+            RequestError: it is not allowed.
+            GrammarError: the grammar is too complex.
+        """
+        allowed, self._allowed = self._allowed, None
+        if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
+            self.ended = True
+            return
+        if self.ended or not self._matcher.consume_token(token_id):
+            problem = problem_of(self._matcher) or f"token {token_id} after the end"
+            if allowed is not None and allowed[token_id // 32] >> token_id % 32 & 1:
+                raise GrammarError("the grammar is too complex", got=problem, fix="simplify it: fewer repetitions")
+            raise RequestError(
+                "the grammar does not allow the token that was drawn",
+                got=problem,
+                fix="see whether the weights are good: logits that are no numbers let any token be drawn",
+            )
+        self.ended = self._matcher.is_stopped()
+
+
+def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:
+    """The tokens that may come next, without the end of the text, as bits. Raises `GrammarError` if the matcher has failed."""
+    words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocab_size // 32)].copy()
+    if vocab_size % 32:
+        words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
+    if matcher.is_error():
+        raise GrammarError(
+            "the grammar cannot go on here",
+            got=problem_of(matcher),
+            fix="simplify it, and let it ask only for text that the model's vocabulary can write",
+        )
+    return words
+
+
+def problem_of(matcher: LLMatcher) -> str:
+    """The error message of llguidance, on one line, without its internal state; empty without an error."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())[:300]

@@ -1,0 +1,128 @@
+"""Reads a `ModelConfig` from the metadata of a GGUF file."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jinfercept.errors import ModelError
+from jinfercept.models.config import ARCHITECTURES, ModelConfig, RopeConfig
+from jinfercept.models.gguf_header import Header
+
+_SERVED = ("llama", "qwen2", "qwen3")  # of general.architecture
+_STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def config_from_gguf(header: Header, rope_factors: tuple[float, ...] = ()) -> ModelConfig:
+    """The config of a model from a GGUF file's header.
+
+    Args:
+        rope_factors: divisors of the rotary frequencies, from the file's tensor `rope_freqs.weight`, which is how Llama 3's
+            scaling is stored.
+
+    Raises:
+        ModelError: the architecture or the rope scaling is not supported, or metadata are missing or of wrong types.
+    """
+    try:
+        return _config(header, rope_factors)
+    except ModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ModelError(
+            "the GGUF file's metadata are of other types than they should be",
+            got=str(error)[:200],
+            fix="convert the model again",
+        ) from error
+
+
+def _config(header: Header, rope_factors: tuple[float, ...]) -> ModelConfig:
+    meta = _Metadata(header.metadata)
+    architecture = meta.get("general.architecture")
+    if architecture not in _SERVED:
+        raise ModelError(
+            "the GGUF file's architecture is not supported",
+            got=str(architecture)[:100],
+            fix=f"use one of {', '.join(_SERVED)}",
+        )
+    hidden_size, num_layers, num_heads, ffn_size, max_position, norm_eps = meta.require(
+        "embedding_length",
+        "block_count",
+        "attention.head_count",
+        "feed_forward_length",
+        "context_length",
+        "attention.layer_norm_rms_epsilon",
+    )
+    head_dim = meta.of_model("attention.key_length", hidden_size // num_heads)
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError("the GGUF file has no embedding", got="no token_embd.weight", fix="download it again")
+    stop_ids = [meta.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
+    return ModelConfig(
+        family=ARCHITECTURES[architecture].family,
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=meta.of_model("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        ffn_size=ffn_size,
+        norm_eps=_decimal(norm_eps),
+        rope=_rope(meta, head_dim, rope_factors),
+        tie_embeddings="output.weight" not in header.tensors,
+        max_position=min(max_position, meta.of_model("attention.sliding_window", max_position)),
+        eos_token_ids=tuple(dict.fromkeys(id_ for id_ in stop_ids if id_ is not None)),
+        activation="silu",
+        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
+        qk_norm=ARCHITECTURES[architecture].qk_norm,
+    )
+
+
+def _rope(meta: "_Metadata", head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
+    theta = float(meta.of_model("rope.freq_base", 10_000.0))
+    rotary_dim = meta.of_model("rope.dimension_count", head_dim)
+    scaling = meta.of_model("rope.scaling.type", "none")
+    if rotary_dim != head_dim:
+        raise ModelError("partial rotary embedding in GGUF is not supported", got=rotary_dim, fix="use another model")
+    if factors and (len(factors) != head_dim // 2 or scaling != "none"):
+        raise ModelError(
+            "the GGUF file's rotary factors do not fit its heads",
+            got=f"{len(factors)} factors, head size {head_dim}, scaling {scaling}",
+            fix="use the Hugging Face directory",
+        )
+    if factors:
+        return RopeConfig(theta, rotary_dim, scaling="factors", factors=factors)
+    if scaling == "none":
+        return RopeConfig(theta, rotary_dim)
+    if scaling == "linear":
+        (factor,) = meta.require("rope.scaling.factor")
+        return RopeConfig(theta, rotary_dim, scaling="linear", factor=float(factor))
+    raise ModelError("the GGUF file's rope scaling is not supported", got=scaling, fix="use the Hugging Face directory")
+
+
+class _Metadata:
+    """A file's key-value pairs; keys of the model begin with the name of its architecture."""
+
+    def __init__(self, pairs: Mapping[str, Any]) -> None:
+        self._pairs = pairs
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._pairs.get(key, default)
+
+    def of_model(self, key: str, default: Any) -> Any:
+        return self._pairs.get(self._name(key), default)
+
+    def require(self, *keys: str) -> tuple[Any, ...]:
+        """The values of keys of the model. Raises `ModelError` if one is missing."""
+        missing = [name for name in map(self._name, keys) if name not in self._pairs]
+        if missing:
+            raise ModelError(
+                "the GGUF file lacks metadata", got=f"no {', '.join(missing)}", fix="convert the model again"
+            )
+        return tuple(self._pairs[self._name(key)] for key in keys)
+
+    def _name(self, key: str) -> str:
+        return f"{self._pairs['general.architecture']}.{key}"
+
+
+def _decimal(stored: float) -> float:
+    """The short decimal that a float32 was written from: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{stored:.6g}") if math.isfinite(stored) else stored
