@@ -38,7 +38,7 @@ def serve(model: str, unneeded: Sequence[str] = (), **flags: Any) -> int:
     options = ServerOptions(**given)
     try:
         from jinfercept.server.serve import listen
-        from jinfercept.server.serve import serve as serve_until_told
+        from jinfercept.server.serve import serve as serve_until_signal
         from jinfercept.server.server_tools import open_server_tools
         from jinfercept.server.service import Service
     except ImportError as error:
@@ -60,7 +60,7 @@ def serve(model: str, unneeded: Sequence[str] = (), **flags: Any) -> int:
         service = Service(llm, model, options, tools)
         service.check_template()
         progress.close()
-        serve_until_told(service, listener, lambda: print(f"jinfercept: {url}", flush=True))
+        serve_until_signal(service, listener, lambda: print(f"jinfercept: {url}", flush=True))
     return 0
 
 

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jinfercept.cli.terminal_text import harmless
-from jinfercept.endpoints.at_terminal import answer_calls
 from jinfercept.endpoints.inbox import Inbox
+from jinfercept.endpoints.terminal_inbox import answer_calls
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import EngineError, RequestError
 from jinfercept.events import Content, Intercepted, Reasoning, Resumed

@@ -1,6 +1,6 @@
-"""What all tools of a file have in common: a line, a time-out, arguments that are read, a result that is cut.
+"""The common part of all tools of a file: a queue, a timeout, parsed arguments, and a result of bounded size.
 
-An endpoint is a function of the arguments; what it raises is, as a result, for the model to read.
+An endpoint is a function of a call; its exceptions become results that the model reads.
 """
 
 import asyncio
@@ -12,31 +12,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.background import BackgroundLoop
-from jinfercept.endpoints.tables import Limits
+from jinfercept.endpoints.background_loop import BackgroundLoop
+from jinfercept.endpoints.tool_tables import Limits
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
 
 OWNER = ContextVar("jinfercept_owner", default="")
-"""Within a tool's function: for whom it is called, where that was said (`owned`)."""
+"""The tenant of the current call, in a tool's function; "" without one (`owned`)."""
 
 _GRACE_S = 1.0
-"""An endpoint tells in its own words that it took too long; only if it does not, the dispatcher does, so much later."""
+"""Seconds after the timeout of an endpoint, with its own message, until the timeout of the dispatcher."""
 
 
 class CallFailed(Exception):
-    """A call came to nothing; says why."""
+    """A call that has no result; the message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call, as an endpoint gets it.
+    """A call for an endpoint.
 
     Attributes:
-        arguments: as the model wrote them.
-        request_id: whose call it is; "" if nobody said.
-        owner: for whom it is called; "" if nobody said.
-        expires_s: when it times out, in seconds of `time.monotonic`.
+        arguments: parsed, not checked against a schema.
+        request_id: of the engine's request; "" if unknown.
+        owner: tenant of the request; "" if unknown.
+        expires_s: time of the timeout, in seconds of `time.monotonic`.
     """
 
     arguments: Mapping[str, Any]
@@ -46,12 +46,12 @@ class CallRequest:
 
 
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
-"""Answers; runs on the background's loop and is cancelled when nobody waits any more."""
+"""Returns the result of a call. Runs on the background loop; cancelled at the timeout and when the request is aborted."""
 
 
 @dataclass(slots=True)
-class _Calls:
-    """One owner's calls in a line: how many run, and those that wait, first come first."""
+class _OwnerCalls:
+    """The calls of one owner in a queue: the number of running ones, and the waiting ones in order of arrival."""
 
     running: int = 0
     waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
@@ -59,21 +59,21 @@ class _Calls:
 
 @final
 class FairSlots:
-    """Slots that owners take turns at. Of one event loop.
+    """Slots for running calls, in which owners take turns. Belongs to one event loop.
 
-    A slot that becomes free goes to the owner with the fewest running calls; of several, to the one whose last call began or
-    ended longest ago; of its calls, to the one that came first.
+    A free slot goes to the owner with the fewest running calls; of several, to the one whose last call began or ended longest
+    ago; of the calls of this owner, to the oldest one.
     """
 
     def __init__(self, slots: int) -> None:
         self._free = slots
         self._owners: dict[
-            str, _Calls
+            str, _OwnerCalls
         ] = {}  # with running or waiting calls; last the one whose call began or ended last
 
     async def begin(self, owner: str) -> None:
         """Wait for a slot and take it. A call that is cancelled while it waits takes none."""
-        calls = self._owners.setdefault(owner, _Calls())
+        calls = self._owners.setdefault(owner, _OwnerCalls())
         if self._free:
             self._take(owner)
             return
@@ -84,18 +84,18 @@ class FairSlots:
         except asyncio.CancelledError:
             if place.cancelled():
                 self._leave(owner, place)
-            else:  # it was its turn already
+            else:  # it has a slot already
                 self.end(owner)
             raise
 
     def end(self, owner: str) -> None:
-        """Give a slot of the owner's back."""
+        """Free a slot of an owner."""
         self._free += 1
         self._count(owner, -1)
         self._next()
 
     def _next(self) -> None:
-        """Hand a free slot on."""
+        """Give a free slot to the next waiting call."""
         while (owner := self._whose_turn()) is not None:
             waiting = self._owners[owner].waiting
             place = next(iter(waiting))
@@ -114,7 +114,7 @@ class FairSlots:
         self._count(owner, 1)
 
     def _count(self, owner: str, change: int) -> None:
-        """A call of the owner's began or ended."""
+        """Change the number of running calls of an owner."""
         calls = self._owners.pop(owner)
         calls.running += change
         if calls.running or calls.waiting:
@@ -129,11 +129,11 @@ class FairSlots:
 
 @final
 class CallQueue:
-    """Lets so many calls run at once; the others wait, their owners in turns.
+    """Limits the calls that run at once; owners take turns for the slots.
 
     Args:
-        most: None for any number.
-        to_the_end: a call that is cancelled goes on and keeps its slot until it has ended: it runs in a thread.
+        most: running calls; None: any number.
+        to_the_end: whether a cancelled call keeps its slot until it has ended, since it runs in a thread.
     """
 
     def __init__(self, most: int | None, *, to_the_end: bool = False) -> None:
@@ -141,13 +141,13 @@ class CallQueue:
         self._to_the_end = to_the_end
 
     async def run[T](self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do the work when it is its turn."""
+        """Run a call once it has a slot."""
         if self._turns is not None:
             await self._turns.begin(owner)
 
         def end(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
-                task.exception()  # seen, also where the call was cancelled
+                task.exception()  # retrieved also if the call was cancelled
             if self._turns is not None:
                 self._turns.end(owner)
 
@@ -157,7 +157,7 @@ class CallQueue:
 
 
 def declare(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's declaration, OpenAI's."""
+    """OpenAI's declaration of a function tool."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
 
 
@@ -166,28 +166,28 @@ def endpoint_tool(
     limits: Limits,
     endpoint: Endpoint,
     background: BackgroundLoop,
-    line: CallQueue,
+    queue: CallQueue,
     late: str = "it took longer than",
 ) -> ChatTool:
     """A tool that an endpoint answers.
 
     Args:
-        limits: of time and of the result; the line has its own.
-        line: in which its calls wait.
-        late: what to say of a time-out, before its seconds.
+        limits: on the time of a call and the size of its result.
+        queue: in which its calls wait.
+        late: message of a timeout, before its seconds.
     """
 
     async def answer(arguments: str, request_id: str, owner: str, expires_s: float) -> str:
-        asked, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s), expires_s
+        request, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s), expires_s
 
         async def begin() -> str:
             nonlocal begun_s
             begun_s = time.monotonic()
-            return await endpoint(asked)
+            return await endpoint(request)
 
         try:
             async with asyncio.timeout(expires_s - time.monotonic()):
-                text = await line.run(owner, begin)
+                text = await queue.run(owner, begin)
         except TimeoutError as error:
             if time.monotonic() < expires_s:
                 raise
@@ -205,19 +205,19 @@ def endpoint_tool(
 
 
 def owned(tool: ChatTool, owner: str) -> ChatTool:
-    """A tool that is told for whom it is called."""
-    assert tool.tool is not None, "a tool that is run here"
+    """A copy of a tool that sets `OWNER` in its calls."""
+    assert tool.tool is not None, "a tool that runs here"
     function = tool.tool.function
 
     def call(arguments: str) -> object:
-        OWNER.set(owner)  # of the call's own thread
+        OWNER.set(owner)  # in the context of the call's own thread
         return function(arguments)
 
     return replace(tool, tool=replace(tool.tool, function=call))
 
 
 def _cut(text: str, max_bytes: int | None) -> str:
-    """At most so many bytes of UTF-8; that something was cut stands at the end."""
+    """A text of at most `max_bytes` bytes of UTF-8; a cut text ends in a note."""
     if max_bytes is None or len(data := text.encode(errors="replace")) <= max_bytes:
         return text
     note = f" ... (cut: {len(data)} bytes, {max_bytes} allowed)"

@@ -1,4 +1,4 @@
-"""Tools that are HTTP endpoints: requests made of arguments, sent to hosts that are allowed, repeated where that is safe."""
+"""HTTP endpoints as tools: requests made of arguments, sent to allowed hosts, and retried if the method is idempotent."""
 
 import asyncio
 import json
@@ -7,15 +7,15 @@ from typing import Any, final
 
 import httpx2
 
+from jinfercept.endpoints.allowed_hosts import Hosts, is_address, is_public
 from jinfercept.endpoints.calls import CallFailed, CallRequest
-from jinfercept.endpoints.hosts import Hosts, is_address, is_public
 from jinfercept.endpoints.schemas import check_of, texts
-from jinfercept.endpoints.tables import HttpTable, Place
 from jinfercept.endpoints.templates import fill_json, fill_url, names_in, point
+from jinfercept.endpoints.tool_tables import HttpTable, Place
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
-_PASSING = frozenset({502, 503, 504})
+_TRANSIENT = frozenset({502, 503, 504})
 _MAX_REDIRECTS = 5
 _FIRST_PAUSE_S = 0.2
 _SHOWN_CHARS = 500
@@ -26,11 +26,11 @@ class HttpEndpoint:
     """One HTTP endpoint.
 
     Args:
-        table: what it is.
-        place: where that stands.
+        table: its declaration.
+        place: of the table, for errors.
 
     Raises:
-        ConfigError: the url is none, or what it needs is not declared.
+        ConfigError: the url is invalid, or an argument or a variable is missing.
     """
 
     def __init__(self, table: HttpTable, place: Place) -> None:
@@ -41,11 +41,11 @@ class HttpEndpoint:
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         self._hosts = Hosts(table.allow_hosts or [host], named=table.allow_hosts is not None)
 
-    async def __call__(self, asked: CallRequest) -> str:
-        """The text of the answer. Raises `CallFailed` if there is none or it is an error's."""
-        self._check(asked.arguments)
+    async def __call__(self, request: CallRequest) -> str:
+        """The text of the response. Raises `CallFailed` for error statuses and failed connections."""
+        self._check(request.arguments)
         table = self._table
-        arguments = _with_defaults(self.parameters, asked.arguments)
+        arguments = _with_defaults(self.parameters, request.arguments)
         url = httpx2.URL(fill_url(table.url, arguments))
         rest = {name: value for name, value in arguments.items() if name not in names_in(table.url)}
         body = None if table.body is None else fill_json(table.body, arguments)
@@ -57,7 +57,7 @@ class HttpEndpoint:
         return text if table.pointer is None else point(text, table.pointer)
 
     async def _repeat(self, url: httpx2.URL, body: Any) -> str:
-        """The text of the answer, after as many attempts as may be made."""
+        """The text of the response, after retries."""
         left, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
         async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
             while True:
@@ -69,13 +69,13 @@ class HttpEndpoint:
                     if status < 400:
                         return text
                     problem = f"HTTP {status}: {text[:_SHOWN_CHARS]}"
-                if not left or (status is not None and status not in _PASSING):
+                if not left or (status is not None and status not in _TRANSIENT):
                     raise CallFailed(problem)
                 await asyncio.sleep(pause_s)
                 left, pause_s = left - 1, 2 * pause_s
 
     async def _follow(self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any) -> tuple[int, str]:
-        """Status and text of an answer, after redirects to hosts that are allowed."""
+        """Status and text of the response, after redirects to allowed hosts."""
         method, headers = self._table.method, {"accept": "*/*"} | self._headers
         for _ in range(_MAX_REDIRECTS + 1):
             response = await self._send(client, method, url, headers, body)
@@ -89,13 +89,13 @@ class HttpEndpoint:
             if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
                 method, body = "GET", None
             if (url.scheme, url.host, url.port) != (before.scheme, before.host, before.port):
-                headers = {"accept": "*/*"}  # what was meant for one host is no other's
+                headers = {"accept": "*/*"}  # headers of one host are not sent to another one
         raise CallFailed(f"more than {_MAX_REDIRECTS} redirects")
 
     async def _send(
         self, client: httpx2.AsyncClient, method: str, url: httpx2.URL, headers: Mapping[str, str], body: Any
     ) -> httpx2.Response:
-        """One request, to the address that was checked. Its answer is not read yet."""
+        """Sends one request to a checked address; the body of the response is not read."""
         if url.scheme not in ("http", "https"):
             raise CallFailed(f"{url.scheme}: is no scheme that is followed")
         address = await self._hosts.address(url.host, url.port or (443 if url.scheme == "https" else 80))
@@ -119,7 +119,7 @@ class HttpEndpoint:
 
 
 def _check_url(table: HttpTable, place: Place) -> str:
-    """The url's host; raises `ConfigError` for what can never work."""
+    """The host of the url. Raises `ConfigError` for a table that cannot work."""
     names = names_in(table.url)
     try:
         url = httpx2.URL(fill_url(table.url, dict.fromkeys(names, "x")))
@@ -144,7 +144,7 @@ def _check_url(table: HttpTable, place: Place) -> str:
 
 
 def _with_defaults(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments, and what the schema says of those that are not given."""
+    """Arguments, with the schema's defaults for missing ones."""
     declared = parameters.get("properties", {}).items()
     return {
         name: schema["default"] for name, schema in declared if isinstance(schema, Mapping) and "default" in schema

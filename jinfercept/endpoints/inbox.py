@@ -1,4 +1,4 @@
-"""Calls that wait for a person: listed, answered or declined by whoever can, from any thread."""
+"""Calls that wait for a person. They are listed, answered and declined from any thread."""
 
 import asyncio
 import threading
@@ -14,14 +14,14 @@ from jinfercept.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A call that waits.
+    """A waiting call.
 
     Attributes:
-        id: by which it is answered.
-        tool: what was called.
-        arguments: as the model wrote them.
-        request_id: whose call it is; "" if nobody said.
-        owner: for whom it was called; "" if nobody said.
+        id: of the call in the inbox.
+        tool: name of the tool.
+        arguments: JSON values.
+        request_id: of the engine's request; "" if unknown.
+        owner: tenant of the request; "" if unknown.
         asked_at, expires_at: in seconds since 1970.
     """
 
@@ -36,10 +36,10 @@ class Pending:
 
 @final
 class Inbox:
-    """The calls that wait, the oldest first.
+    """The waiting calls, the oldest first.
 
     Attributes:
-        tools: names of those whose calls come here.
+        tools: names of the tools whose calls wait here.
     """
 
     def __init__(self) -> None:
@@ -48,27 +48,27 @@ class Inbox:
         self._waiting: dict[str, tuple[Pending, Future[str]]] = {}
 
     def pending(self, owner: str | None = None) -> list[Pending]:
-        """All of them, or those of one owner; fields are JSON's."""
+        """The waiting calls of all owners, or of one."""
         with self._lock:
             return [pending for pending, _ in self._waiting.values() if owner in (None, pending.owner)]
 
     def answer(self, id: str, text: str, owner: str | None = None) -> None:
-        """Give a call its result. Raises `RequestError` if it does not wait any more, or is not the owner's."""
+        """Give a call its result. Raises `RequestError` if it does not wait, or belongs to another owner."""
         self._take(id, owner).set_result(text)
 
     def decline(self, id: str, why: str = "", owner: str | None = None) -> None:
-        """Tell a call that there will be no answer. Raises `RequestError` as `answer`."""
+        """Fail a call with a reason. Raises `RequestError` as `answer` does."""
         self._take(id, owner).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
-    async def ask(self, tool: str, asked: CallRequest) -> str:
-        """Wait for an answer. Raises `CallFailed` if it is declined; cancelled, the call waits no more."""
+    async def ask(self, tool: str, request: CallRequest) -> str:
+        """Wait for the answer to a call. Raises `CallFailed` if it is declined. If cancelled, the call leaves the inbox."""
         now = time.time()
-        expires_at = now + asked.expires_s - time.monotonic()
+        expires_at = now + request.expires_s - time.monotonic()
         pending = Pending(
-            uuid.uuid4().hex[:12], tool, dict(asked.arguments), asked.request_id, asked.owner, now, expires_at
+            uuid.uuid4().hex[:12], tool, dict(request.arguments), request.request_id, request.owner, now, expires_at
         )
         answer = Future[str]()
-        answer.set_running_or_notify_cancel()  # whoever takes it may always set it
+        answer.set_running_or_notify_cancel()  # so that `set_result` always succeeds
         with self._lock:
             self._waiting[pending.id] = (pending, answer)
         try:

@@ -1,4 +1,4 @@
-"""Tools from a file, Python or TOML, ready to be called. Everything is checked before anything is started."""
+"""Loads the tools of a Python or TOML file. All tables are checked before a server is started."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,11 +8,11 @@ from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.endpoints.background import BackgroundLoop
+from jinfercept.endpoints.background_loop import BackgroundLoop
 from jinfercept.endpoints.calls import CallQueue, Endpoint, declare, endpoint_tool
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.python_endpoint import PythonEndpoint, python_endpoint, python_endpoints
-from jinfercept.endpoints.tables import (
+from jinfercept.endpoints.tool_tables import (
     HttpTable,
     Limits,
     McpTable,
@@ -30,12 +30,12 @@ _Source = Callable[[], list[ChatTool]]
 
 @final
 class LoadedTools:
-    """Tools that are ready. Close them, or use them in `with` or `async with`.
+    """Loaded tools. Close them, or use them in `with` or `async with`.
 
     Args:
-        sources: say what tools there are.
+        sources: return the current tools.
         inbox: where calls wait for a person.
-        ends: what ends with them.
+        ends: closes servers, models and the background loop.
     """
 
     def __init__(self, sources: list[_Source], inbox: Inbox, ends: ExitStack) -> None:
@@ -44,7 +44,7 @@ class LoadedTools:
 
     @property
     def tools(self) -> list[ChatTool]:
-        """What can be called now, as `LLM.chat` takes it. An MCP server's tools change; of two of one name the first counts."""
+        """The current tools for `LLM.chat`. Those of an MCP server change; of two tools with one name the first counts."""
         listed: dict[str, ChatTool] = {}
         for source in self._sources:
             for tool in source():
@@ -52,7 +52,7 @@ class LoadedTools:
         return list(listed.values())
 
     def close(self) -> None:
-        """End servers and connections; calls that wait fail. Takes seconds where a server does not end."""
+        """End servers and connections; waiting calls fail. Takes seconds if a server does not end."""
         self._ends.close()
 
     def __enter__(self) -> Self:
@@ -73,16 +73,16 @@ class LoadedTools:
 
 
 def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
-    """The tools of a file, servers started and connected to.
+    """The tools of a file, with their servers started and connected.
 
     Args:
         path: a Python file, of which every public function with a docstring is a tool, or a TOML file of `[[tool]]` tables
-            (`tables.py` has their keys).
-        inbox: where calls wait for a person; by default one of their own.
+            (`tool_tables.py` has their keys).
+        inbox: where calls wait for a person; default: a new one.
 
     Raises:
-        ConfigError: the file is not what it should be, or what it needs is not there.
-        RequestError: a Python function is no tool, or two tools have one name.
+        ConfigError: the file is wrong, or a server, a variable or a package is missing.
+        RequestError: a Python function cannot be a tool, or two tools have one name.
     """
     path, inbox = Path(path), inbox or Inbox()
     if path.suffix not in (".toml", ".py"):
@@ -115,7 +115,7 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
 
 @final
 class _Loader:
-    """Tools on their way."""
+    """Collects the tools of a file, then starts them."""
 
     def __init__(self, inbox: Inbox) -> None:
         self.ends = ExitStack()
@@ -128,7 +128,7 @@ class _Loader:
         self._load: list[Callable[[], None]] = []
 
     def add(self, table: Table, place: Place) -> None:
-        """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a package that is missing."""
+        """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
                 self.add_function(python_endpoint(table, place, self._modules), table)
@@ -160,10 +160,10 @@ class _Loader:
 
     def add_function(self, function: PythonEndpoint, limits: Limits) -> None:
         """Make a tool of a Python function."""
-        self._add(dict(function.declaration), limits, function, function.line(limits.max_concurrency))
+        self._add(dict(function.declaration), limits, function, function.queue(limits.max_concurrency))
 
     def start(self) -> LoadedTools:
-        """Load and connect what has to be."""
+        """Load models and connect servers."""
         for load in self._load:
             load()
 
@@ -179,23 +179,23 @@ class _Loader:
         declaration: dict[str, Any],
         limits: Limits,
         endpoint: Endpoint,
-        line: CallQueue | None = None,
+        queue: CallQueue | None = None,
         **more: str,
     ) -> None:
-        line = line or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self._background, line, **more)
+        queue = queue or CallQueue(limits.max_concurrency)
+        tool = endpoint_tool(declaration, limits, endpoint, self._background, queue, **more)
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:
         from jinfercept.endpoints.mcp_server import McpServer
 
-        server, line, background = McpServer(table, place), CallQueue(table.max_concurrency), self._background
+        server, queue, background = McpServer(table, place), CallQueue(table.max_concurrency), self._background
         self.ends.callback(lambda: background.submit(server.close).result())
         self._connect.append(server.start)
 
         def tools() -> list[ChatTool]:
             return [
-                endpoint_tool(declaration, table, endpoint, background, line)
+                endpoint_tool(declaration, table, endpoint, background, queue)
                 for declaration, endpoint in server.endpoints()
             ]
 

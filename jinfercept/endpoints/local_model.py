@@ -1,25 +1,25 @@
-"""Another model as a tool, in this process: its requests are batched with each other, not with the first model's."""
+"""Another model in this process as a tool. Its requests are batched with each other, not with those of the first model."""
 
 from typing import Any, final
 
 from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.questions import QUESTION, conversation
 from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tables import ModelTable, Place
+from jinfercept.endpoints.tool_tables import ModelTable, Place
 from jinfercept.llm import LLM
 from jinfercept.request import SamplingParams
 
 
 @final
 class LocalModel:
-    """A model that is loaded here.
+    """A model in this process.
 
     Args:
-        table: what it is.
-        place: where that stands.
+        table: its declaration.
+        place: of the table, for errors.
 
     Raises:
-        ConfigError: its parameters are no schema.
+        ConfigError: its parameters are not a JSON schema.
     """
 
     def __init__(self, table: ModelTable, place: Place) -> None:
@@ -30,16 +30,16 @@ class LocalModel:
         self._llm: LLM | None = None
 
     def load(self) -> None:
-        """Load it, which takes its time. Raises `ConfigError` and `ModelError` as `LLM` does."""
+        """Load the model. Slow. Raises `ConfigError` and `ModelError` as `LLM` does."""
         assert self._table.path is not None
         options: dict[str, Any] = {"quiet": True} | self._table.options
         self._llm = LLM(self._table.path, **options)
 
-    async def __call__(self, asked: CallRequest) -> str:
-        """The answer. Raises `CallFailed` if there is none; cancelled, the model's request is given up."""
-        self._check(asked.arguments)
+    async def __call__(self, request: CallRequest) -> str:
+        """The model's answer. Raises `CallFailed` if it fails. If cancelled, the model's request is aborted."""
+        self._check(request.arguments)
         assert self._llm is not None, "not loaded"
-        messages = conversation(self._table.system, asked.arguments)
+        messages = conversation(self._table.system, request.arguments)
         [output] = await self._llm.achat(messages, self._params)
         [completion] = output.outputs
         if completion.finish_reason not in ("stop", "length"):
@@ -47,6 +47,6 @@ class LocalModel:
         return completion.messages[-1]["content"] or ""
 
     def close(self) -> None:
-        """Give up the model."""
+        """Close the model."""
         if self._llm is not None:
             self._llm.close()

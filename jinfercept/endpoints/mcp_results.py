@@ -1,4 +1,4 @@
-"""What a model can read of an MCP tool's result."""
+"""Converts an MCP tool's result to text."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from mcp_types import AudioContent, CallToolResult, EmbeddedResource, ImageConte
 
 
 def result_text(result: CallToolResult) -> str:
-    """Its texts, one below the other; what is none is named. Without content, its structure as JSON."""
+    """The texts of a result, one per line, other parts as descriptions. Without content: the structured content as JSON."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(map(_part, result.content))

@@ -1,6 +1,6 @@
-"""An MCP server as a source of tools: started or connected to, asked what it has, begun again when it is lost.
+"""An MCP server as a source of tools: it is started or connected, its tools are listed, and a lost connection is renewed.
 
-One task lives with the server; calls come from others. While there is no connection they fail at once and say so.
+One task holds the connection; calls come from other tasks. Calls without a connection fail at once.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.endpoints.calls import CallFailed, CallRequest, Endpoint, declare
 from jinfercept.endpoints.mcp_results import result_text
-from jinfercept.endpoints.tables import McpTable, Place
+from jinfercept.endpoints.tool_tables import McpTable, Place
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_S = 30.0
 _MAX_PAGES = 100
 _ENDED = "its connection ended"
 _SESSION_LOST = "Session terminated"
-"""What the SDK says, under no code of its own, when an HTTP server does not know a session any more."""
+"""The SDK's message, without a code of its own, when an HTTP server has ended a session."""
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -47,8 +47,8 @@ class McpServer:
     """One server.
 
     Args:
-        table: what it is.
-        place: where that stands.
+        table: its declaration.
+        place: of the table, for errors.
 
     Raises:
         ConfigError: a variable of its environment or its headers is not set.
@@ -66,7 +66,7 @@ class McpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect, and stay connected. Raises `ConfigError` if that fails the first time."""
+        """Connect, and reconnect whenever the connection is lost. Raises `ConfigError` if the first attempt fails."""
         connected = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._stay(connected))
         if problem := await connected:
@@ -76,13 +76,13 @@ class McpServer:
             raise self._place.error(f"the MCP server does not start: {problem}", given, fix)
 
     async def close(self) -> None:
-        """Disconnect; a server that was started here ends."""
+        """Disconnect, and end a server that was started here."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def endpoints(self) -> list[tuple[dict[str, Any], Endpoint]]:
-        """The tools that it has now, with their declarations."""
+        """Declarations and endpoints of the current tools."""
         return [
             (
                 declare(
@@ -93,13 +93,13 @@ class McpServer:
             for tool in self._tools
         ]
 
-    async def _call(self, name: str, asked: CallRequest) -> str:
-        """Call one of its tools. Raises `CallFailed` for a result that is an error, or when there is no connection."""
+    async def _call(self, name: str, request: CallRequest) -> str:
+        """Call a tool. Raises `CallFailed` for an error result, and without a connection."""
         client = self._client
         if client is None:
             raise CallFailed(f"the MCP server {self._table.name} is not there ({self._problem}); it is tried again")
         try:
-            result = await client.call_tool(name, dict(asked.arguments))
+            result = await client.call_tool(name, dict(request.arguments))
         except MCPError as error:
             if error.code != CONNECTION_CLOSED and error.message != _SESSION_LOST:
                 raise CallFailed(str(error)) from error
@@ -123,7 +123,9 @@ class McpServer:
                     if not connected.done():
                         connected.set_result(None)
                     await self._until_lost(client)
-                    if time.monotonic() - since_s > _LONGEST_PAUSE_S:  # else it may die of being started
+                    if (
+                        time.monotonic() - since_s > _LONGEST_PAUSE_S
+                    ):  # a server that ends at once keeps the longer pause
                         pause_s = _FIRST_PAUSE_S
             except (Exception, BaseExceptionGroup) as error:
                 self._problem = _describe(error)
@@ -155,7 +157,7 @@ class McpServer:
 
     @asynccontextmanager
     async def _started(self, server: StdioServerParameters) -> AsyncGenerator[Any]:
-        """A server's streams; when its output ends, `_lost` is set."""
+        """The streams of a started server; `_lost` is set when its output ends."""
         forward, received = anyio.create_memory_object_stream[Any](0)
 
         async def pump() -> None:
@@ -173,7 +175,7 @@ class McpServer:
             tasks.cancel_scope.cancel()
 
     async def _until_lost(self, client: Client) -> None:
-        """Lists its tools anew whenever it says that they have changed; returns when there is no connection any more."""
+        """Lists the tools again after each change; returns when the connection is lost."""
         async with asyncio.TaskGroup() as group:
             renewing = group.create_task(self._renew(client))
             listening = group.create_task(self._listen(client))
@@ -191,7 +193,7 @@ class McpServer:
                 log.warning("the tools of the MCP server %s cannot be listed: %s", self._table.name, error)
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes where servers do not tell unasked."""
+        """Subscribe to changes of the tools, for protocol versions in which servers do not announce them."""
         capability = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
             return
@@ -203,7 +205,7 @@ class McpServer:
                         self._changed.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            self._changed.set()  # perhaps nobody listened
+            self._changed.set()  # changes between two subscriptions are not announced
 
     async def _hear(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -223,7 +225,7 @@ class McpServer:
 
 
 def _describe(error: BaseException) -> str:
-    """What is behind an error, in one line."""
+    """The first cause of an error, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):

@@ -6,12 +6,12 @@ from jinfercept.endpoints.calls import CallRequest
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.questions import QUESTION
 from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tables import PersonTable, Place
+from jinfercept.endpoints.tool_tables import PersonTable, Place
 
 
 @final
 class Person:
-    """Somebody who looks into an inbox. Raises `ConfigError` for parameters that are no schema."""
+    """A person who answers calls in an inbox. Raises `ConfigError` for parameters that are not a JSON schema."""
 
     def __init__(self, table: PersonTable, place: Place, inbox: Inbox) -> None:
         self._name, self._inbox = table.name, inbox
@@ -19,7 +19,7 @@ class Person:
         self.parameters = table.parameters or QUESTION
         self._check = check_of(self.parameters, place)
 
-    async def __call__(self, asked: CallRequest) -> str:
-        """What the person says. Raises `CallFailed` if that is no."""
-        self._check(asked.arguments)
-        return await self._inbox.ask(self._name, asked)
+    async def __call__(self, request: CallRequest) -> str:
+        """The answer of the person. Raises `CallFailed` if the call is declined."""
+        self._check(request.arguments)
+        return await self._inbox.ask(self._name, request)

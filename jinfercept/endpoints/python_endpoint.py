@@ -15,12 +15,12 @@ from typing import Any
 
 from jinfercept.chat.function_tools import chat_tools, load_functions, load_module
 from jinfercept.endpoints.calls import CallQueue, CallRequest
-from jinfercept.endpoints.tables import Place, PythonTable
+from jinfercept.endpoints.tool_tables import Place, PythonTable
 from jinfercept.errors import RequestError
 from jinfercept.request import Tool
 
 MAX_THREADS = 32
-"""Calls at once of a sync function whose `max_concurrency` is not set. Each runs in a thread, which no time-out ends."""
+"""Maximum running calls of a sync function without `max_concurrency`. Each runs in a thread, which no timeout ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,22 @@ class PythonEndpoint:
     """A Python function.
 
     Attributes:
-        declaration: what the model is told of it.
-        function: of the arguments' JSON.
-        in_thread: it is a sync one.
+        declaration: OpenAI's.
+        function: of the arguments as JSON.
+        in_thread: whether it is a sync function.
     """
 
     declaration: Mapping[str, Any]
     function: Callable[[str], Any]
     in_thread: bool
 
-    def line(self, max_concurrency: int | None) -> CallQueue:
-        """The line of its calls. A thread keeps its slot until it has ended, so there are never more of them than slots."""
+    def queue(self, max_concurrency: int | None) -> CallQueue:
+        """A queue for its calls. A thread keeps its slot until it has ended, so there are never more threads than slots."""
         return CallQueue(max_concurrency or (MAX_THREADS if self.in_thread else None), to_the_end=self.in_thread)
 
-    async def __call__(self, asked: CallRequest) -> str:
-        """What the function returns, as text."""
-        arguments = json.dumps(dict(asked.arguments))
+    async def __call__(self, request: CallRequest) -> str:
+        """The result of the function as text."""
+        arguments = json.dumps(dict(request.arguments))
         if not self.in_thread:
             return await self.function(arguments)
         value = await in_thread(self.function, arguments)
@@ -54,7 +54,7 @@ def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, Module
     """The function that a table names.
 
     Args:
-        modules: files that were run already; those of one file are one module.
+        modules: modules of files that are loaded already, by path.
 
     Raises:
         ConfigError: there is no such function, or it cannot be a tool.
@@ -68,11 +68,11 @@ def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, Module
     except RequestError as error:
         raise place.error(error.what, error.got, error.fix) from error
     assert made.tool is not None
-    told = dict(made.declaration["function"])
-    told |= {} if table.description is None else {"description": table.description}
-    told |= {} if table.parameters is None else {"parameters": table.parameters}
+    declared = dict(made.declaration["function"])
+    declared |= {} if table.description is None else {"description": table.description}
+    declared |= {} if table.parameters is None else {"parameters": table.parameters}
     in_thread = not inspect.iscoroutinefunction(function)
-    return PythonEndpoint({"type": "function", "function": told}, made.tool.function, in_thread)
+    return PythonEndpoint({"type": "function", "function": declared}, made.tool.function, in_thread)
 
 
 def python_endpoints(path: Path) -> list[PythonEndpoint]:
@@ -95,7 +95,7 @@ def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleT
 
 
 async def in_thread[A, T](function: Callable[[A], T], argument: A) -> T:
-    """What a function returns, run in a daemon thread of its own: one that hangs holds up nobody, not even the end."""
+    """The result of a function that runs in its own daemon thread: a call that hangs blocks no other call and no exit."""
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[T] = loop.create_future()
 

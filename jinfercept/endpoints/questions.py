@@ -1,4 +1,4 @@
-"""What is asked of whoever answers in words, a model or a person."""
+"""Questions to models and people: the default schema of the arguments, and the conversation made of them."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ QUESTION = {
     "properties": {"question": {"type": "string", "description": "with everything that is needed to answer it"}},
     "required": ["question"],
 }
-"""The arguments, unless a tool declares its own."""
+"""Schema of the arguments of a tool that declares none."""
 
 
 def conversation(system: str | None, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What a model reads: a single text as it is, other arguments as JSON."""
+    """The messages for a model: the question is a single text argument, or all arguments as JSON."""
     values = list(arguments.values())
     alone = len(values) == 1 and isinstance(values[0], str)
     question = values[0] if alone else json.dumps(dict(arguments), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Another model as a tool: asked a question at a URL, as any OpenAI-compatible server takes it."""
+"""A model of another OpenAI-compatible server as a tool."""
 
 import json
 from typing import Any, final
@@ -8,21 +8,21 @@ import httpx2
 from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.questions import QUESTION, conversation
 from jinfercept.endpoints.schemas import check_of
-from jinfercept.endpoints.tables import ModelTable, Place
+from jinfercept.endpoints.tool_tables import ModelTable, Place
 
 _MAX_BYTES = 4 << 20
 
 
 @final
 class RemoteModel:
-    """A model behind a URL.
+    """A model at a URL.
 
     Args:
-        table: what it is.
-        place: where that stands.
+        table: its declaration.
+        place: of the table, for errors.
 
     Raises:
-        ConfigError: its key is not in the environment.
+        ConfigError: the variable of its key is not set, or its parameters are not a JSON schema.
     """
 
     def __init__(self, table: ModelTable, place: Place) -> None:
@@ -34,13 +34,13 @@ class RemoteModel:
         self.parameters = table.parameters or QUESTION
         self._check = check_of(self.parameters, place)
 
-    async def __call__(self, asked: CallRequest) -> str:
-        """The answer. Raises `CallFailed` if there is none."""
-        self._check(asked.arguments)
+    async def __call__(self, request: CallRequest) -> str:
+        """The model's answer. Raises `CallFailed` if it fails."""
+        self._check(request.arguments)
         table = self._table
         body = {
             "model": table.model,
-            "messages": conversation(table.system, asked.arguments),
+            "messages": conversation(table.system, request.arguments),
             "max_tokens": table.max_tokens,
             "temperature": table.temperature,
         }

@@ -1,4 +1,4 @@
-"""Arguments checked against the JSON schema that a tool declares."""
+"""Checks arguments against the JSON schema of a tool."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 from jsonschema import Draft202012Validator, SchemaError
 
 from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.tables import Place
+from jinfercept.endpoints.tool_tables import Place
 
 Check = Callable[[Mapping[str, Any]], None]
-"""Raises `CallFailed`, for the model to read, if arguments do not fit."""
+"""Raises `CallFailed` for arguments that do not fit the schema; the model reads the message."""
 
 _SHOWN = 5
 
 
 def texts(names: list[str]) -> dict[str, Any]:
-    """The schema of arguments that are texts."""
+    """A schema of arguments that are texts."""
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
 def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
-    """A check against a schema. Raises `ConfigError` for what is none of an object."""
+    """A check against a schema. Raises `ConfigError` for an invalid schema, and for one of another type than object."""
     try:
         Draft202012Validator.check_schema(parameters)
     except SchemaError as error:

@@ -1,4 +1,4 @@
-"""Arguments put into urls and bodies, and results taken out of answers. Knows no HTTP."""
+"""Fills arguments into urls and bodies, and extracts results from responses. Knows no HTTP."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def names_in(template: Any) -> list[str]:
 
 
 def fill_url(template: str, arguments: Mapping[str, Any]) -> str:
-    """A url with its arguments escaped, so that none leaves its place. Raises `CallFailed` for one that cannot be there."""
+    """A url filled with escaped arguments. Raises `CallFailed` for an argument that would change the path."""
 
     def value(match: re.Match[str]) -> str:
         text = _text(_argument(match[1], arguments))
@@ -32,9 +32,9 @@ def fill_url(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def fill_json(template: Any, arguments: Mapping[str, Any]) -> Any:
-    """A JSON value in which texts are filled in; one that is nothing but an `{argument}` becomes that, of whatever type.
+    """A JSON value with its texts filled in. A text that is one `{argument}` becomes the argument, with its type.
 
-    Members whose argument was not given are left out.
+    Members whose argument is missing are left out.
     """
     if isinstance(template, Mapping):
         return {
@@ -52,7 +52,7 @@ def fill_json(template: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def point(text: str, pointer: str) -> str:
-    """What a JSON pointer (RFC 6901) finds in a text. Raises `CallFailed` if that is no JSON, or has nothing there."""
+    """The value at a JSON pointer (RFC 6901) in a text. Raises `CallFailed` if the text is not JSON, or has no such value."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

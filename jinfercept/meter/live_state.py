@@ -47,14 +47,14 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
             "running": len(running),
             "waiting": len(waiting),
             "intercepted": len(intercepted),
-            "kept": len(kept),
+            "retained": len(kept),
         },
         "sample": _point(stats.sample()),
         "history": [_point(sample) for sample in stats.history],
         "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
         "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
         "intercepted": [_paused(stats, pause, now, others, texts) for pause in intercepted[:SHOWN]],
-        "kept": [_paused(stats, pause, now, others, texts) for pause in kept[:SHOWN]],
+        "retained": [_paused(stats, pause, now, others, texts) for pause in kept[:SHOWN]],
         "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
     }
 
@@ -99,7 +99,11 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
     places, own, alone = _places(sequence)
     case = DecisionCase(now, State.INTERCEPTED, rest_s, own, others, stats.equations.chunk(stats.last_queries))
     lost = case._replace(context=alone)
-    price = {"per_s": own, "keep": stats.equations.waste(case).preserve, "drop": stats.equations.waste(lost).discard}
+    price = {
+        "per_s": own,
+        "preserve": stats.equations.waste(case).preserve,
+        "discard": stats.equations.waste(lost).discard,
+    }
     return {
         "request": sequence.id,
         "tool": pause.tool,
@@ -109,7 +113,7 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, others: int
         "tokens": len(sequence.tokens),
         **places,
         "price": price,
-    } | ({"said": pause.said} if texts else {})
+    } | ({"text": pause.said} if texts else {})
 
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:

@@ -1,4 +1,4 @@
-"""One line for every request: its id, what came of it, tokens and seconds. Also gives every answer its `x-request-id`."""
+"""Middleware that logs one line per HTTP request: id, status, tokens, seconds. Adds `x-request-id` to every response."""
 
 import asyncio
 import logging
@@ -16,21 +16,22 @@ from jinfercept.server.service import Service
 log = logging.getLogger("jinfercept.server")
 
 DETAILS = "jinfercept.details"
-"""Where, in a request's scope, endpoints put what its line is to say besides."""
+"""Key of a request's scope: a dict in which routes put further fields of its log line."""
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SHOWN = 256
-"""Characters of a method and of a path in a line."""
+"""Maximum characters of a method and of a path in a log line."""
 _QUIET = frozenset({"/health", "/ready", "/metrics", "/live", "/inbox"})
-"""Asked all the time; their lines are at level debug."""
+"""Paths that monitors poll: their lines are logged at level debug."""
 
 
 @final
 class AccessLog:
-    """An ASGI application around another one.
+    """ASGI middleware.
 
     Args:
-        service: is told when requests begin and end.
+        app: the wrapped application.
+        service: counts the requests in progress.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -45,7 +46,7 @@ class AccessLog:
         name = given if _ID.fullmatch(given) else uuid.uuid4().hex
         details: dict[str, Any] = {}
         scope[DETAILS] = details
-        status = 499  # unless an answer begins: nobody is there to read it
+        status = 499  # the client disconnects before the response starts
 
         async def send_named(message: Message) -> None:
             nonlocal status
@@ -54,7 +55,7 @@ class AccessLog:
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
-        self._service.entered()
+        self._service.request_started()
         try:
             await self._app(scope, receive, send_named)
         except Exception:
@@ -63,9 +64,9 @@ class AccessLog:
         except asyncio.CancelledError:
             if not self._service.draining:
                 raise
-            details["cut_off"] = True  # by a second signal
+            details["cut_off"] = True  # a second signal ends the server
         finally:
-            self._service.left()
+            self._service.request_ended()
             method, path = scope["method"][:_SHOWN], scope["path"][:_SHOWN]
             line = {"request_id": name, "method": method, "path": path, "status": status}
             line |= details | {"seconds": round(time.monotonic() - began_s, 4)}

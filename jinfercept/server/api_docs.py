@@ -1,11 +1,10 @@
 """The OpenAPI document at `/openapi.json` and Swagger UI at `/docs`, whose files this server sends itself.
 
-Where the server has keys both need one. A browser that follows a link cannot send a bearer token, so these paths, and no
+If the server has keys, both need one. A browser that follows a link cannot send a bearer token, so these paths, and no
 others, also take HTTP Basic: any user name, and the key as the password.
 """
 
 import base64
-import hashlib
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from jinfercept.server.errors import ApiError
+from jinfercept.server.page_security import csp_hash, page_headers
 from jinfercept.server.service import service_of
 
 _START = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", validatorUrl: null})'
@@ -31,23 +31,17 @@ _PAGE = f"""<!doctype html>
 </body>
 </html>
 """
-_POLICY = (
-    "default-src 'none'; "
-    f"script-src 'self' 'sha256-{base64.b64encode(hashlib.sha256(_START.encode()).digest()).decode()}'; "
-    "style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; "  # Swagger UI has styles in its elements
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_HEADERS = page_headers(
+    f"script-src 'self' {csp_hash(_START)}",
+    "style-src 'self' 'unsafe-inline'",  # Swagger UI sets styles of its elements
+    "connect-src 'self'",
+    "img-src 'self' data:",
 )
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 _FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
 
 def docs_router() -> APIRouter:
-    """The document, the page, and the files of the page."""
+    """Router of the document, the page, and the files of the page."""
     router = APIRouter(include_in_schema=False, dependencies=[Depends(_check_key)])
     static = files("fastapi_offline").joinpath("static")
     contents = {name: static.joinpath(name).read_bytes() for name in _FILES}
@@ -71,7 +65,7 @@ def docs_router() -> APIRouter:
 
 
 async def _check_key(request: Request) -> None:
-    """Raises `ApiError` 401, which makes a browser ask for the key."""
+    """Raises `ApiError` 401 without a valid key; its header makes a browser ask for the key."""
     try:
         service_of(request).keys.check(*map(bearer_of, request.headers.getlist("authorization")))
     except ApiError as error:
@@ -81,7 +75,7 @@ async def _check_key(request: Request) -> None:
 
 
 def bearer_of(authorization: str) -> str:
-    """`Bearer PASSWORD` for an `Authorization: Basic` header; any other header as it is."""
+    """`Bearer PASSWORD` for an `Authorization: Basic` header; any other header unchanged."""
     scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() != "basic":
         return authorization

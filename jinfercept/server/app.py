@@ -1,4 +1,4 @@
-"""The application: its routers, what stands before all of them, and its OpenAPI document."""
+"""The FastAPI application: its routers, its middleware, and its OpenAPI document."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.security import HTTPBearer
 
 from jinfercept import __version__
-from jinfercept.server import chat_completions, completions, inbox, models, operations, responses, tokens
+from jinfercept.server import chat_completions, completions, health, inbox, models, responses, tokens
 from jinfercept.server.access_log import AccessLog
 from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
@@ -17,19 +17,19 @@ from jinfercept.server.metrics import metrics_router
 from jinfercept.server.service import Service
 
 _DESCRIPTION = (
-    "OpenAI's protocol, and vLLM's extensions of it, on jinfercept. Fields that are not known are ignored. "
-    "Besides: `session_id` or the header `x-session-id`, `cache_salt`, and the object `jinfercept`."
+    "OpenAI's protocol with vLLM's extensions, on jinfercept. Unknown fields are ignored. "
+    "Further extensions: `session_id` or the header `x-session-id`, `cache_salt`, and the object `jinfercept`."
 )
 
 
 def create_app(service: Service) -> FastAPI:
-    """An ASGI application on a service, which is shut when it ends."""
+    """The ASGI application of a service. Its lifespan warms the service up and closes it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
         yield
-        service.shut()
+        service.close_threads()
 
     app = FastAPI(
         title="jinfercept",
@@ -37,12 +37,12 @@ def create_app(service: Service) -> FastAPI:
         description=_DESCRIPTION,
         lifespan=lifespan,
         separate_input_output_schemas=False,
-        redirect_slashes=False,  # a redirect would name the host and the scheme that the client gave
-        openapi_url=None,  # and so no /docs and no /redoc of FastAPI's, which load scripts from elsewhere
+        redirect_slashes=False,  # a redirect would repeat the host and the scheme that the client sent
+        openapi_url=None,  # FastAPI's own /docs and /redoc load scripts from other hosts
     )
     app.state.service = service
     add_handlers(app)
-    for router in (operations.router, metrics_router(service), page_router(), docs_router()):
+    for router in (health.router, metrics_router(service), page_router(), docs_router()):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`

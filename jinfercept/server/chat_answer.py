@@ -1,4 +1,4 @@
-"""What comes of a conversation's requests, as OpenAI's chat completion: whole, or chunk by chunk."""
+"""Outputs of a chat's requests as OpenAI's chat completion: one object, or a stream of chunks."""
 
 import asyncio
 import time
@@ -22,35 +22,46 @@ from jinfercept.events import (
 )
 from jinfercept.request import Call, CompletionOutput, Logprob, RequestOutput
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
+from jinfercept.server.logprob_limits import SMALL_ENTRIES, is_small, num_reported
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
-from jinfercept.server.report_size import SMALL_ENTRIES, is_small, num_reported
-from jinfercept.server.server_turns import ServerTurns, call_reports, round_reports
-from jinfercept.server.service import Service, check_finish
-from jinfercept.server.sse import DONE, event, long_event
+from jinfercept.server.merged_turns import TextJoiner, merged_message
+from jinfercept.server.request_outputs import check_finish
+from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports, round_reports
+from jinfercept.server.service import Service
+from jinfercept.server.sse import DONE, encode_event, encode_long_event
 from jinfercept.server.usage import UsageCount
-from jinfercept.server.visible_turns import Joint, visible_message
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class _Choice:
-    """One of `n` answers on its way: what the next chunk has to carry along, and how its turns become one message."""
+class _StreamedMessage:
+    """State of one of `n` streamed answers.
+
+    Attributes:
+        index: of the choice.
+        begun: whether its first chunk is sent.
+        rounds: rounds of calls that the server has run.
+        asked: the calls of the current round.
+        content, reasoning: join the texts of its turns.
+        calls: the client's calls of this turn: their place in the message, by the index that the parser gives them.
+        token_ids, logprobs: reported with the next chunk.
+    """
 
     index: int
     begun: bool = False
-    rounds: int = 0  # whose calls the server has run
-    asked: tuple[Call, ...] = ()  # those of the last
-    content: Joint = field(default_factory=Joint)
-    reasoning: Joint = field(default_factory=Joint)
-    calls: dict[int, int] = field(default_factory=dict)  # the client's of this turn, with their places in the message
+    rounds: int = 0
+    asked: tuple[Call, ...] = ()
+    content: TextJoiner = field(default_factory=TextJoiner)
+    reasoning: TextJoiner = field(default_factory=TextJoiner)
+    calls: dict[int, int] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
 
-    def note(self, told: Token, body: ChatBody) -> None:
+    def add_token(self, token: Token, body: ChatBody) -> None:
         if body.logprobs:
-            self.logprobs.append((told.token_id, told.logprobs))
+            self.logprobs.append((token.token_id, token.logprobs))
         if body.return_token_ids:
-            self.token_ids.append(told.token_id)
+            self.token_ids.append(token.token_id)
 
     def next_turn(self) -> None:
         self.rounds += 1
@@ -61,19 +72,19 @@ class _Choice:
 
 @final
 class ChatAnswer:
-    """The answer to one body.
+    """The chat completion for one body.
 
     Args:
-        name: its id.
-        model: as the client called it.
-        body: what was asked.
-        chats: what was made of it.
-        turns: what the server runs of them.
-        tokenizer: names tokens.
-        details: for the log; filled in as they become known.
+        name: id of the completion.
+        model: name of the model in the body.
+        body: of the HTTP request.
+        chats: the requests made of the body, and their readers.
+        tool_calls: runs the calls of the server's tools.
+        tokenizer: of the model.
+        details: fields of the log line; filled in as they become known.
 
     Attributes:
-        usage: counts its tokens.
+        usage: counts the tokens.
     """
 
     def __init__(
@@ -82,27 +93,27 @@ class ChatAnswer:
         model: str,
         body: ChatBody,
         chats: Chats,
-        turns: ServerTurns,
+        tool_calls: ServerToolCalls,
         tokenizer: Tokenizer,
         details: dict[str, Any],
     ) -> None:
         requests = chats.requests
-        self._turns = turns
+        self._tool_calls = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
-        self._choices = {request.id: _Choice(index) for index, request in enumerate(requests)}
+        self._choices = {request.id: _StreamedMessage(index) for index, request in enumerate(requests)}
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """All of it; what is left to the server to run is run.
+        """The whole completion; pending calls of the server's tools are run first.
 
         Args:
             outputs: by request id.
         """
-        settled = await asyncio.gather(*map(self._turns.settled, outputs.values()))
+        settled = await asyncio.gather(*map(self._tool_calls.settled, outputs.values()))
         for one in settled:
             self.usage.add(one)
         [output] = joined(self._requests, {one.request_id: one for one in settled})
@@ -115,15 +126,15 @@ class ChatAnswer:
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
-        return answer | self._server_calls(reports)
+        return answer | self._extension(reports)
 
     def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
-        """Whether `whole` is encoded at once; what the server's tools add is not known yet, and counts for nothing."""
+        """Whether `whole` is small enough to be encoded on the event loop; results of the server's tools are not counted."""
         best = (self._body.top_logprobs or 0) if self._body.logprobs else None
         return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        said = visible_message(completion.messages, self._turns.own)
+        said = merged_message(completion.messages, self._tool_calls.client_tools)
         calls = said["tool_calls"]
         message = {"role": "assistant", "content": said["content"] or (None if calls else "")}
         message |= _thought(said["reasoning_content"]) if said["reasoning_content"] else {}
@@ -143,80 +154,80 @@ class ChatAnswer:
         return choice
 
     def _finish_reason(self, completion: CompletionOutput) -> str:
-        """As OpenAI and vLLM say it: who names the function to call is told that the answer stops."""
+        """As in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
         named = isinstance(self._body.tool_choice, NamedTool)
         return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 
     async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
-        """Server-sent events. Closed before its end, it gives the requests up.
+        """Server-sent events. If the generator is closed before its end, the requests are aborted.
 
         Args:
-            stream: of the requests, as the engine tells of them.
+            stream: the engine's events of the requests.
         """
         self._head["object"] = "chat.completion.chunk"
         options = self._body.stream_options
         try:
-            async for told in stream:
-                assert isinstance(told, Token | Intercepted | Resumed | Finished), "a stream without readers"
-                choice = self._choices[told.request_id]
-                if isinstance(told, Token):
+            async for event in stream:
+                assert isinstance(event, Token | Intercepted | Resumed | Finished), "a stream without readers"
+                choice = self._choices[event.request_id]
+                if isinstance(event, Token):
                     self.usage.count(1)
-                    choice.note(told, self._body)
-                for shown in self._readers[told.request_id].read(told):
+                    choice.add_token(event, self._body)
+                for shown in self._readers[event.request_id].read(event):
                     if isinstance(shown, Finished):
                         self.usage.add(shown.output)
                         check_finish(shown.output)
-                        shown = replace(shown, output=await self._turns.settled(shown.output))
+                        shown = replace(shown, output=await self._tool_calls.settled(shown.output))
                     is_long = num_reported(len(choice.logprobs), self._body.top_logprobs or 0) > SMALL_ENTRIES
                     for chunk in self._chunks(choice, shown):
-                        yield await long_event(chunk) if is_long else event(chunk)
+                        yield await encode_long_event(chunk) if is_long else encode_event(chunk)
             if options is not None and options.include_usage:
-                yield event(self._head | {"choices": [], "usage": self.usage.body()})
+                yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE
         finally:
             await service.close(stream)
 
-    def _chunks(self, choice: "_Choice", shown: StreamEvent) -> Iterator[dict[str, Any]]:
-        """The chunks that something of one request makes. Those of the server's calls say nothing to ordinary clients."""
+    def _chunks(self, choice: _StreamedMessage, shown: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
         match shown:
             case Finished():
                 [completion] = shown.output.outputs
                 yield from self._begun(choice)
                 self.usage.add(shown.output)
-                yield self._chunk(choice, {}, completion) | self._server_calls(call_reports(completion))
+                yield self._chunk(choice, {}, completion) | self._extension(call_reports(completion))
             case Intercepted():
                 choice.asked = shown.calls
                 yield from self._begun(choice)
-                yield self._chunk(choice, {}) | self._server_calls(round_reports(choice.rounds, shown.calls))
+                yield self._chunk(choice, {}) | self._extension(round_reports(choice.rounds, shown.calls))
             case Resumed():
                 reports = round_reports(choice.rounds, choice.asked, shown.results)
                 choice.next_turn()
-                yield self._chunk(choice, {}) | self._server_calls(reports)
+                yield self._chunk(choice, {}) | self._extension(reports)
             case _ if (delta := self._delta(choice, shown)) is not None:
                 yield from self._begun(choice)
                 yield self._chunk(choice, delta)
             case _:
                 pass
 
-    def _begun(self, choice: "_Choice") -> Iterator[dict[str, Any]]:
-        """The chunk that every choice begins with."""
+    def _begun(self, choice: _StreamedMessage) -> Iterator[dict[str, Any]]:
+        """The first chunk of a choice, unless it is sent already."""
         if not choice.begun:
             choice.begun = True
             prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
             yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
 
-    def _server_calls(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What is said of calls that the server runs: a list, perhaps empty, if the server's tools were asked for."""
+    def _extension(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The field `jinfercept`: reports on the server's calls, an empty list if its tools were requested and not called."""
         return {"jinfercept": {"server_calls": reports}} if reports or self._wants_server_calls else {}
 
-    def _delta(self, choice: "_Choice", shown: StreamEvent) -> dict[str, Any] | None:
-        """What is new in a message."""
+    def _delta(self, choice: _StreamedMessage, shown: StreamEvent) -> dict[str, Any] | None:
+        """The delta of a message; None if the event adds nothing that the client sees."""
         match shown:
             case Content():
                 return {"content": choice.content.add(shown.text)}
             case Reasoning():
                 return _thought(choice.reasoning.add(shown.text))
-            case CallStarted() if shown.name in self._turns.own:
+            case CallStarted() if shown.name in self._tool_calls.client_tools:
                 place = choice.calls[shown.index] = len(choice.calls)
                 function = {"name": shown.name, "arguments": ""}
                 return {"tool_calls": [{"index": place, "id": shown.id, "type": "function", "function": function}]}
@@ -225,7 +236,7 @@ class ChatAnswer:
         return None
 
     def _chunk(
-        self, choice: "_Choice", delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
+        self, choice: _StreamedMessage, delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
     ) -> dict[str, Any]:
         one: dict[str, Any] = {
             "index": choice.index,
@@ -248,16 +259,16 @@ class ChatAnswer:
 
 
 def generated_tokens(completion: CompletionOutput) -> list[int]:
-    """Its tokens without those that tools returned."""
-    kept: list[int] = []
+    """Token ids of a completion without those of tool results."""
+    generated: list[int] = []
     start = 0
     for pause in completion.interceptions:
         if pause.results:
-            kept += completion.token_ids[start : pause.span[0]]
+            generated += completion.token_ids[start : pause.span[0]]
             start = pause.span[1]
-    return kept + completion.token_ids[start:]
+    return generated + completion.token_ids[start:]
 
 
 def _thought(text: str) -> dict[str, str]:
-    """What a model thinks before it answers, by the name that vLLM has for it now and by the one that most clients read."""
+    """Reasoning text under vLLM's current name, and under the name that most clients read."""
     return {"reasoning": text, "reasoning_content": text}

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a conversation becomes requests, and what comes of them an answer."""
+"""`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
 
 import uuid
 from collections.abc import Sequence
@@ -14,20 +14,22 @@ from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.chat_answer import ChatAnswer
 from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
+from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
+from jinfercept.server.guarded_route import GuardedRoute
+from jinfercept.server.logprob_limits import check_report
 from jinfercept.server.protocol import SessionHints
-from jinfercept.server.report_size import check_report
-from jinfercept.server.route import GuardedRoute
+from jinfercept.server.request_outputs import finished
 from jinfercept.server.sampling import sampling_params
-from jinfercept.server.server_turns import Message, Remember, ServerTurns
-from jinfercept.server.service import Service, check_requests, finished, service_of, unless_gone
+from jinfercept.server.server_tool_calls import Message, Remember, ServerToolCalls
+from jinfercept.server.service import Service, check_requests, service_of
 from jinfercept.server.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.unsupported_fields import check_extras
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
-"""Fields that errors are about which begin with their names."""
+"""Fields of a body with which the messages of their errors begin."""
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -41,21 +43,21 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
     chats = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
-    turns = server_turns(service, body, chats, _memory(service, body, hints))
-    answer = ChatAnswer(name, model, body, chats, turns, service.tokenizer, request.scope[DETAILS])
+    tool_calls = server_tool_calls(service, body, chats, _recorder(service, body, hints))
+    answer = ChatAnswer(name, model, body, chats, tool_calls, service.tokenizer, request.scope[DETAILS])
     if body.stream:
         stream = service.submit(chats.requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
     outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
-    whole = await unless_gone(request, answer.whole(outputs))
+    whole = await unless_disconnected(request, answer.whole(outputs))
     return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
 
 
 def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> Chats:
-    """The requests that a body asks for, and who reads what comes of them. Takes a while: renders, tokenises, compiles.
+    """The requests of a body and the readers of their outputs. Slow: renders, tokenises, compiles grammars.
 
     Args:
-        name: of the first request.
+        name: id of the first request.
 
     Raises:
         ApiError: 400.
@@ -64,8 +66,8 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
     tools = _tools(body)
-    said = body.jinfercept or SessionHints()
-    offered = service.tools.offered(said.server_tools, _own(body), hints.owner)
+    extension = body.jinfercept or SessionHints()
+    offered = service.tools.offered(extension.server_tools, _client_tools(body), hints.owner)
     options = service.chat_options(
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -75,7 +77,7 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     )
     messages = [message.as_read() for message in body.messages]
     check_conversation(service, messages, tools, body.chat_template_kwargs)
-    messages = service.hidden_turns.restored(hints.salt, messages)
+    messages = service.tool_history.restored(hints.salt, messages)
     try:
         chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
     except JinferceptError as error:
@@ -90,43 +92,48 @@ def field_of_chat(error: JinferceptError, tools: bool) -> str:
     """The field of a body that an error of a chat is about.
 
     Args:
-        tools: whether the body has some.
+        tools: whether the body has tools.
     """
     field = "tools" if tools and "tool" in error.what else "messages"
     return next((name for name in _OPTIONS if error.what.startswith(name)), field)
 
 
 def check_conversation(service: Service, messages: Sequence[Message], tools: Sequence[Message], variables: Any) -> None:
-    """Raise 400 for more text than a prompt may have, in what a template is given."""
-    for said, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
-        service.check_chars(said, param)
+    """Raise 400 if an argument of the chat template has more text than a prompt may have."""
+    for texts, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
+        service.check_chars(texts, param)
 
 
-def server_turns(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerTurns:
-    """The server's part of the turns that come of a body."""
-    return ServerTurns(
-        chats.requests, _own(body), _max_rounds(service, body), service.max_model_len, remember, service.note_calls
+def server_tool_calls(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerToolCalls:
+    """Runs the calls of the server's tools in the outputs of a body's requests."""
+    return ServerToolCalls(
+        chats.requests,
+        _client_tools(body),
+        _max_rounds(service, body),
+        service.max_model_len,
+        remember,
+        service.note_calls,
     )
 
 
-def _memory(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
-    """Remembers what a client does not see, unless it says that it will not come back."""
+def _recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
+    """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
     def remember(turns: Sequence[Message]) -> None:
         if not hints.release:
             asked = [message.as_read() for message in body.messages]
-            service.hidden_turns.remember(hints.owner, hints.salt, asked, turns, _own(body))
+            service.tool_history.remember(hints.owner, hints.salt, asked, turns, _client_tools(body))
 
     return remember
 
 
-def _own(body: ChatBody) -> frozenset[str]:
+def _client_tools(body: ChatBody) -> frozenset[str]:
     """Names of the tools that the client runs."""
     return frozenset(tool.function.name for tool in body.tools or ())
 
 
 def _max_rounds(service: Service, body: ChatBody) -> int:
-    """Turns whose calls the server runs."""
+    """Maximum rounds of calls that the server runs. Raises 400 for more than the server allows."""
     most, asked = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
     if asked is not None and asked > most:
         raise ApiError.bad(f"max_rounds may be {most} here, not {asked}", "jinfercept.max_rounds")
@@ -140,7 +147,7 @@ def _logprobs(body: ChatBody) -> int | None:
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
-    """What the model reads that it may call."""
+    """The body's tools as the chat template reads them. Raises 400 for a wrong declaration."""
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     try:
         chat_tools(tools)

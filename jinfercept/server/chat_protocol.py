@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions` and its answer."""
+"""Schemas of `/v1/chat/completions`: the body and the answer."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,14 +12,14 @@ _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TextPart(Body):
-    """A part of a message's content; only text can be read."""
+    """A text part of a message's content; other kinds of parts are refused."""
 
     type: Literal["text"]
     text: Text
 
 
 class RefusalPart(Body):
-    """A part of an assistant's content, in which it declines."""
+    """A part of an assistant's content: a refusal."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -29,7 +29,7 @@ _Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class CalledFunction(Body):
-    """What a call says."""
+    """The function of a call, with its arguments as JSON."""
 
     name: _NAME
     arguments: Text | None = None
@@ -53,22 +53,22 @@ class Message(Body):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     def as_read(self) -> dict[str, Any]:
-        """As a chat template reads it: `developer` is `system`, what was not given is left out."""
-        said = self.model_dump(exclude_none=True)
+        """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
+        message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
-            said["content"] = [{"type": "text", "text": text} for text in self.texts]
-        return said | {"role": "system"} if self.role == "developer" else said
+            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+        return message | {"role": "system"} if self.role == "developer" else message
 
     @property
     def texts(self) -> list[str]:
-        """Its content."""
+        """The texts of the content's parts; a text content is one."""
         if isinstance(self.content, list):
             return [part.text if isinstance(part, TextPart) else part.refusal for part in self.content]
         return [self.content or ""]
 
 
 class Function(Body):
-    """What a tool is."""
+    """Declaration of a function."""
 
     name: _NAME
     description: Text | None = None
@@ -84,20 +84,20 @@ class ToolDeclaration(Body):
 
 
 class NamedFunction(Body):
-    """By its name."""
+    """Name of a function."""
 
     name: _NAME
 
 
 class NamedTool(Body):
-    """A tool that has to be called."""
+    """A tool that the model has to call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ChatBody(SamplingBody):
-    """A conversation, and how it is to be answered."""
+    """A conversation, and the parameters of its answer."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -112,7 +112,7 @@ class ChatBody(SamplingBody):
 
 
 class TopLogprob(BaseModel):
-    """A token and how likely it was."""
+    """A token and its log probability."""
 
     token: str
     logprob: float
@@ -120,19 +120,19 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token that came, and what else could have."""
+    """The sampled token, and the most likely ones."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of the tokens of an answer."""
+    """Log probabilities of the tokens of an answer."""
 
     content: list[TokenLogprob] | None
 
 
 class Answer(BaseModel):
-    """What the model says."""
+    """The message of the assistant."""
 
     role: Literal["assistant"]
     content: str | None
@@ -153,7 +153,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer; with `stream` it comes in pieces, as server-sent events."""
+    """The answer; with `stream` it comes in chunks, as server-sent events."""
 
     id: str
     object: Literal["chat.completion"]

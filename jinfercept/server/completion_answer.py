@@ -1,4 +1,4 @@
-"""What comes of completions' requests, as OpenAI's text completion: whole, or chunk by chunk."""
+"""Outputs of requests as OpenAI's text completion: one object, or a stream of chunks."""
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -13,16 +13,17 @@ from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy
 from jinfercept.server.errors import ApiError
+from jinfercept.server.logprob_limits import is_small
 from jinfercept.server.logprobs import Reported, completion_logprobs, prompt_logprobs
-from jinfercept.server.report_size import is_small
-from jinfercept.server.service import Service, check_finish
-from jinfercept.server.sse import DONE, event
+from jinfercept.server.request_outputs import check_finish
+from jinfercept.server.service import Service
+from jinfercept.server.sse import DONE, encode_event
 from jinfercept.server.usage import UsageCount
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
-class _Choice:
-    """One text on its way: what the next chunk has to carry along."""
+class _StreamedText:
+    """State of one streamed choice: its unreported tokens, and the length of the text so far in characters."""
 
     def __init__(self, index: int, request: Request) -> None:
         self.index, self.request = index, request
@@ -33,12 +34,12 @@ class _Choice:
 
 @dataclass(slots=True)
 class _PromptReport:
-    """What the choices of a prompt tell of it.
+    """Log probabilities of a prompt's tokens, for all its choices.
 
     Attributes:
         scores: vLLM's `prompt_logprobs`.
-        echoed: what their `logprobs` begin with.
-        length: characters of the echo's tokens.
+        echoed: the beginning of each `logprobs`, if the prompt is echoed.
+        length: characters of the echo.
     """
 
     scores: Lazy | list[Any] | None = None
@@ -48,18 +49,18 @@ class _PromptReport:
 
 @final
 class CompletionAnswer:
-    """The answer to one body.
+    """The text completion for one body.
 
     Args:
-        name: its id.
-        model: as the client called it.
-        body: what was asked.
-        requests: what was made of it, forks after their first.
-        tokenizer: names tokens; None if the model has none.
-        details: for the log; filled in as they become known.
+        name: id of the completion.
+        model: name of the model in the body.
+        body: of the HTTP request.
+        requests: made of the body; forks follow the request they are forked from.
+        tokenizer: of the model; None if it has none.
+        details: fields of the log line; filled in as they become known.
 
     Attributes:
-        usage: counts its tokens.
+        usage: counts the tokens.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class CompletionAnswer:
         details["id"] = name
         self._only_echo = body.max_tokens == 0
         self.usage = UsageCount(requests, details, silent=self._only_echo)
-        self._choices = {request.id: _Choice(index, request) for index, request in enumerate(requests)}
+        self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
 
     def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """All of it.
+        """The whole completion.
 
         Args:
             outputs: by request id.
@@ -144,48 +145,48 @@ class CompletionAnswer:
         return choice
 
     async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
-        """Server-sent events. Closed before its end, it gives the requests up."""
+        """Server-sent events. If the generator is closed before its end, the requests are aborted."""
         options = self._body.stream_options
         try:
-            async for told in stream:
-                for chunk in self._chunks(told):
-                    yield event(chunk)
+            async for event in stream:
+                for chunk in self._chunks(event):
+                    yield encode_event(chunk)
             if options is not None and options.include_usage:
-                yield event(self._head | {"choices": [], "usage": self.usage.body()})
+                yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE
         finally:
             await service.close(stream)
 
-    def _chunks(self, told: StreamEvent) -> Iterator[dict[str, Any]]:
-        """The chunks that an event of one request makes."""
-        if isinstance(told, Token):
-            choice = self._choices[told.request_id]
+    def _chunks(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The chunks for an event of one request."""
+        if isinstance(event, Token):
+            choice = self._choices[event.request_id]
             self.usage.count(1)
             if not self._only_echo:
-                choice.tokens.append((told.token_id, told.logprobs))
-            text = self._begin(choice) + ("" if self._only_echo else told.text)
+                choice.tokens.append((event.token_id, event.logprobs))
+            text = self._begin(choice) + ("" if self._only_echo else event.text)
             if text or self._carries:
                 yield self._chunk(choice, text)
-        elif isinstance(told, Finished):
-            choice = self._choices[told.request_id]
-            self.usage.add(told.output)
-            check_finish(told.output)
-            text = self._begin(choice) + ("" if self._only_echo else told.text)
-            yield self._chunk(choice, text, told.output.outputs[0])
+        elif isinstance(event, Finished):
+            choice = self._choices[event.request_id]
+            self.usage.add(event.output)
+            check_finish(event.output)
+            text = self._begin(choice) + ("" if self._only_echo else event.text)
+            yield self._chunk(choice, text, event.output.outputs[0])
 
     @property
     def _carries(self) -> bool:
-        """Whether a chunk tells of its tokens too."""
+        """Whether chunks report their tokens."""
         return self._body.logprobs is not None or bool(self._body.return_token_ids)
 
-    def _begin(self, choice: _Choice) -> str:
-        """What stands before the first token of a text."""
+    def _begin(self, choice: _StreamedText) -> str:
+        """The echo of the prompt, before the first token of a text."""
         if choice.begun:
             return ""
         request = choice.request
         return self._echo(request.prompt, request.prompt_token_ids) if self._body.echo else ""
 
-    def _chunk(self, choice: _Choice, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
+    def _chunk(self, choice: _StreamedText, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
         body = self._body
         one: dict[str, Any] = {
             "index": choice.index,

@@ -1,4 +1,4 @@
-"""The body of `/v1/completions` and its answer."""
+"""Schemas of `/v1/completions`: the body and the answer."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ Ids = Annotated[list[TokenId], Field(min_length=1, max_length=2**22), FIRST_ERRO
 
 
 def _kind(prompt: Any) -> str:
-    """Which of the prompts it is, by its first item: no other is tried, so what is wrong is said of the one that is meant."""
+    """Tag of a prompt's type, by its first item: the other types are not tried, so errors are about the type that is meant."""
     if not isinstance(prompt, list) or not prompt:
         return "Texts" if isinstance(prompt, list) else "Text"
     return {int: "Ids", list: "IdLists"}.get(type(prompt[0]), "Texts")
@@ -29,7 +29,7 @@ Prompts = Annotated[
 
 
 class CompletionBody(SamplingBody):
-    """Texts, and how they go on."""
+    """Prompts, and the parameters of their continuations."""
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -39,7 +39,7 @@ class CompletionBody(SamplingBody):
 
 
 class CompletionLogprobs(BaseModel):
-    """Of the tokens of a text."""
+    """Log probabilities of the tokens of a text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -60,7 +60,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answer; with `stream` it comes in pieces, as server-sent events."""
+    """The answer; with `stream` it comes in chunks, as server-sent events."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts that go on."""
+"""`/v1/completions`: continuations of texts."""
 
 import asyncio
 import uuid
@@ -14,10 +14,11 @@ from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import Completion, CompletionBody
 from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
-from jinfercept.server.report_size import check_report
-from jinfercept.server.route import GuardedRoute
+from jinfercept.server.guarded_route import GuardedRoute
+from jinfercept.server.logprob_limits import check_report
+from jinfercept.server.request_outputs import finished
 from jinfercept.server.sampling import sampling_params
-from jinfercept.server.service import Service, check_length, check_requests, finished, service_of
+from jinfercept.server.service import Service, check_length, check_requests, service_of
 from jinfercept.server.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.unsupported_fields import check_extras
@@ -29,7 +30,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionBody, request: Request) -> Response:
-    """Go on with a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
+    """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
     service = service_of(request)
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
@@ -51,10 +52,10 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
 
 
 def make_completions(service: Service, body: CompletionBody, hints: RequestHints, name: str) -> list[EngineRequest]:
-    """The requests that a body asks for. Takes a while: tokenises, compiles.
+    """The requests of a body. Slow: tokenises, compiles grammars.
 
     Args:
-        name: what their ids begin with.
+        name: prefix of their ids.
 
     Raises:
         ApiError: 400.
@@ -78,13 +79,13 @@ def make_completions(service: Service, body: CompletionBody, hints: RequestHints
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")
-    told = [("prompt_logprobs", asked), ("logprobs", body.logprobs if body.echo else None)]
-    check_report(requests, service.max_model_len, told, ("logprobs", body.logprobs), per_choice=True)
+    reports = [("prompt_logprobs", asked), ("logprobs", body.logprobs if body.echo else None)]
+    check_report(requests, service.max_model_len, reports, ("logprobs", body.logprobs), per_choice=True)
     return with_hints(requests, hints)
 
 
 def _prompts(body: CompletionBody) -> list[Any]:
-    """A text or a list of token ids each."""
+    """The prompts of a body: each is a text or a list of token ids."""
     prompt = body.prompt
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [prompt]

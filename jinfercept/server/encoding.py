@@ -1,4 +1,4 @@
-"""Answers as bytes: compact JSON, without what JSON and UTF-8 do not have."""
+"""Answers as compact JSON in UTF-8; long arrays are made and encoded in parts."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 _LINE_ENDS = (("\x85", r"\u0085"), ("\u2028", r"\u2028"), ("\u2029", r"\u2029"))
 _AT_ONCE = 64
-"""Items of an array that are encoded at a time: the interpreter's lock is held meanwhile."""
+"""Items of an array that are encoded at a time, since encoding holds the interpreter's lock."""
 _CHUNK_BYTES = 2**18
 
 
 @final
 class Lazy:
-    """An array of small items that are made when they are encoded, once."""
+    """An array of small items that are made while they are encoded. It can be encoded once."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -25,21 +25,21 @@ class Lazy:
         return iter(self._items)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     if isinstance(value, Lazy):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_listed).encode
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_as_list).encode
 
 
 def encode(data: Any) -> bytes:
-    """JSON in UTF-8, in one line to every client: some take what Unicode calls a line's end for one, so these are escaped.
+    """JSON in UTF-8, in one line: Unicode's line ends are escaped, since some clients split at them.
 
-    A model may write half a surrogate pair into the name of a call: it becomes a question mark.
+    A lone surrogate, which a model may write into the name of a call, becomes a question mark.
     """
-    written = _written(data)
+    written = _dumps(data)
     if not written.isascii():
         for end, escaped in _LINE_ENDS:
             written = written.replace(end, escaped)
@@ -47,7 +47,7 @@ def encode(data: Any) -> bytes:
 
 
 def encode_parts(data: Any) -> Iterator[bytes]:
-    """What `encode` returns, in parts of bounded size: a long array is encoded some items at a time."""
+    """The bytes that `encode` returns, in parts of bounded size: a long array is encoded some items at a time."""
     if isinstance(data, dict) and _is_long(data):
         lead = b"{"
         for key, value in data.items():
@@ -73,7 +73,7 @@ def encode_parts(data: Any) -> Iterator[bytes]:
 
 
 def _items(items: list[Any]) -> Iterator[bytes]:
-    """Some items of an array, without its brackets."""
+    """Items of an array, encoded without its brackets."""
     if not any(map(_is_long, items)):
         yield encode(items)[1:-1]
         return
@@ -90,7 +90,7 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether there is an array in it that is encoded in parts."""
+    """Whether a value has an array that is encoded in parts."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     return isinstance(value, Lazy) or (isinstance(value, list) and (len(value) > _AT_ONCE or any(map(_is_long, value))))
@@ -98,7 +98,7 @@ def _is_long(value: Any) -> bool:
 
 @final
 class EncodedReply(JSONResponse):
-    """A whole answer."""
+    """A JSON response that is encoded at once."""
 
     def render(self, content: Any) -> bytes:
         return encode(content)
@@ -106,7 +106,7 @@ class EncodedReply(JSONResponse):
 
 @final
 class LargeReply(StreamingResponse):
-    """The same, encoded in threads while it is sent: no more than a chunk of it is in memory."""
+    """A JSON response that is encoded in threads while it is sent: only one chunk of it is in memory."""
 
     def __init__(self, content: Any) -> None:
         super().__init__(_chunks(encode_parts(content)), media_type="application/json")

@@ -1,4 +1,4 @@
-"""A look at the engine from the event loop: at its own thread's convenience, between two steps, where nothing moves."""
+"""Reads consistent values from the engine for the event loop: on the engine's thread, between two steps."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, final
 from jinfercept.server.errors import ApiError
 from jinfercept.server.service import Service
 
-_PATIENCE_S = 2.0
-"""Seconds that a step may take before an older look is shown in its stead."""
+_TIMEOUT_S = 2.0
+"""Seconds to wait for the end of a step before the previous value is returned."""
 
 
 class SnapshotValue[T](NamedTuple):
-    """What was seen, and when, on the monotonic clock."""
+    """A value of the engine, and the monotonic time at which it was read."""
 
     seen: T
     at_s: float
@@ -21,11 +21,11 @@ class SnapshotValue[T](NamedTuple):
 
 @final
 class EngineSnapshot[T]:
-    """One question to the engine of a service, asked as often as anybody wants to know.
+    """A function that reads the engine of a service, with its last value.
 
     Args:
-        look: runs on the engine's thread, or under its lock while that rests; copies what it returns.
-        fresh_s: an answer is good for so many seconds, whoever asks.
+        look: runs on the engine's thread, or under its lock while the thread is idle; returns a copy.
+        fresh_s: seconds for which a value is reused.
     """
 
     def __init__(self, service: Service, look: Callable[[], T], fresh_s: float = 0.0) -> None:
@@ -34,10 +34,10 @@ class EngineSnapshot[T]:
         self._last: SnapshotValue[T] | None = None
 
     async def look(self) -> SnapshotValue[T]:
-        """The answer now, or the last one if the engine is in the middle of something long.
+        """The current value, or the last one if a step takes longer than `_TIMEOUT_S`.
 
         Raises:
-            ApiError: 503 if there never was one.
+            ApiError: 503 if there is no value yet.
         """
         last = self._last
         if last is not None and time.monotonic() - last.at_s < self._fresh_s:
@@ -45,7 +45,7 @@ class EngineSnapshot[T]:
         if self._asked is None or self._asked.done():
             self._asked = asyncio.wrap_future(self._service.llm.thread.ask(self._look))
         asked = self._asked
-        await asyncio.wait([asked], timeout=_PATIENCE_S)
+        await asyncio.wait([asked], timeout=_TIMEOUT_S)
         if asked.done():
             self._last = SnapshotValue(asked.result(), time.monotonic())
         if self._last is None:

@@ -1,4 +1,4 @@
-"""What a client is told when something cannot be done: OpenAI's error object, with the status that its clients expect."""
+"""Error responses: OpenAI's error object, with the HTTP status that its clients expect."""
 
 from collections.abc import Mapping, Sequence
 from reprlib import Repr
@@ -16,21 +16,21 @@ from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHOWN = 256
-"""Characters of a method and of a path in a message."""
+"""Maximum characters of a method and of a path in a message."""
 _SHORT = Repr(maxstring=80, maxother=80)
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
-"""Names that pydantic gives to the branches of a union; no field has them."""
+"""Names that pydantic gives to the branches of a union; no field has such a name."""
 
 
 class ApiError(HTTPException):
-    """A request that is answered with an error.
+    """An error response.
 
     Args:
-        status: of HTTP.
-        message: for a person.
-        param: the field of the body that is wrong, `messages[0].content` for example.
-        code: for a program, as OpenAI has them.
+        status: HTTP status.
+        message: for people.
+        param: the wrong field of the body, `messages[0].content` for example.
+        code: for programs, as OpenAI defines them.
         headers: of the response.
     """
 
@@ -48,30 +48,30 @@ class ApiError(HTTPException):
 
     @classmethod
     def bad(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
-        """A mistake of the client's (400)."""
+        """Status 400, for a mistake of the client."""
         return cls(400, message, param=param, code=code)
 
     @classmethod
     def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
-        """A mistake that was found beyond the protocol (400)."""
+        """Status 400, for an error that another room raises about the request."""
         code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
         return cls.bad(str(error), param, code)
 
     @classmethod
     def failed(cls, error: EngineError) -> "ApiError":
-        """The engine lost the request (500)."""
+        """Status 500, for a request that the engine has failed."""
         return cls(500, f"the engine failed: {error.failure}", code="engine_error")
 
     @property
     def body(self) -> dict[str, Any]:
-        """`{"error": {…}}`."""
+        """The body of the response, `{"error": {…}}`."""
         default = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status_code, default)
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
 class ErrorObject(BaseModel):
-    """What went wrong."""
+    """OpenAI's error object."""
 
     message: str
     type: str
@@ -80,7 +80,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every answer that is no success."""
+    """The body of every error response."""
 
     error: ErrorObject
 
@@ -88,20 +88,20 @@ class ErrorBody(BaseModel):
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is wrong; `param` names the field."},
     401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
-    404: {"model": ErrorBody, "description": "There is no such model, or no such thing."},
+    404: {"model": ErrorBody, "description": "There is no such model, response, call or route."},
     408: {"model": ErrorBody, "description": "The body did not arrive in time."},
     413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
     415: {"model": ErrorBody, "description": "The body is not JSON."},
-    429: {"model": ErrorBody, "description": "The queue is full; `Retry-After` says when to come again."},
+    429: {"model": ErrorBody, "description": "The queue is full; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
     503: {"model": ErrorBody, "description": "The server is shutting down."},
     "default": {"model": ErrorBody, "description": "Every other error."},
 }
-"""For the OpenAPI document."""
+"""Error responses of the OpenAPI document, by status."""
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every error in one shape."""
+    """Add handlers that answer every error with `ErrorBody`."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(EngineError, _answer_lost)
@@ -118,10 +118,10 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
-    """Of several problems the one that is most likely meant: branches of a union that are of another type were not.
+    """Status 400 for one of several validation errors: the deepest one that is not about the type of a union's branch.
 
     Args:
-        problems: as pydantic has them, their places without "body".
+        problems: pydantic's error dicts, their `loc` without "body".
     """
 
     def likely(problem: Any) -> tuple[bool, int]:
@@ -134,7 +134,7 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Of a query, a path, or a body that is missing."""
+    """Answers a wrong query, a wrong path, or a missing body."""
     problems = cast(RequestValidationError, error).errors()
     wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
     return JSONResponse(wrong.body, wrong.status_code)
@@ -151,7 +151,7 @@ async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed(request: Request) -> str:
-    """Methods that the resource knows; the route that was asked names its own only."""
+    """Methods of all routes of a path, for the header `Allow`."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     known = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
     return ", ".join(known)
@@ -163,7 +163,7 @@ def _matches(route: BaseRoute, scope: dict[str, Any]) -> bool:
 
 
 def _path(parts: Sequence[int | str]) -> str:
-    """`messages[0].content` of where a problem was found."""
+    """The place of a validation error as a field name, `messages[0].content` for example."""
     path = ""
     for part in parts:
         if isinstance(part, int):

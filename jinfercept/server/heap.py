@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system: glibc keeps what threads have freed, in an arena for each, until it is asked to."""
+"""Returns freed memory to the system: glibc keeps memory that threads have freed in arenas until `malloc_trim`."""
 
 import ctypes
 from contextlib import suppress
@@ -9,6 +9,6 @@ with suppress(OSError):  # another system, or another C library
 
 
 def trim_heap() -> None:
-    """Return free pages of the heap to the system. Takes milliseconds; does nothing without glibc. From any thread."""
+    """Return free pages of the heap to the system. Takes milliseconds; has no effect without glibc. Thread-safe."""
     if _libc is not None and hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)

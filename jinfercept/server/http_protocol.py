@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections: uvicorn's protocol on the h11 parser, with bounds on the time of heads and of writes.
+"""HTTP/1.1 connections: uvicorn's protocol on the h11 parser, with timeouts for heads and writes.
 
 The parser gets the bytes as the socket delivers them. `Upgrade` is ignored, as RFC 9110 (7.8) allows: h11 reads the body of
-such a request as any other's.
+such a request like any other.
 """
 
 import asyncio
@@ -11,20 +11,19 @@ from typing import Any, cast, final
 
 import h11
 from starlette.types import Receive, Scope, Send
-from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
-from jinfercept.server.connections import ConnectionLimits
+from jinfercept.server.connection_limits import ConnectionLimits
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
-from jinfercept.server.lingering import LingeringTransport
+from jinfercept.server.lingering_close import LingeringTransport
 
 MAX_HEAD_BYTES = 2**15
-"""Size of the largest head of a request."""
+"""Maximum size of the head of a request."""
 MAX_HEADER_LINES = 100
-"""Lines of the largest head after its first, continuations counted; of the largest trailer too."""
+"""Maximum lines of a head after its first, continuations counted; of a trailer too."""
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _PIECE_BYTES = 2**11
 _MAX_BUFFERED_REQUESTS = 100
@@ -32,10 +31,12 @@ _FREE_CHUNKS = 4096
 _MIN_CHUNK_BYTES = 64
 
 
-def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """A protocol class for `uvicorn.Config(http=...)`.
+@final
+class HttpProtocol(H11Protocol):
+    """One connection; `uvicorn.Config(http=...)` takes a `functools.partial` of this class with its keyword arguments.
 
     Args:
+        args, kwargs: uvicorn's.
         head_timeout_s: seconds from the beginning of a connection, or from the first byte of a later request on it, to the end
             of the request's head; then the connection is closed.
         write_timeout_s: seconds that written data may stay unsent because the client does not read, before and after the
@@ -44,132 +45,131 @@ def http_protocol(head_timeout_s: float, write_timeout_s: float, limits: Connect
         limits: counts the connections; one too many is answered 503 and closed.
     """
 
-    @final
-    class HttpProtocol(H11Protocol):
-        def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            self.conn = _Connection()
-            self._app, self.app = self.app, self._serve
-            self._num_buffered = 0
-            """Requests that had arrived before the answer to the one before them was written."""
-            self._head_timer: asyncio.TimerHandle | None = None
-            self._write_timer: asyncio.TimerHandle | None = None
-            self._address: str | None = None
-            self._lingering: LingeringTransport | None = None
-            """The transport; None: the connection was not admitted."""
+    def __init__(
+        self, *args: Any, head_timeout_s: float, write_timeout_s: float, limits: ConnectionLimits, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timeout_s, self._write_timeout_s, self._limits = head_timeout_s, write_timeout_s, limits
+        self.conn = _Connection()
+        self._app, self.app = self.app, self._serve
+        self._num_buffered = 0
+        """Pipelined requests: they arrived before the previous answer was written."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._address: str | None = None
+        self._lingering: LingeringTransport | None = None
+        """The transport; None: the connection was not admitted."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-            self._address = _address(transport)
-            if limits.admit(self._address):
-                transport.set_write_buffer_limits(high=0)  # pause_writing as soon as anything is unsent
-                self._lingering = LingeringTransport(transport, self.loop, write_timeout_s)
-                super().connection_made(cast(asyncio.Transport, self._lingering))
-                self._start_head_timer()
-            else:
-                error = ApiError(503, "too many connections are open", code="too_many_connections")
-                transport.write(_last_answer(error))
-                transport.close()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._address = _address(transport)
+        if self._limits.admit(self._address):
+            transport.set_write_buffer_limits(high=0)  # pause_writing as soon as anything is unsent
+            self._lingering = LingeringTransport(transport, self.loop, self._write_timeout_s)
+            super().connection_made(cast(asyncio.Transport, self._lingering))
+            self._start_head_timer()
+        else:
+            error = ApiError(503, "too many connections are open", code="too_many_connections")
+            transport.write(_last_answer(error))
+            transport.close()
 
-        def data_received(self, data: bytes) -> None:
-            if self._lingering is None:
-                return
-            if self._lingering.is_closing() or self.conn.their_state is h11.MUST_CLOSE:
-                self._lingering.drop(data)
-            else:
-                super().data_received(data)
+    def data_received(self, data: bytes) -> None:
+        if self._lingering is None:
+            return
+        if self._lingering.is_closing() or self.conn.their_state is h11.MUST_CLOSE:
+            self._lingering.drop(data)
+        else:
+            super().data_received(data)
 
-        def handle_events(self) -> None:
-            super().handle_events()
-            if self.conn.their_state is not h11.IDLE:
-                self._stop_head_timer()
-            elif self.timeout_keep_alive_task is None and not self.transport.is_closing():
-                self._start_head_timer()
-
-        def on_response_complete(self) -> None:
-            cycle = self.cycle
-            super().on_response_complete()
-            if self.cycle is not cycle:
-                self._num_buffered += 1
-                if self._num_buffered >= _MAX_BUFFERED_REQUESTS:
-                    self.scope["headers"] = [*self.headers, CLOSE_HEADER]  # uvicorn's answer says so too
-
-        async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-            """The application, once what was written before is sent; not if the connection closes until then."""
-            cycle = self.cycle
-            await self.flow.drain()
-            if self.transport.is_closing():
-                cycle.disconnected = True
-            else:
-                await self._app(scope, receive, send)
-
-        def _should_upgrade(self) -> bool:
-            return False
-
-        def send_400_response(self, msg: str) -> None:
-            """Answers 400 or 431 in the shape of every error, unless an answer has begun, and closes the connection."""
-            cycle = self.cycle
-            if cycle is None or cycle.response_complete or not cycle.response_started:
-                self.transport.write(_last_answer(self.conn.refusal or ApiError.bad(msg)))
-            if cycle is not None:
-                cycle.disconnected = True
-                cycle.message_event.set()
-            self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._lingering is None:
-                return
-            limits.release(self._address)
-            self._lingering.connection_lost()
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
             self._stop_head_timer()
-            self._stop_write_timer()
-            super().connection_lost(exc)
+        elif self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self._start_head_timer()
 
-        def pause_writing(self) -> None:
-            self._write_timer = self.loop.call_later(write_timeout_s, self.transport.abort)
-            super().pause_writing()
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        super().on_response_complete()
+        if self.cycle is not cycle:
+            self._num_buffered += 1
+            if self._num_buffered >= _MAX_BUFFERED_REQUESTS:
+                self.scope["headers"] = [*self.headers, CLOSE_HEADER]  # uvicorn's answer says so too
 
-        def resume_writing(self) -> None:
-            self._stop_write_timer()
-            super().resume_writing()
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application once all earlier output is sent; not if the connection closes before that."""
+        cycle = self.cycle
+        await self.flow.drain()
+        if self.transport.is_closing():
+            cycle.disconnected = True
+        else:
+            await self._app(scope, receive, send)
 
-        def shutdown(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self._close_now()
-            else:
-                super().shutdown()
+    def _should_upgrade(self) -> bool:
+        return False
 
-        def timeout_keep_alive_handler(self) -> None:
+    def send_400_response(self, msg: str) -> None:
+        """Answers 400 or 431 in the shape of every error, unless an answer has begun, and closes the connection."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_last_answer(self.conn.refusal or ApiError.bad(msg)))
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._lingering is None:
+            return
+        self._limits.release(self._address)
+        self._lingering.connection_lost()
+        self._stop_head_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
             self._close_now()
+        else:
+            super().shutdown()
 
-        def _close_now(self) -> None:
-            assert self._lingering is not None
-            self._lingering.close_now()
+    def timeout_keep_alive_handler(self) -> None:
+        self._close_now()
 
-        def _start_head_timer(self) -> None:
-            if self._head_timer is None:
-                self._head_timer = self.loop.call_later(head_timeout_s, self._close_now)
+    def _close_now(self) -> None:
+        assert self._lingering is not None
+        self._lingering.close_now()
 
-        def _stop_head_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_timeout_s, self._close_now)
 
-        def _stop_write_timer(self) -> None:
-            if self._write_timer is not None:
-                self._write_timer.cancel()
-                self._write_timer = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    return HttpProtocol
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
 
 def _address(transport: asyncio.Transport) -> str | None:
-    """The client's IP address; None: it has none, or is gone already."""
+    """The client's IP address; None: it has none, or has disconnected."""
     client = get_remote_addr(transport)
     return client and client[0]
 
 
 def _last_answer(error: ApiError) -> bytes:
-    """An answer that the parser takes no part in, after which the connection is closed."""
+    """An answer that is written without the parser, after which the connection is closed."""
     body = encode(error.body)
     status = HTTPStatus(error.status_code)
     head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -185,7 +185,7 @@ class _Connection(h11.Connection):
     """
 
     refusal: ApiError | None = None
-    """The answer to a head or a trailer that is too large."""
+    """The answer to a head or a trailer that is too large; None: there is none."""
     _chunks = 0
     _body_left = 0
     """Bytes of the body's `Content-Length` that h11 has not parsed."""
@@ -193,7 +193,7 @@ class _Connection(h11.Connection):
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self._waiting = bytearray()
-        """What h11 has not been fed yet."""
+        """Received data that h11 has not been fed yet."""
 
     def receive_data(self, data: bytes) -> None:
         self._waiting += data
@@ -227,10 +227,10 @@ class _Connection(h11.Connection):
         del self._waiting[:size]
 
     def _check_lines(self) -> None:
-        """Bounds what h11 has not parsed yet, which begins with a head or a trailer.
+        """Checks the size of the head or the trailer with which the unparsed data begin.
 
         Raises:
-            RemoteProtocolError: that is too large.
+            RemoteProtocolError: it is too large.
         """
         unparsed, _ = self.trailing_data
         end = blank.end() if (blank := _BLANK_LINE.search(unparsed)) else len(unparsed)

@@ -1,6 +1,6 @@
-"""`/inbox`: calls that wait for a person, listed, answered and declined: those of one's own key, an operator those of all.
+"""`/inbox`: lists, answers and declines calls that wait for a person. A key has its own calls, an operator's key all calls.
 
-Arguments are shown: nobody could answer without.
+The arguments of calls are shown.
 """
 
 from dataclasses import asdict
@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
 from jinfercept.server.errors import ApiError
+from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.protocol import Body, Text
-from jinfercept.server.route import GuardedRoute
 from jinfercept.server.service import service_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])
@@ -22,7 +22,7 @@ _CallId = Annotated[str, Field(max_length=64)]
 
 
 class WaitingCall(BaseModel):
-    """A call that waits; times are seconds since 1970."""
+    """A waiting call; times are seconds since 1970."""
 
     id: str
     tool: str
@@ -33,32 +33,32 @@ class WaitingCall(BaseModel):
 
 
 class WaitingCalls(BaseModel):
-    """The oldest first."""
+    """Waiting calls, the oldest first."""
 
     data: list[WaitingCall]
 
 
 class AnswerBody(Body):
-    """What the model is told."""
+    """The result of a call, for the model."""
 
     text: Text
 
 
 class DeclineBody(Body):
-    """Why there is no answer; the model is told that too."""
+    """The reason for declining a call, for the model."""
 
     why: Annotated[str, Field(max_length=10_000)] = ""
 
 
 class Taken(BaseModel):
-    """The call waits no more."""
+    """Id of the call that was answered or declined."""
 
     id: str
 
 
 @router.get("/inbox")
 async def list_calls(request: Request) -> WaitingCalls:
-    """The calls that wait."""
+    """The waiting calls."""
     calls = _inbox(request).pending(_watched(request))
     return WaitingCalls(data=[WaitingCall.model_validate(asdict(pending)) for pending in calls])
 
@@ -76,7 +76,7 @@ async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
 
 @router.post("/inbox/{call_id}/decline")
 async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> Taken:
-    """Tell a call that there will be no answer."""
+    """Give a call the result that it is declined."""
     try:
         _inbox(request).decline(call_id, body.why if body else "", _watched(request))
     except RequestError as error:
@@ -85,7 +85,7 @@ async def decline(call_id: _CallId, request: Request, body: DeclineBody | None =
 
 
 def _watched(request: Request) -> str | None:
-    """Whose calls are shown; None: everybody's."""
+    """The tenant whose calls are shown; None: all tenants."""
     return service_of(request).keys.watched_by(request.scope["jinfercept.key"])
 
 

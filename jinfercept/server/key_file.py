@@ -1,4 +1,4 @@
-"""What the operator says of API keys: the file of `--api-key-file`, and the rules of keys given in other ways.
+"""The rules of API keys, and the file of `--api-key-file` that declares them.
 
 ```toml
 [team-a]
@@ -6,7 +6,7 @@ key = "a long random text"       # or its digest: sha256 = "…"
 
 [nightly]
 sha256 = "1f5e…"
-priority = [5, 10]               # what its requests may ask for; what they ask beyond is brought to the nearer end
+priority = [5, 10]               # range of its requests' priority; a value outside becomes the nearer end
 
 [admin]
 key = "another long random text"
@@ -33,12 +33,12 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY - 1, le=MOST_PRIORITY)]
 
 
 class KeyRules(NamedTuple):
-    """What one API key may do.
+    """The permissions of one API key.
 
     Attributes:
-        name: stands for the key in logs.
-        operator: sees what all keys do, and answers the calls of all in the inbox.
-        priority: the least and the most that requests with this key may ask for; a smaller one is served first, across keys.
+        name: of the key in logs.
+        operator: whether it sees the requests of all keys, and answers the calls of all in the inbox.
+        priority: smallest and largest priority of its requests; smaller ones are served first, across keys.
     """
 
     name: str
@@ -47,7 +47,7 @@ class KeyRules(NamedTuple):
 
 
 class _Table(BaseModel):
-    """A key's table in the file."""
+    """The table of one key in the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,15 +70,15 @@ class _Table(BaseModel):
 
 
 def key_digest(key: str) -> str:
-    """SHA-256 of a key in hexadecimal digits: all that a server keeps of it, and the name of its tenant."""
+    """SHA-256 of a key in hexadecimal digits: the server stores only this, and uses it as the name of the tenant."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_key_file(path: str) -> dict[str, KeyRules]:
-    """The keys of a file: their rules by `key_digest`.
+    """The rules of a file's keys by `key_digest`.
 
     Raises:
-        ConfigError: the file cannot be read, a table is wrong, or two have the same key.
+        ConfigError: the file cannot be read, a table is wrong, or two tables have the same key.
     """
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))

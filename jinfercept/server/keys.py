@@ -1,4 +1,4 @@
-"""API keys: which key a request has, what the key may do, and the salt that keeps the contexts of two keys apart."""
+"""API keys: the key of a request, its permissions, and the salt that separates the contexts of two keys."""
 
 import hashlib
 import hmac
@@ -11,10 +11,10 @@ from jinfercept.server.key_file import KeyRules, key_digest
 
 @final
 class Keys:
-    """The API keys of a server; none: every request may come, and all are of one tenant.
+    """The API keys of a server. Without keys every request is accepted, and all belong to one tenant.
 
     Args:
-        rules: by `key_digest`.
+        rules: of the keys, by `key_digest`.
     """
 
     def __init__(self, rules: Mapping[str, KeyRules]) -> None:
@@ -27,14 +27,14 @@ class Keys:
 
     @property
     def owners(self) -> Collection[str]:
-        """The tenants that there are; none without keys."""
+        """All tenants; none without keys."""
         return self._rules.keys()
 
     def check(self, *authorizations: str) -> str:
-        """The tenant of a request: its key's digest, "" where no key is needed. Takes as long for one key as for another.
+        """The tenant of a request: its key's digest, "" if no key is needed. Takes constant time for all keys.
 
         Args:
-            authorizations: the headers of this name, one of `Bearer KEY`.
+            authorizations: values of the headers `Authorization`; one of them, `Bearer KEY`, is needed.
 
         Raises:
             ApiError: 401; 400 for two headers.
@@ -57,18 +57,19 @@ class Keys:
         return given
 
     def watched_by(self, owner: str) -> str | None:
-        """The tenant whose requests a key may see and whose calls it may answer: its own, or, as None, every tenant's.
+        """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.
 
         Args:
-            owner: what `check` returned.
+            owner: tenant of the key, from `check`.
         """
         return None if not owner or self._rules[owner].operator else owner
 
     def priority(self, owner: str, asked: int) -> int:
-        """The priority of a request: what it asks for, within what its key may; without keys, what it asks for.
+        """The priority of a request: the requested one, clamped to the range of its key if there is one.
 
         Args:
-            owner: what `check` returned.
+            owner: tenant of the key, from `check`.
+            asked: the requested priority.
         """
         if not owner:
             return asked
@@ -76,16 +77,16 @@ class Keys:
         return min(max(asked, least), most)
 
     def name(self, owner: str) -> str:
-        """What stands for a key in logs; "" without keys."""
+        """The name of a key in logs; "" without keys."""
         return self._rules[owner].name if owner else ""
 
 
 def isolation(key: str, cache_salt: str | None) -> str:
-    """The salt of everything that one client leaves behind: nothing is shared between keys, nor between salts of one key.
+    """The salt of a client's pages and stored data: nothing is shared between keys, nor between cache salts of one key.
 
     Args:
-        key: what `Keys.check` said.
-        cache_salt: the body's.
+        key: tenant of the key, from `Keys.check`.
+        cache_salt: field of the body.
     """
     if not key and not cache_salt:
         return ""

@@ -1,4 +1,4 @@
-"""How log records are written: a line of text each, or one of JSON."""
+"""Formats of log records: one line of text or of JSON each."""
 
 import json
 import logging
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, final
 
 FIELDS = "jinfercept_fields"
-"""Name of a record's attribute: what it says, by name."""
+"""Attribute of a log record: its fields by name."""
 
 
 def begin_logging(log_format: str) -> None:
-    """Write what the server and uvicorn have to say to standard error, and warnings of everybody else.
+    """Log to standard error: level info and above of the server and uvicorn, warnings and above of other libraries.
 
     Args:
         log_format: `text` (key=value) or `json`.
@@ -40,9 +40,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def key_values(fields: Mapping[str, Any]) -> str:
-    """`key=value` pairs; what has blanks or quotes is written as JSON."""
-    return " ".join(f"{key}={json.dumps(value) if _odd(value) else value}" for key, value in fields.items())
+    """`key=value` pairs; values with blanks or quotes are written as JSON."""
+    return " ".join(f"{key}={json.dumps(value) if _needs_quotes(value) else value}" for key, value in fields.items())
 
 
-def _odd(value: object) -> bool:
+def _needs_quotes(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w./:@+-]+", value) is None

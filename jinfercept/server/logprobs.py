@@ -1,4 +1,4 @@
-"""Log probabilities in the shapes that clients read: a chat's, a completion's, and vLLM's of a prompt."""
+"""Log probabilities in the shapes of chat completions, of text completions, and of vLLM's `prompt_logprobs`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +10,17 @@ from jinfercept.server.encoding import Lazy
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 Reported = tuple[int, Mapping[int, Logprob] | None]
-"""A token and what is known of its place; None for what a tool returned."""
+"""A token id with the log probabilities of its position by token id; None for a token of a tool's result."""
 
 
 def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) -> dict[str, Any]:
     """`logprobs` of a chat's choice.
 
     Args:
-        top: likeliest tokens to name beside each.
+        top: number of most likely tokens to report for each.
     """
 
     def one(token_id: int, logprob: Logprob) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
     """`logprobs` of a completion's choice.
 
     Args:
-        tokens: of the text; the first of a prompt has no report.
-        top: likeliest tokens to name for each, beside itself.
-        offset: characters before them.
+        tokens: of the text; the first one of a prompt has no log probabilities.
+        top: number of most likely tokens to report for each, besides itself.
+        offset: characters of the text before them.
     """
 
     def texts() -> Iterator[str]:
@@ -66,7 +66,7 @@ def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokeniz
 
 
 def prompt_logprobs(known: Sequence[Mapping[int, Logprob] | None]) -> Lazy:
-    """vLLM's `prompt_logprobs`: of every token of the prompt, by token id; None for the first."""
+    """vLLM's `prompt_logprobs`: for every token of the prompt, log probabilities by token id; None for the first one."""
     return Lazy(
         None
         if one is None

@@ -1,5 +1,6 @@
-"""`/metrics`: what Prometheus collects. Open to all, as vLLM's: it has numbers, and names of the
-server's own tools, but nothing of requests and no name that a client chooses."""
+"""`/metrics` for Prometheus. Needs no key, as in vLLM: it has numbers and the names of the server's own tools, no data of
+requests and no name that a client chooses.
+"""
 
 import asyncio
 import copy
@@ -13,17 +14,17 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from jinfercept.server.engine_metrics import Reading, families
 from jinfercept.server.engine_snapshot import EngineSnapshot
-from jinfercept.server.exposition import Reading, families
-from jinfercept.server.named import Named
+from jinfercept.server.metric_families import MetricFamilies
 from jinfercept.server.service import Service
 
 _FRESH_S = 1.0
-"""Seconds for which a page is shown again: encoding one takes milliseconds, and anyone may ask."""
+"""Seconds for which an encoded page is reused: encoding takes milliseconds, and needs no key."""
 
 
 def metrics_router(service: Service) -> APIRouter:
-    """The route of one service. Nothing is registered anywhere else."""
+    """Router of one service. Uses no global registry."""
     router = APIRouter(tags=["operations"])
     window = EngineSnapshot(service, lambda: read(service))
     text: Any = {"text/plain": {"schema": {"type": "string"}}}
@@ -40,9 +41,11 @@ def metrics_router(service: Service) -> APIRouter:
         form, kind = _format(request.headers.get("accept", ""))
         if last(form) is None:
             looked = await window.look()
-            if last(form) is None:  # nobody else has encoded it meanwhile
+            if last(form) is None:  # no other request has encoded it meanwhile
                 num_tasks = len(asyncio.all_tasks())
-                tasks = Named(service.names[0]).gauge("jinfercept:tasks", "Tasks of the server's event loop", num_tasks)
+                tasks = MetricFamilies(service.names[0]).gauge(
+                    "jinfercept:tasks", "Tasks of the server's event loop", num_tasks
+                )
                 collected = _Collected([*families(looked, service.names[0]), tasks])
                 pages[form] = form.generate_latest(collected), time.monotonic()
         return Response(pages[form][0], media_type=kind)
@@ -51,7 +54,7 @@ def metrics_router(service: Service) -> APIRouter:
 
 
 def _format(accept: str) -> tuple[ModuleType, str]:
-    """The module that encodes, and the content type: OpenMetrics 1.0.0 for who accepts that, text 0.0.4 for all others."""
+    """The module that encodes, and the content type: OpenMetrics 1.0.0 for clients that accept it, otherwise text 0.0.4."""
     for media_range in accept.lower().split(","):
         kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
         versions = [value for name, _, value in (one.partition("=") for one in parameters) if name == "version"]
@@ -61,7 +64,7 @@ def _format(accept: str) -> tuple[ModuleType, str]:
 
 
 def read(service: Service) -> Reading:
-    """All that is shown, as it is now. To be asked between two steps."""
+    """The current numbers of the engine. Has to be called between two steps."""
     llm = service.llm
     meter, engine, store = llm.meter, llm.engine, llm.engine.scheduler.kv.store
     states = {
@@ -87,11 +90,11 @@ def read(service: Service) -> Reading:
 
 @final
 class _Collected:
-    """What an encoder takes for a registry."""
+    """Metric families in place of a registry, for the encoders of `prometheus_client`."""
 
     def __init__(self, collected: list[Metric]) -> None:
         self._collected = collected
 
     def collect(self) -> list[Metric]:
-        """All of it."""
+        """All families."""
         return self._collected

@@ -1,18 +1,18 @@
-"""`/v1/models`: what can be asked for."""
+"""`/v1/models`: the names of the served model."""
 
 from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from jinfercept.server.route import GuardedRoute
+from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.service import Service, service_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 
 class ModelCard(BaseModel):
-    """A name of the model."""
+    """One name of the model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -23,7 +23,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names."""
+    """All names of the model."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -39,7 +39,7 @@ async def list_models(request: Request) -> ModelList:
 
 @router.get("/v1/models/{model:path}")
 async def show_model(model: str, request: Request) -> ModelCard:
-    """One of them."""
+    """One name of the model that is served."""
     service = service_of(request)
     return _card(service, service.check_model(model))
 

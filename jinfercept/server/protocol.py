@@ -1,8 +1,8 @@
-"""What the bodies of `/v1/chat/completions` and `/v1/completions` have in common. Types are strict: a number is not a text.
+"""Schemas that the bodies of several routes share. Types are strict: a number is not a text.
 
-Fields that are not known are taken and ignored, as vLLM does; those that are known and cannot be done are refused. The object
-`jinfercept` is ours alone: `refusals.check_extras` refuses names in it that are not known. A list is refused at its first wrong
-item and an object before its items are looked at: a body has room for a million.
+Unknown fields are ignored, as in vLLM; known fields that are not supported are refused, and so are unknown names in the object
+`jinfercept` (`unsupported_fields.check_extras`). A list is refused at its first wrong item, and an object by its size before
+its items are validated: a body has room for a million items.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,14 +24,14 @@ class _FirstError(FailFast):
 
 
 FIRST_ERROR = _FirstError()
-"""Of a list: it is refused at its first wrong item."""
+"""Annotation of a list: validation ends at its first wrong item."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
 
 
 class Body(BaseModel):
-    """Part of a request."""
+    """Base of all parts of a body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
 
@@ -43,11 +43,15 @@ def _few_biases(value: Any) -> Any:
 
 
 class SessionHints(Body):
-    """The body's `jinfercept` object: what helps to decide what becomes of the context afterwards, and the server's tools.
+    """The body's object `jinfercept`: hints about the session, and the server's tools.
 
     Attributes:
-        server_tools: offer the model those that the server runs: all of them, or these.
-        max_rounds: turns whose calls the server runs.
+        session_id: of the session.
+        expected_s: seconds until the follow-up request.
+        priority: smaller ones are served first.
+        release: no follow-up request comes, so the context is not retained.
+        server_tools: tools of the server that the model is offered: all, or those named.
+        max_rounds: rounds of calls that the server runs.
     """
 
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
@@ -61,12 +65,12 @@ class SessionHints(Body):
 
     @property
     def wants_server_tools(self) -> bool:
-        """Whether the model is offered tools of the server."""
+        """Whether the body requests tools of the server."""
         return self.server_tools not in (None, False)
 
 
 class Extensions(Body):
-    """Fields that OpenAI does not have and every endpoint that generates takes."""
+    """Extensions of OpenAI's protocol in all bodies that generate."""
 
     jinfercept: SessionHints | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
@@ -75,7 +79,7 @@ class Extensions(Body):
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """`stream_options`."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -91,14 +95,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer has to be."""
+    """`response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """vLLM's `structured_outputs`: one of them."""
+    """vLLM's `structured_outputs`; one field is given."""
 
     json_: Text | dict[str, Any] | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -108,7 +112,7 @@ class StructuredOutputs(Body):
 
 
 class SamplingBody(Extensions):
-    """How tokens are drawn and when a text ends. vLLM's fields among OpenAI's."""
+    """Sampling parameters and stop conditions: OpenAI's fields and vLLM's."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     stream: bool | None = None
@@ -151,13 +155,13 @@ class SamplingBody(Extensions):
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the prompt's tokens came from."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens that a request took."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int

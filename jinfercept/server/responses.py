@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers that are stored, go on from one another, and may be written while nobody waits."""
+"""`/v1/responses`: responses that are stored, continue one another, and may be generated in the background."""
 
 import asyncio
 import time
@@ -13,20 +13,22 @@ from fastapi.responses import Response
 from jinfercept.chat.chats import Chats
 from jinfercept.events import Token
 from jinfercept.server.access_log import DETAILS
+from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.encoding import EncodedReply, encode
 from jinfercept.server.errors import ApiError
+from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.logprobs import chat_logprobs
-from jinfercept.server.responses_chat import check_asked, make_response_chat, wants_logprobs
+from jinfercept.server.responses_chat import check_supported, make_response_chat, wants_logprobs
 from jinfercept.server.responses_items import check_length, messages_of, read_items, references
-from jinfercept.server.responses_protocol import DeletedResponse, ItemList, ResponseObject, ResponsesBody
+from jinfercept.server.responses_objects import DeletedResponse, ItemList, ResponseObject
+from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_run import BackgroundRun, reply, write, written
-from jinfercept.server.responses_store import StoredResponse, measured
 from jinfercept.server.responses_writer import ResponseWriter
-from jinfercept.server.route import GuardedRoute
-from jinfercept.server.server_turns import ServerTurns
-from jinfercept.server.service import Service, service_of, unless_gone
+from jinfercept.server.server_tool_calls import ServerToolCalls
+from jinfercept.server.service import Service, service_of
 from jinfercept.server.session_hints import read_hints
 from jinfercept.server.sse import EventStream
+from jinfercept.server.stored_response import StoredResponse, measured
 from jinfercept.server.unsupported_fields import check_extras
 from jinfercept.server.usage import UsageCount
 
@@ -34,18 +36,18 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _CHARS_PER_TOKEN = 4
 _ANSWERED = ("completed", "incomplete")
-"""What a response can be gone on from."""
+"""Statuses of responses that a follow-up can continue."""
 _PAGE_BYTES = 2**24
-"""After which a page of items ends, whatever its limit."""
+"""Bytes of items after which a page ends, whatever its limit."""
 
 
 @router.post("/v1/responses", response_model=ResponseObject)
 async def create_response(body: ResponsesBody, request: Request) -> Response:
-    """Answer a conversation, all of it or what is new in it. With `stream`, in typed server-sent events."""
+    """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
     service = service_of(request)
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
-    check_asked(body)
+    check_supported(body)
     owner = _owner(request)
     previous = _previous(service, body.previous_response_id, owner)
     check_length(body.input, previous.num_items if previous else 0)
@@ -55,25 +57,25 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     hints = replace(read_hints(body, request), follows=body.previous_response_id)
     name = f"resp_{uuid.uuid4().hex}"
 
-    def make() -> tuple[Chats, ServerTurns, StoredResponse]:
+    def make() -> tuple[Chats, ServerToolCalls, StoredResponse]:
         before = previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
-        chats, turns = make_response_chat(service, body, messages, hints, name)
+        chats, tool_calls = make_response_chat(service, body, messages, hints, name)
         response = _begun(name, model, body)
         num_bytes = 0 if body.store is False else measured(asked, response)
-        return chats, turns, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
+        return chats, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
-    chats, turns, stored = await service.prepare(request, make, 1, num_bytes)
+    chats, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
     if body.background:
-        service.responses.check_background(owner)  # others may have begun meanwhile
+        service.responses.check_background(owner)  # other requests may have begun meanwhile
     response = stored.response
     usage = UsageCount(chats.requests, request.scope[DETAILS])
-    writer = ResponseWriter(response, usage, turns, _logprobs(service, body))
+    writer = ResponseWriter(response, usage, tool_calls, _logprobs(service, body))
     stream = service.submit(*chats)
     request.scope[DETAILS]["id"] = name
-    run = BackgroundRun(service, stream, writer, kept=bool(body.stream)) if body.background else None
+    run = BackgroundRun(service, stream, writer, replayable=bool(body.stream)) if body.background else None
     if body.store is not False:
         stored.background = run
         service.responses.add(stored, _now())
@@ -81,7 +83,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         return EventStream(run.follow(0)) if body.stream else reply(response)
     if body.stream:
         return EventStream(write(service, stream, writer), lambda: service.close(stream))
-    await unless_gone(request, written(service, stream, writer))
+    await unless_disconnected(request, written(service, stream, writer))
     return reply(response)
 
 
@@ -103,7 +105,7 @@ async def get_response(
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
 async def delete_response(response_id: str, request: Request) -> Response:
-    """Store it no longer, nor keep its context. If it is still being written in the background, it is given up."""
+    """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
     stored = service.responses.delete(response_id, _owner(request), _now())
     if stored.background is not None and stored.is_open:
@@ -114,7 +116,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
 async def cancel_response(response_id: str, request: Request) -> Response:
-    """Give up what is written in the background. One that has ended stays as it is."""
+    """Cancel a response in the background. A response that has ended is unchanged."""
     stored = _stored(request, response_id)
     if stored.background is None:
         raise ApiError.bad("only a response in the background can be cancelled: close the connection of another one")
@@ -131,9 +133,9 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> Response:
-    """The conversation that a response answers, from page to page; instructions are no part of it.
+    """A page of the items of the conversation that a response answers, without instructions.
 
-    A page has fewer items than `limit` if these are long.
+    A page has fewer items than `limit` if they are long.
     """
     stored = _stored(request, response_id)
     return await service_of(request).prepare(request, lambda: _page(stored, limit, order, after))
@@ -165,7 +167,7 @@ def _stored(request: Request, response_id: str) -> StoredResponse:
 
 
 def _previous(service: Service, previous_id: str | None, owner: str) -> StoredResponse | None:
-    """The response that a body goes on from."""
+    """The response that a body continues. Raises 404 and 400."""
     if previous_id is None:
         return None
     field = "previous_response_id"
@@ -179,13 +181,13 @@ def _previous(service: Service, previous_id: str | None, owner: str) -> StoredRe
 
 
 def _num_tokens(previous: StoredResponse | None) -> int:
-    """Tokens of the conversation that a body goes on from."""
+    """Tokens of the conversation that a body continues."""
     usage = previous.response["usage"] if previous is not None else None
     return usage["total_tokens"] if usage else 0
 
 
 def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
-    """A response of which nothing is written."""
+    """The object of a response before any output."""
     form, reasoning, chosen = body.text and body.text.format, body.reasoning, body.tool_choice
     return {
         "id": name,
@@ -226,7 +228,7 @@ def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
 
 
 def _logprobs(service: Service, body: ResponsesBody) -> Any:
-    """How tokens are reported, if they are."""
+    """A function that reports log probabilities of tokens; None if the body requests none."""
     if not wants_logprobs(body):
         return None
     top, tokenizer = body.top_logprobs or 0, service.tokenizer

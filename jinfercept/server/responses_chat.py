@@ -1,9 +1,9 @@
-"""A body of `/v1/responses` as one of `/v1/chat/completions`: the same requests are made of both, by the same code."""
+"""Converts a body of `/v1/responses` to one of `/v1/chat/completions`, of which the requests are made."""
 
 from typing import Any
 
 from jinfercept.chat.chats import Chats
-from jinfercept.server.chat_completions import make_chat, server_turns
+from jinfercept.server.chat_completions import make_chat, server_tool_calls
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
     ChatBody,
@@ -14,10 +14,10 @@ from jinfercept.server.chat_protocol import (
     ToolDeclaration,
 )
 from jinfercept.server.errors import ApiError
+from jinfercept.server.logprob_limits import check_report
 from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
-from jinfercept.server.report_size import check_report
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
-from jinfercept.server.server_turns import ServerTurns
+from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service
 from jinfercept.server.session_hints import RequestHints
 
@@ -29,28 +29,28 @@ _FIELDS = {
     "response_format.json_schema.schema": "text.format.schema",
     "logprobs": "top_logprobs",
 }
-"""What a chat's fields are called here."""
+"""Fields of `/v1/responses` by the chat's field with the same meaning."""
 _REPORTS = 5
-"""Events that show the log probabilities of a token: its own, and the ends of its text, part, item and response."""
-_ELSEWHERE = ("conversation", "prompt", "context_management")
-"""What OpenAI keeps of a client besides responses, or does to them."""
-_MOST_METADATA = (16, 64, 512)
-"""Pairs, characters of a name, characters of a value."""
+"""Events that carry the log probabilities of a token: its own, and the ends of its text, part, item and response."""
+_UNSUPPORTED = ("conversation", "prompt", "context_management")
+"""Fields of OpenAI's protocol that are not supported."""
+_METADATA_LIMITS = (16, 64, 512)
+"""Maximum pairs, characters of a name, characters of a value."""
 
 
-def check_asked(body: ResponsesBody) -> None:
-    """Raise 400 for what a response cannot be asked for."""
+def check_supported(body: ResponsesBody) -> None:
+    """Raise 400 for fields and values that `/v1/responses` does not support."""
     for name, harmless in (("n", 1), ("response_format", None), ("prompt_logprobs", None), ("return_token_ids", False)):
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not for responses", name, "unsupported_parameter")
-    for name in _ELSEWHERE:
+    for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name) is not None:
             raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
     if body.truncation == "auto":
         raise ApiError.bad("nothing of a conversation is left out here", "truncation", "unsupported_value")
     if body.background and body.store is False:
         raise ApiError.bad("a response in the background has to be stored", "background")
-    pairs, name_length, value_length = _MOST_METADATA
+    pairs, name_length, value_length = _METADATA_LIMITS
     metadata = body.metadata or {}
     fits = len(metadata) <= pairs and all(
         len(name) <= name_length and isinstance(value, str) and len(value) <= value_length
@@ -63,15 +63,15 @@ def check_asked(body: ResponsesBody) -> None:
 
 def make_response_chat(
     service: Service, body: ResponsesBody, messages: list[Message], hints: RequestHints, name: str
-) -> tuple[Chats, ServerTurns]:
-    """One request, who reads what comes of it, and the server's part of it. Takes a while, as `make_chat`.
+) -> tuple[Chats, ServerToolCalls]:
+    """The request of a body with the reader of its output, and the runner of its calls of server tools. Slow, as `make_chat`.
 
     Args:
         messages: the whole conversation.
-        name: of the request.
+        name: id of the request.
 
     Raises:
-        ApiError: 400, with the field as it is called here.
+        ApiError: 400, with the field of `/v1/responses`.
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
@@ -80,7 +80,7 @@ def make_response_chat(
         chats = make_chat(service, chat, hints, name)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(chats.requests, service.max_model_len, (), ("top_logprobs", best), copies=_REPORTS)
-        return chats, server_turns(service, chat, chats, lambda turns: None)  # the response itself has all of them
+        return chats, server_tool_calls(service, chat, chats, lambda turns: None)  # the stored response has all turns
     except ApiError as error:
         error.param = _FIELDS.get(error.param, error.param) if error.param else None
         raise
@@ -114,7 +114,7 @@ def _chat_body(body: ResponsesBody, messages: list[Message]) -> ChatBody:
 
 
 def wants_logprobs(body: ResponsesBody) -> bool:
-    """Whether the answer's tokens are reported with how likely they were."""
+    """Whether the body requests log probabilities."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
 
 

@@ -1,6 +1,6 @@
-"""Items of `/v1/responses`: as a client sends them, as they are stored, and as the messages that a chat template reads.
+"""Converts items of `/v1/responses`: from a body to stored items, and from stored items to the messages of a chat.
 
-Stored items are plain objects, of one form for what was said to the model and for what it said.
+Stored items are dicts, with the same form for input and output.
 """
 
 import uuid
@@ -16,14 +16,14 @@ from jinfercept.server.responses_protocol import (
     FunctionCallOutputItem,
     InputItem,
     ItemReference,
+    ItemRefusalPart,
     McpCallItem,
     MessageItem,
     ReasoningItem,
-    RefusalPart,
 )
 
 Item = dict[str, Any]
-"""With `id`, `type`, `status`, and what its type has."""
+"""A stored item: `id`, `type`, `status`, and the fields of its type."""
 
 SERVER_LABEL = "jinfercept"
 
@@ -37,26 +37,27 @@ _PREFIXES = {
 
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
-    """An item with an id of its own."""
+    """An item with a new id."""
     return {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": status, **fields}
 
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a call that the server runs, before its arguments are there.
+    """Fields of a call that the server runs, before its arguments are known.
 
     Args:
-        note: what is said of it besides (`CallNote`).
+        name: of the tool.
+        note: fields of `CallNote`.
     """
     fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
     return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
 
 def check_length(given: str | Sequence[InputItem], num_before: int) -> None:
-    """Raise 400 if a conversation has too many items, those of which a model reads nothing among them.
+    """Raise 400 if a conversation has too many items. Items without text count too.
 
     Args:
         given: the body's `input`.
-        num_before: items of the conversation that it goes on from.
+        num_before: items of the conversation that it continues.
     """
     number = num_before + (1 if isinstance(given, str) else len(given))
     if number > MAX_ITEMS:
@@ -70,11 +71,11 @@ def references(given: str | Sequence[InputItem]) -> set[str]:
 
 
 def read_items(given: str | Sequence[InputItem], before: Iterable[Item], referred: Mapping[str, Item]) -> list[Item]:
-    """What a client says, to be stored. Takes a while: a body may have half a million parts.
+    """The stored items of a body. Slow: a body may have half a million parts.
 
     Args:
         given: the body's `input`.
-        before: the conversation that it goes on from.
+        before: the conversation that it continues.
         referred: items of stored responses by the ids of `references`.
 
     Raises:
@@ -95,10 +96,10 @@ def read_items(given: str | Sequence[InputItem], before: Iterable[Item], referre
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """A conversation as messages: reasoning, text and calls of one turn are one. A call that was cut off is left out."""
+    """The messages of a conversation. Reasoning, text and calls of one turn are one message; incomplete calls are left out."""
     messages = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
     names: dict[str, str] = {}
-    turn: Message | None = None  # of the assistant, to which more may come
+    turn: Message | None = None  # the current one of the assistant
     round_of_turn = 0
     for item in items:
         match item["type"]:
@@ -130,7 +131,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 
 
 def _in_call_order(messages: list[Message]) -> list[Message]:
-    """Results in the order of their calls, by which some templates tell them: the server's are there before the client's."""
+    """Sorts results in the order of their calls, which some templates need; the server's are stored before the client's."""
     ordered: list[Message] = []
     places: dict[str | None, int] = {}
     for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
@@ -148,7 +149,7 @@ def _call_id(item: Item) -> str:
 
 
 def _joins(kind: str, turn: Message) -> bool:
-    """Whether an item belongs to a turn that has begun: its text comes behind its reasoning, its calls behind both."""
+    """Whether an item belongs to the current turn: text follows its reasoning, calls follow both."""
     if kind in ("function_call", "mcp_call"):
         return True
     empty = turn.content is None and turn.tool_calls is None
@@ -195,7 +196,7 @@ def _stored(item: InputItem) -> Item:
 
 
 def _said(part: Any) -> str:
-    return part.refusal if isinstance(part, RefusalPart) else part.text
+    return part.refusal if isinstance(part, ItemRefusalPart) else part.text
 
 
 def _text(text: str, role: str) -> dict[str, Any]:

@@ -1,57 +1,57 @@
-"""The bodies of `/v1/responses` and its answers. What a model said and what it is told are *items*, flat and with ids."""
+"""Schemas of the bodies of `/v1/responses`. The input is a text or a flat list of *items* with ids."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text
 
 MAX_ITEMS = 4096
-"""Of a body, and of a conversation: what went before, what is asked and what is answered."""
+"""Maximum items of a body, and of a conversation with its output."""
 MAX_TOOLS = 512
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` calls log probabilities."""
+"""The value of `include` that requests log probabilities."""
 
 _ID = Annotated[str, Field(min_length=1, max_length=256)]
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(Body):
-    """A part of a text; nothing but text can be read."""
+class ItemTextPart(Body):
+    """A text part; other kinds of parts are refused."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
 
 
-class RefusalPart(Body):
-    """What a model said instead of an answer."""
+class ItemRefusalPart(Body):
+    """A refusal of the model."""
 
     type: Literal["refusal"]
     refusal: Text
 
 
 class ThoughtPart(Body):
-    """A part of what a model thought."""
+    """A part of the model's reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: Text
 
 
 class MessageItem(Body):
-    """Something said."""
+    """A message."""
 
     type: Literal["message"] = "message"
     id: _ID | None = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart | RefusalPart], Field(max_length=4096), FIRST_ERROR]
+    content: Text | Annotated[list[ItemTextPart | ItemRefusalPart], Field(max_length=4096), FIRST_ERROR]
 
 
 class CallNote(Body):
-    """What this server notes of a call.
+    """Extension of the items of calls.
 
     Attributes:
-        round: calls of one are of one turn.
-        call_id: by which a template ties a result to it.
+        round: number of the round; calls of one round are of one turn.
+        call_id: id of the call in the chat template.
     """
 
     round: Annotated[int, Field(ge=0)] = 0
@@ -59,7 +59,7 @@ class CallNote(Body):
 
 
 class FunctionCallItem(Body):
-    """A call that the model made."""
+    """A call of a tool that the client runs."""
 
     type: Literal["function_call"]
     id: _ID | None = None
@@ -71,16 +71,16 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What came of it."""
+    """The result of a call that the client ran."""
 
     type: Literal["function_call_output"]
     id: _ID | None = None
     call_id: _ID
-    output: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
+    output: Text | Annotated[list[ItemTextPart], Field(max_length=4096), FIRST_ERROR]
 
 
 class McpCallItem(Body):
-    """A call that the server ran: OpenAI's item for tools that are not the client's, of whatever kind they are here."""
+    """A call that the server ran, with OpenAI's item type for tools that the client does not run."""
 
     type: Literal["mcp_call"]
     id: _ID | None = None
@@ -92,7 +92,7 @@ class McpCallItem(Body):
 
 
 class ReasoningItem(Body):
-    """What the model thought. Without `content` there is nothing in it to be read again."""
+    """Reasoning of the model. Without `content` it adds nothing to the conversation."""
 
     type: Literal["reasoning"]
     id: _ID | None = None
@@ -101,16 +101,16 @@ class ReasoningItem(Body):
 
 
 class ItemReference(Body):
-    """An item of a stored response."""
+    """A reference to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: _ID
 
 
 def _kind(item: Any) -> str:
-    """Which of the items it is; without a type it is a message."""
-    said = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return _KINDS.get("message" if said is None else said, "") if isinstance(said, str | None) else ""
+    """Tag of an item's type; without a type it is a message."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return _KINDS.get("message" if kind is None else kind, "") if isinstance(kind, str | None) else ""
 
 
 _KINDS = {
@@ -148,14 +148,14 @@ class FunctionTool(Body):
 
 
 class NamedFunctionTool(Body):
-    """A tool that has to be called."""
+    """A tool that the model has to call."""
 
     type: Literal["function"]
     name: _NAME
 
 
 class TextFormat(Body):
-    """What the answer has to be."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -165,20 +165,20 @@ class TextFormat(Body):
 
 
 class TextSettings(Body):
-    """How the answer is written."""
+    """`text` of a body."""
 
     format: TextFormat | None = None
 
 
 class ReasoningSettings(Body):
-    """How the model thinks: `none` tells the chat template so, of the others the model decides."""
+    """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, other efforts have no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesBody(SamplingBody):
-    """What is said, what went before it, and how it is to be answered."""
+    """Input, the response that it continues, and the parameters of the answer."""
 
     input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
     instructions: Text | None = None
@@ -195,83 +195,3 @@ class ResponsesBody(SamplingBody):
     include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-class InputTokensDetails(BaseModel):
-    """Where the tokens of the input came from."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputTokensDetails(BaseModel):
-    """What the tokens of the output were for."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(BaseModel):
-    """Tokens that a response took."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class ResponseFailure(BaseModel):
-    """Why there is no answer."""
-
-    code: str
-    message: str
-
-
-class ResponseObject(BaseModel):
-    """A response as it stands; with `stream` it comes in pieces, as typed server-sent events."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
-    error: ResponseFailure | None
-    incomplete_details: dict[str, str] | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[dict[str, Any]]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: dict[str, Any]
-    store: bool
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: Any
-    tools: list[dict[str, Any]]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    usage: ResponseUsage | None
-    user: str | None
-    jinfercept: dict[str, Any] | None = None
-
-
-class ItemList(BaseModel):
-    """Some of the items that a response answers."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class DeletedResponse(BaseModel):
-    """It is not stored any more."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]

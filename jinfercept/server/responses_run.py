@@ -1,4 +1,4 @@
-"""Responses while they are written: for somebody who listens, or in the background."""
+"""Generates responses: for a connected client, or in the background."""
 
 import asyncio
 import logging
@@ -12,48 +12,50 @@ from jinfercept.errors import EngineError
 from jinfercept.events import Finished
 from jinfercept.server.encoding import EncodedReply, LargeReply, Lazy
 from jinfercept.server.errors import ApiError
-from jinfercept.server.report_size import SMALL_ENTRIES, num_reported
+from jinfercept.server.logprob_limits import SMALL_ENTRIES, num_reported
 from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
-from jinfercept.server.sse import event, long_event
+from jinfercept.server.sse import encode_event, encode_long_event
 
 _ABORT_S = 1.0
-"""Seconds in which the engine ends what it was told to."""
+"""Seconds that an aborted request may take to end."""
 _EVENT_BYTES = 64
-"""Of an event that is kept, beside its text."""
+"""Overhead of a stored event in memory."""
 _MOST_JOINED = 256
-"""Events that are copied at a time for a client."""
+"""Maximum stored events that are sent at a time."""
 
 log = logging.getLogger(__name__)
 
 
 async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -> AsyncGenerator[bytes]:
-    """Server-sent events, the last one final, whatever happens. Closed before its end, it gives the response up.
+    """Server-sent events of a response; the last one is final after errors too. If the generator is closed early, the
+    response is aborted.
 
     Args:
-        stream: of the response's request, read as a chat.
+        stream: events of the request, with its chat reader.
+        writer: of the response.
     """
     try:
-        for said in writer.begin():
-            yield await _event(writer, said)
+        for shown in writer.begin():
+            yield await _event(writer, shown)
         try:
-            async for told in stream:
-                if isinstance(told, Finished):
-                    told = await writer.settled(told)
-                for said in writer.take(told):
-                    yield await _event(writer, said)
+            async for event in stream:
+                if isinstance(event, Finished):
+                    event = await writer.settled(event)
+                for shown in writer.take(event):
+                    yield await _event(writer, shown)
         except EngineError as error:
-            for said in writer.fail(ApiError.failed(error)):
-                yield await _event(writer, said)
+            for shown in writer.fail(ApiError.failed(error)):
+                yield await _event(writer, shown)
         except Exception as error:
             log.exception("a response failed")
-            for said in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
-                yield await _event(writer, said)
+            for shown in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
+                yield await _event(writer, shown)
     finally:
         try:
             await service.close(stream)
-        finally:  # it may be cancelled meanwhile
+        finally:  # closing may be cancelled
             writer.cancel()
             for _ in writer.fail(ApiError(499, "the client has gone")):
                 pass
@@ -61,10 +63,10 @@ async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -
 
 
 async def written(service: Service, stream: AsyncStream, writer: ResponseWriter) -> None:
-    """Write it to the end.
+    """Generate a response to its end.
 
     Raises:
-        ApiError: there is no answer.
+        ApiError: the response failed.
     """
     events = write(service, stream, writer)
     try:
@@ -77,18 +79,18 @@ async def written(service: Service, stream: AsyncStream, writer: ResponseWriter)
 
 
 def reply(response: Mapping[str, Any]) -> Response:
-    """A response as it stands; a large one is encoded while it is sent, whatever is written of it meanwhile."""
+    """An HTTP response with a response in its current state; a large one is copied, and encoded while it is sent."""
     if _num_reported(response) <= SMALL_ENTRIES:
         return EncodedReply(response)
     return LargeReply({**response, "output": [_copied(item) for item in response["output"]]})
 
 
-async def _event(writer: ResponseWriter, said: Mapping[str, Any]) -> bytes:
-    """One event; one that shows many log probabilities is encoded in a thread."""
-    name = said["type"]
+async def _event(writer: ResponseWriter, event: Mapping[str, Any]) -> bytes:
+    """An encoded event; one with many log probabilities is encoded in a thread."""
+    name = event["type"]
     if name.endswith(".delta") or _num_reported(writer.response) <= SMALL_ENTRIES:
-        return event(said, name)
-    return await long_event(said, name)
+        return encode_event(event, name)
+    return await encode_long_event(event, name)
 
 
 def _num_reported(response: Mapping[str, Any]) -> int:
@@ -98,7 +100,7 @@ def _num_reported(response: Mapping[str, Any]) -> int:
 
 
 def _copied(item: Item) -> Item:
-    """An item of an output that does not change any more."""
+    """A copy of an item that the writer does not change."""
     if item["type"] != "message":
         return {**item}
     return {**item, "content": [{**part, "logprobs": Lazy([*part["logprobs"]])} for part in item["content"]]}
@@ -106,38 +108,38 @@ def _copied(item: Item) -> Item:
 
 @final
 class BackgroundRun:
-    """A response that is written whether somebody listens or not. See `responses_store.Background`.
+    """A response that is generated without a connected client (`stored_response.BackgroundRuns`).
 
     Args:
-        kept: whether its events can be followed.
+        replayable: whether its events are stored for `follow`.
     """
 
-    def __init__(self, service: Service, stream: AsyncStream, writer: ResponseWriter, kept: bool) -> None:
+    def __init__(self, service: Service, stream: AsyncStream, writer: ResponseWriter, replayable: bool) -> None:
         self._service = service
-        self._running: tuple[AsyncStream, ResponseWriter] | None = (stream, writer)  # until it is over
-        self._kept, self._events = kept, list[bytes]()
+        self._running: tuple[AsyncStream, ResponseWriter] | None = (stream, writer)  # until the response ends
+        self._replayable, self._events = replayable, list[bytes]()
         self._changed = asyncio.Event()
         self._task = asyncio.ensure_future(self._run(stream, writer))
 
     async def _run(self, stream: AsyncStream, writer: ResponseWriter) -> None:
-        self._service.entered()
+        self._service.request_started()
         try:
-            async for said in write(self._service, stream, writer):
-                if self._kept:
-                    self._keep(writer.response["id"], said)
+            async for event in write(self._service, stream, writer):
+                if self._replayable:
+                    self._store(writer.response["id"], event)
         finally:
-            self._service.left()
+            self._service.request_ended()
             self._running = None
             self._changed.set()
 
-    def _keep(self, response_id: str, said: bytes) -> None:
-        """Keep an event, or none at all once there is no room for them."""
-        responses, num_bytes = self._service.responses, _EVENT_BYTES + len(said)
+    def _store(self, response_id: str, event: bytes) -> None:
+        """Store an event; if the store has no room for it, drop all events."""
+        responses, num_bytes = self._service.responses, _EVENT_BYTES + len(event)
         if responses.charge(response_id, num_bytes):
-            self._events.append(said)
+            self._events.append(event)
         else:
-            self._kept = False
-            responses.charge(response_id, -sum(_EVENT_BYTES + len(event) for event in self._events))
+            self._replayable = False
+            responses.charge(response_id, -sum(_EVENT_BYTES + len(stored) for stored in self._events))
             self._events.clear()
         self._changed.set()
 
@@ -147,17 +149,17 @@ class BackgroundRun:
             writer.cancel()
             stream.abort()
         await asyncio.wait((self._task,), timeout=_ABORT_S)
-        self._task.cancel()  # else a tool runs that the engine knows nothing of
+        self._task.cancel()  # it may still run calls of the server's tools
         await asyncio.wait((self._task,))
 
     def follow(self, start: int) -> AsyncGenerator[bytes]:
-        if not self._kept:
+        if not self._replayable:
             raise ApiError.bad("its events were not kept: create it with stream, and with room for them", "stream")
         return self._follow(start)
 
     async def _follow(self, start: int) -> AsyncGenerator[bytes]:
         while True:
-            if not self._kept:
+            if not self._replayable:
                 raise ApiError(503, "there is no room to keep events: poll the response", code="events_not_kept")
             if news := self._events[start : start + _MOST_JOINED]:
                 start += len(news)

@@ -1,112 +1,29 @@
-"""Stored responses, in memory: each for a while, found only with its own key, and dropped fairly between keys (`Quota`).
+"""Stored responses, in memory: with an expiry, found only with their own key, and evicted fairly between keys (`Quota`)."""
 
-A response holds what was asked and answered in it, and refers to the one that it goes on from: conversations share their
-beginnings. Bytes count once per key for as long as any stored response needs them.
-"""
-
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from itertools import takewhile
-from typing import Any, Protocol, final
+from typing import final
 
-from jinfercept.quota import Quota, num_bytes_of
+from jinfercept.quota import Quota
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item
+from jinfercept.server.stored_response import StoredResponse, measured
 
 MOST_BYTES = 2**29
-_INDEX_BYTES = 400
-"""Of an item that is found by its id, beside the item itself."""
-_OPEN = ("queued", "in_progress")
 _RETRY_S = 1
-
-
-class BackgroundRuns(Protocol):
-    """A response that is written without a client that waits for it."""
-
-    async def cancel(self) -> None:
-        """Stop writing; the response is final afterwards."""
-        ...
-
-    def follow(self, start: int) -> AsyncGenerator[bytes]:
-        """Its events from one on. Raises 400 if they were not kept."""
-        ...
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class StoredResponse:
-    """A response and what it answers. The last five attributes are the store's.
-
-    Attributes:
-        owner: the key that it was asked with.
-        response: as it stands; its writer changes it.
-        previous: the response that it goes on from, which is final; None if it begins a conversation.
-        asked: what was said to it, after `previous`.
-        background: its writer, if no client waits for it.
-        num_before: items of the conversation up to `asked`.
-        num_bytes: what it holds in memory: `response` as it begins and `asked` at first; later events and output too.
-        num_holders: 1 if it is stored, and 1 for each response in memory that goes on from it.
-        num_indexed: leading items of the output that are found by their ids.
-        is_settled: whether the output is whole and counted.
-        until_s: when it expires.
-    """
-
-    owner: str
-    response: dict[str, Any]
-    previous: "StoredResponse | None"
-    asked: Sequence[Item]
-    background: BackgroundRuns | None = None
-    num_bytes: int = 0
-    num_before: int = field(init=False)
-    num_holders: int = field(init=False, default=0)
-    num_indexed: int = field(init=False, default=0)
-    is_settled: bool = field(init=False, default=False)
-    until_s: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        self.num_before = 0 if self.previous is None else self.previous.num_items
-
-    @property
-    def name(self) -> str:
-        """The response's id."""
-        return self.response["id"]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it still changes."""
-        return self.response["status"] in _OPEN
-
-    @property
-    def num_items(self) -> int:
-        """Items of the conversation, its own output included."""
-        return self.num_before + len(self.asked) + len(self.response["output"])
-
-    @property
-    def before(self) -> list[Item]:
-        """The conversation up to `asked`."""
-        return [] if self.previous is None else self.previous.conversation
-
-    @property
-    def conversation(self) -> list[Item]:
-        """All that a follow-up goes on from."""
-        parts: list[Sequence[Item]] = []
-        one: StoredResponse | None = self
-        while one is not None:
-            parts += one.response["output"], one.asked
-            one = one.previous
-        return [item for part in reversed(parts) for item in part]
 
 
 @final
 class ResponseStore:
-    """Times are seconds of any clock that does not go back.
+    """The stored responses of all owners. Times are seconds of any monotonic clock.
 
     Args:
-        ttl_s: for which one is stored.
-        most: responses of all owners together; of one in the background only the events are ever dropped.
-        most_bytes: that all of them hold.
-        most_of_owner: responses of one owner; None: no more than `most`.
-        most_bytes_of_owner: that those of one owner hold; None: no more than `most_bytes`.
-        most_background: responses of one owner that are in the background at a time.
+        ttl_s: seconds until a response expires.
+        most: maximum responses of all owners; of a response in the background only the events are ever evicted.
+        most_bytes: maximum bytes of all owners.
+        most_of_owner: maximum responses of one owner; None: no separate limit.
+        most_bytes_of_owner: maximum bytes of one owner; None: no separate limit.
+        most_background: maximum responses of one owner in the background at a time.
     """
 
     def __init__(
@@ -125,18 +42,18 @@ class ResponseStore:
             most_bytes,
             most_of_owner=most_of_owner,
             most_bytes_of_owner=most_bytes_of_owner,
-            pinned=lambda name: _is_pinned(self._stored[name]),
+            pinned=lambda name: self._stored[name].is_pinned,
         )
         self._stored: dict[str, StoredResponse] = {}  # oldest first
-        self._open: dict[str, dict[str, StoredResponse]] = {}  # by owner: those whose output may still grow
+        self._open: dict[str, dict[str, StoredResponse]] = {}  # by owner: not settled yet
         self._items: dict[tuple[str, str], dict[str, Item]] = {}  # by owner and id, then by response, oldest first
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def check_background(self, owner: str) -> None:
-        """Raise 429 if an owner has as many responses in the background as it may."""
-        running = sum(one.is_open and _is_pinned(one) for one in self._open.get(owner, {}).values())
+        """Raise 429 if an owner has the maximum of responses in the background."""
+        running = sum(one.is_open and one.is_pinned for one in self._open.get(owner, {}).values())
         if running >= self._most_background:
             raise ApiError(
                 429,
@@ -147,7 +64,7 @@ class ResponseStore:
             )
 
     def add(self, stored: StoredResponse, now: float) -> None:
-        """Store one that is new. What runs in the background is not dropped."""
+        """Store a new response. A response in the background is not evicted before it ends."""
         self._expire(now)
         if stored.previous is not None:
             self._settle(stored.previous)
@@ -161,9 +78,9 @@ class ResponseStore:
         self._shrink(stored.owner)
 
     def charge(self, response_id: str, num_bytes: int) -> bool:
-        """Count events that are kept of a response; False, and not counted, if its owner has no room for them.
+        """Count bytes of stored events; False, and not counted, if the quota of the owner has no room for them.
 
-        Those of a response that is not stored any more are not counted. A negative number counts them no more.
+        Events of a response that is not stored are not counted. A negative number uncounts events.
         """
         stored = self._stored.get(response_id)
         if stored is None:
@@ -176,14 +93,14 @@ class ResponseStore:
         return fits
 
     def settle(self, response_id: str) -> None:
-        """A response is final: its output is counted and found. One that is not stored is ignored."""
+        """Count and index the output of a final response. A response that is not stored is ignored."""
         stored = self._stored.get(response_id)
         if stored is not None:
             self._settle(stored)
             self._shrink(stored.owner)
 
     def get(self, response_id: str, owner: str, now: float) -> StoredResponse:
-        """One of the owner's; raises 404."""
+        """A response of an owner. Raises 404."""
         self._expire(now)
         stored = self._stored.get(response_id)
         if stored is None or stored.owner != owner:
@@ -191,7 +108,7 @@ class ResponseStore:
         return stored
 
     def items(self, item_ids: Collection[str], owner: str, now: float) -> dict[str, Item]:
-        """Items of the owner's responses by their ids, the oldest of each id; raises 404."""
+        """Items of an owner's responses by their ids, the oldest one of each id. Raises 404."""
         self._expire(now)
         if item_ids:
             self._index_open(owner)
@@ -204,7 +121,7 @@ class ResponseStore:
         return found
 
     def delete(self, response_id: str, owner: str, now: float) -> StoredResponse:
-        """Store it no longer; raises 404."""
+        """Delete a response of an owner. Raises 404."""
         stored = self.get(response_id, owner, now)
         self._drop(stored)
         return stored
@@ -221,7 +138,7 @@ class ResponseStore:
     def _expire(self, now: float) -> None:
         past = takewhile(lambda stored: stored.until_s <= now, self._stored.values())
         for stored in list(past):
-            if not _is_pinned(stored):
+            if not stored.is_pinned:
                 self._drop(stored)
 
     def _shrink(self, owner: str) -> None:
@@ -230,7 +147,7 @@ class ResponseStore:
 
     def _drop(self, stored: StoredResponse) -> None:
         del self._stored[stored.name]
-        for item in _own_items(stored):
+        for item in [*stored.asked, *stored.response["output"]]:
             known = self._items.get((stored.owner, item["id"]), {})
             if known.pop(stored.name, None) is not None and not known:
                 del self._items[stored.owner, item["id"]]
@@ -238,7 +155,7 @@ class ResponseStore:
         self._quota.remove(stored.owner, stored.name)
         self._release(stored)
 
-    # -- found by id ---------------------------------------------------------------------------------------------------
+    # -- index by id ---------------------------------------------------------------------------------------------------
 
     def _index(self, stored: StoredResponse, items: Sequence[Item]) -> None:
         for item in items:
@@ -254,12 +171,12 @@ class ResponseStore:
             self._index_output(stored)
 
     def _close(self, stored: StoredResponse) -> None:
-        """Its output grows no more."""
+        """Remove a response from the open ones, since its output is complete."""
         mine = self._open.get(stored.owner, {})
         if mine.pop(stored.name, None) is not None and not mine:
             del self._open[stored.owner]
 
-    # -- what is held --------------------------------------------------------------------------------------------------
+    # -- bytes held ----------------------------------------------------------------------------------------------------
 
     def _charge(self, stored: StoredResponse, num_bytes: int) -> None:
         stored.num_bytes += num_bytes
@@ -267,7 +184,7 @@ class ResponseStore:
             self._quota.charge(stored.owner, num_bytes)
 
     def _hold(self, stored: StoredResponse) -> None:
-        """It is needed once more; what is needed for the first time counts, and needs what it goes on from."""
+        """Add a holder. A response with its first holder is counted, and holds the response that it continues."""
         one: StoredResponse | None = stored
         while one is not None:
             one.num_holders += 1
@@ -284,24 +201,3 @@ class ResponseStore:
                 return
             self._quota.charge(one.owner, -one.num_bytes)
             one = one.previous
-
-
-def measured(items: Sequence[Item], response: Any = None) -> int:
-    """Bytes that stored items, and a response, hold in memory. Takes a microsecond for each text in them.
-
-    Reports of log probabilities are many and alike: of those of a text one is measured.
-    """
-    parts = [part for item in items if item["type"] == "message" for part in item["content"]]
-    reports = [part["logprobs"] for part in parts if part.get("logprobs")]
-    num_bytes = len(items) * _INDEX_BYTES + sum(len(some) * num_bytes_of(some[0]) for some in reports)
-    return num_bytes + num_bytes_of([*items, response], without=reports)
-
-
-def _own_items(stored: StoredResponse) -> Iterator[Item]:
-    yield from stored.asked
-    yield from stored.response["output"]
-
-
-def _is_pinned(stored: StoredResponse) -> bool:
-    """Whether it is written in the background: its last event may not be there when it is final."""
-    return stored.background is not None and not stored.is_settled

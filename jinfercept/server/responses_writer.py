@@ -1,4 +1,4 @@
-"""What comes of a response's request, as it stands and as typed events. Knows no engine and no HTTP."""
+"""Builds a response, and its typed events, from the engine's events of its request. Knows no engine and no HTTP."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,108 +19,108 @@ from jinfercept.events import (
 )
 from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput
 from jinfercept.server.errors import ApiError
+from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.responses_items import Item, new_item, server_call
-from jinfercept.server.server_turns import ServerTurns, call_reports
-from jinfercept.server.service import check_finish
+from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.server.usage import UsageCount
 
 Logprobs = Callable[[Sequence[Token]], list[dict[str, Any]]]
-"""How likely tokens were."""
+"""Reports log probabilities of tokens."""
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""The parts of which items of text are made; their events are named after them."""
+"""Type of the part of a text item, by the item's type; names of events contain it."""
 _FAILED = ("error", "timeout", "unknown_tool")
 
 
 @final
 class ResponseWriter:
-    """One response on its way.
+    """The state of one response while it is generated.
 
-    Events are to be written out as they are yielded: they show the response itself, which changes.
+    Events have to be encoded as they are yielded: they refer to the response itself, which changes.
 
     Args:
-        response: as it begins, `queued` or `in_progress`; changed from now on.
+        response: without output, `queued` or `in_progress`; the writer changes it.
         usage: counts the request's tokens.
-        turns: the server's part of it; its calls are items that are complete once they have returned.
-        logprobs: reports tokens; None: they are not reported.
+        tool_calls: runs the calls of the server's tools; their items are complete once they have results.
+        logprobs: reports log probabilities; None: they are not reported.
 
     Attributes:
-        error: why there is no answer, once that is so.
+        error: of a failed response; None before.
     """
 
     def __init__(
         self,
         response: dict[str, Any],
         usage: UsageCount,
-        turns: ServerTurns,
+        tool_calls: ServerToolCalls,
         logprobs: Logprobs | None,
     ) -> None:
         self.response = response
-        self._turns = turns
+        self._tool_calls = tool_calls
         self._round = 0
-        self._running: dict[str, int] = {}  # the server's calls that have no result yet, by id, with their places
+        self._running: dict[str, int] = {}  # places of the server's calls without results, by id
         self._asked: tuple[Call, ...] = ()
         self.error: ApiError | None = None
         self._usage, self._logprobs = usage, logprobs
         self._number = 0
-        self._open: Item | None = None  # the last item, while more of it comes
-        self._pieces: list[str] = []  # of its text
-        self._unread: list[Token] = []  # of which nothing was shown yet
-        self._blank = ""  # text before anything that can be seen
+        self._open: Item | None = None  # the last item, until it is complete
+        self._pieces: list[str] = []  # of the open item's text
+        self._unread: list[Token] = []  # whose text is not shown yet
+        self._blank = ""  # white space before the first visible text
         self._reasoning_tokens = 0
         self._cancelled = False
 
     def begin(self) -> Iterator[dict[str, Any]]:
-        """The events that a response begins with."""
+        """The first events of a response."""
         yield self._event("response.created", response=self.response)
         yield self._event(f"response.{self.response['status']}", response=self.response)
 
-    def take(self, told: StreamEvent) -> Iterator[dict[str, Any]]:
-        """The events that something of the request makes."""
+    def take(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+        """The events of the response for an event of the request."""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             yield self._event("response.in_progress", response=self.response)
-        match told:
+        match event:
             case Token():
                 self._usage.count(1)
-                self._unread.append(told)
+                self._unread.append(event)
             case Reasoning():
                 self._reasoning_tokens += len(self._unread)
-                yield from self._say("reasoning", told.text)
-            case Content() if self._is("message") or not told.text.isspace():
-                yield from self._say("message", told.text)
+                yield from self._say("reasoning", event.text)
+            case Content() if self._is("message") or not event.text.isspace():
+                yield from self._say("message", event.text)
             case Content():
-                self._blank += told.text
+                self._blank += event.text
             case CallStarted():
-                yield from self._call(told)
+                yield from self._call(event)
             case Arguments() if self._is("mcp_call"):
-                yield self._delta("response.mcp_call_arguments.delta", told.text)
+                yield self._delta("response.mcp_call_arguments.delta", event.text)
             case Arguments():
-                yield self._delta("response.function_call_arguments.delta", told.text)
+                yield self._delta("response.function_call_arguments.delta", event.text)
             case CallEnded() if self._is("mcp_call"):
-                yield from self._run(told.call.id)
+                yield from self._run(event.call.id)
             case CallEnded():
                 yield from self._close("completed")
             case Intercepted():
-                self._asked = told.calls
+                self._asked = event.calls
             case Resumed():
-                yield from self._returned(Interception(self._asked, told.results))
+                yield from self._returned(Interception(self._asked, event.results))
                 self._round += 1
             case Finished():
-                yield from self._finish(told.output)
+                yield from self._finish(event.output)
             case _:
                 pass
 
     def cancel(self) -> None:
-        """It is given up because somebody asked for that, or because nobody waits for it."""
+        """Mark the response as cancelled, by a request or because its client has disconnected."""
         self._cancelled = True
 
     def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
-        """End it without an answer; nothing if it has ended."""
+        """The events that end a response as failed or cancelled; none if it has ended."""
         if self.response["completed_at"] is not None:
             return
         yield from self._close("incomplete")
-        yield from self._give_up()
+        yield from self._end_running_calls()
         if self._cancelled:
             yield self._last("cancelled", "response.incomplete")
         else:
@@ -128,9 +128,9 @@ class ResponseWriter:
             self.response["error"] = {"code": "server_error", "message": error.detail}
             yield self._last("failed", "response.failed")
 
-    async def settled(self, told: Finished) -> Finished:
-        """The end, once the server's calls of the last turn are run."""
-        return replace(told, output=await self._turns.settled(told.output))
+    async def settled(self, event: Finished) -> Finished:
+        """The last event of the request, once the server's calls of the last turn are run."""
+        return replace(event, output=await self._tool_calls.settled(event.output))
 
     def _finish(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         self._usage.add(output)
@@ -143,8 +143,8 @@ class ResponseWriter:
         [completion] = output.outputs
         for pause in completion.interceptions[self._round :]:
             yield from self._returned(pause)
-        yield from self._give_up()
-        self._note(completion)
+        yield from self._end_running_calls()
+        self._report(completion)
         if completion.finish_reason == "length":
             yield from self._close("incomplete")
             reason = "max_tool_calls" if completion.stop_reason == "max_rounds" else "max_output_tokens"
@@ -153,7 +153,7 @@ class ResponseWriter:
             return
         said = [item["type"] for item in self.response["output"]]
         if completion.finish_reason != "tool_calls" and said[-1:] != ["message"]:
-            yield from self._say("message", "")  # what answers nothing answers an empty text
+            yield from self._say("message", "")  # an answer without text is an empty message
         yield from self._close("completed")
         yield self._last("completed", "response.completed")
 
@@ -162,7 +162,7 @@ class ResponseWriter:
         return self._event(event, response=self.response)
 
     def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
-        """More of a text."""
+        """Add to a text item."""
         if not self._is(kind):
             yield from self._begin_text(kind)
             text, self._blank = (self._blank + text if kind == "message" else text), ""
@@ -189,7 +189,7 @@ class ResponseWriter:
         self._unread.clear()
         self._blank = ""
         note = {"round": self._round, "call_id": started.id}
-        if started.name not in self._turns.own:
+        if started.name not in self._tool_calls.client_tools:
             yield from self._add(new_item("mcp_call", "in_progress", **server_call(started.name, note)))
             yield self._item_event("response.mcp_call.in_progress")
             return
@@ -197,7 +197,7 @@ class ResponseWriter:
         yield from self._add(call | ({"jinfercept": note} if self._round else {}))
 
     def _run(self, call_id: str) -> Iterator[dict[str, Any]]:
-        """A call of the server's is whole: it runs."""
+        """The arguments of a server's call are complete, and it runs."""
         assert self._open is not None
         yield from self._end_arguments(self._open)
         self._open["status"] = "calling"
@@ -211,7 +211,7 @@ class ResponseWriter:
         yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
 
     def _returned(self, pause: Interception) -> Iterator[dict[str, Any]]:
-        """Calls of the server's have their results."""
+        """Add the results of server's calls to their items."""
         for call, result in zip(pause.calls, pause.results, strict=False):
             place = self._running.pop(call.id, None)
             if place is None:
@@ -224,16 +224,16 @@ class ResponseWriter:
             yield self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=place)
             yield self._event("response.output_item.done", output_index=place, item=item)
 
-    def _give_up(self) -> Iterator[dict[str, Any]]:
-        """What still runs will have no result."""
+    def _end_running_calls(self) -> Iterator[dict[str, Any]]:
+        """Mark server's calls that still run as incomplete."""
         for place in self._running.values():
             item = self.response["output"][place]
             item["status"] = "incomplete"
             yield self._event("response.output_item.done", output_index=place, item=item)
         self._running.clear()
 
-    def _note(self, completion: CompletionOutput) -> None:
-        """What became of the server's calls goes into their items, and into the response if it asked for the server's tools."""
+    def _report(self, completion: CompletionOutput) -> None:
+        """Add reports on the server's calls to their items, and to the response if its body requests the server's tools."""
         reports = {report["id"]: report for report in call_reports(completion)}
         if "jinfercept" in self.response:
             self.response["jinfercept"] = {"server_calls": list(reports.values())}
@@ -248,7 +248,7 @@ class ResponseWriter:
         yield self._item_event("response.output_item.added", item=item)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
-        """The last item is whole, or as whole as it gets."""
+        """The events that end the open item."""
         item, text = self._open, "".join(self._pieces)
         if item is None:
             return
@@ -270,7 +270,7 @@ class ResponseWriter:
         return self._item_event(event, delta=text, **more)
 
     def _item_event(self, event: str, **fields: Any) -> dict[str, Any]:
-        """An event of the last item; those that show all of it do not name it."""
+        """An event of the open item; one that contains the item has no `item_id`."""
         assert self._open is not None
         name = {} if "item" in fields else {"item_id": self._open["id"]}
         return self._event(event, **name, output_index=len(self.response["output"]) - 1, **fields)

@@ -1,4 +1,4 @@
-"""A body's sampling fields as `SamplingParams`."""
+"""Converts the sampling fields of a body to `SamplingParams`."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -10,30 +10,30 @@ from jinfercept.server.protocol import SamplingBody
 from jinfercept.server.service import Service
 from jinfercept.structured_outputs import StructuredOutputsParams
 
-_ALIKE = (
+_SAME_NAMES = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs"),
 )
-"""Fields of the body that are called the same."""
+"""Fields with the same name in the body and in `SamplingParams`."""
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
 def sampling_params(
     body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, owner: str
 ) -> SamplingParams:
-    """What a body asks for.
+    """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
 
     Args:
-        max_tokens: to generate; None: as many as there is room for.
-        logprobs: likeliest tokens to report beside each; None for no report.
-        service: its model knows its tokens, and compiles what the answer has to be, so that a mistake in it is found now.
-        owner: whose key it is.
+        max_tokens: maximum tokens to generate; None: up to the length of a sequence.
+        logprobs: number of most likely tokens to report for each; None: no report.
+        service: has the vocabulary and the grammar compiler.
+        owner: tenant of the request.
 
     Raises:
         ApiError: 400, with the field.
     """
-    given: dict[str, Any] = {name: value for name in _ALIKE if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     stop = given.pop("stop", None) or ()
     given["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
     for name in ("stop", "bad_words"):
@@ -46,14 +46,14 @@ def sampling_params(
     _check_tokens(params, llm.model.config.vocab_size)
     if structured is None:
         return params
-    field, asked = structured
+    field, options = structured
     try:
-        told = StructuredOutputsParams(**asked)
+        outputs = StructuredOutputsParams(**options)
         if llm.grammars is not None:
-            llm.grammars.of(owner).compile(told)
+            llm.grammars.of(owner).compile(outputs)
     except RequestError as error:
         raise ApiError.of(error, field) from error
-    return replace(params, structured_outputs=told)
+    return replace(params, structured_outputs=outputs)
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
@@ -64,38 +64,38 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
-    """What the answer has to be, and which field says so."""
-    said: list[tuple[str, dict[str, Any]]] = []
+    """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
+    given: list[tuple[str, dict[str, Any]]] = []
     form = body.response_format
     if form is not None and form.type == "json_object":
-        said.append(("response_format", {"json_object": True}))
+        given.append(("response_format", {"json_object": True}))
     if form is not None and form.type == "json_schema":
         schema = form.json_schema.schema_ if form.json_schema else None
         if schema is None:
             raise ApiError.bad("response_format needs a schema", "response_format.json_schema.schema")
-        said.append(("response_format", {"json": schema}))
+        given.append(("response_format", {"json": schema}))
     if body.structured_outputs is not None:
-        told = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
-        said.append(("structured_outputs", _known(told)))
+        outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
+        given.append(("structured_outputs", _supported(outputs)))
     for kind in ("json", "regex", "choice", "grammar"):
         value = getattr(body, f"guided_{kind}")
         if value is not None:
-            said.append((f"guided_{kind}", {kind: value}))
-    if len(said) > 1:
-        names = ", ".join(name for name, _ in said)
-        raise ApiError.bad(f"one of these says what the answer has to be: {names}", said[1][0])
-    return said[0] if said else None
+            given.append((f"guided_{kind}", {kind: value}))
+    if len(given) > 1:
+        names = ", ".join(name for name, _ in given)
+        raise ApiError.bad(f"one of these says what the answer has to be: {names}", given[1][0])
+    return given[0] if given else None
 
 
-def _known(told: dict[str, Any]) -> dict[str, Any]:
+def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
     kinds = ("json", "json_object", "regex", "choice", "grammar")
-    if "structural_tag" in told:
+    if "structural_tag" in outputs:
         raise ApiError.bad("structural tags cannot be done here", "structured_outputs.structural_tag")
-    return {kind: told[kind] for kind in kinds if kind in told}
+    return {kind: outputs[kind] for kind in kinds if kind in outputs}
 
 
 def _field_of(error: RequestError) -> str | None:
-    """The field that an error of `SamplingParams` begins with."""
+    """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
     if error.what.startswith("greedy outputs"):
         return "n"
     first = error.what.split(maxsplit=1)[0]

@@ -1,7 +1,7 @@
-"""Runs the application under uvicorn: the socket first, so that a port that is taken costs nothing; a drain at the end.
+"""Runs the application under uvicorn. The socket is bound first, so that a port in use is an error before the model is loaded.
 
-On SIGTERM or SIGINT nothing new is taken (503), what runs may go on for `--drain-timeout` seconds, what is left is given up,
-and the exit status is 0. A second signal ends it at once.
+On SIGTERM or SIGINT the server drains: new requests are refused (503), running ones may take `--drain-timeout` seconds more,
+the rest is aborted, and the exit status is 0. A second signal ends the process at once.
 """
 
 import asyncio
@@ -9,26 +9,27 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import final
+from typing import cast, final
 
 import uvicorn
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
-from jinfercept.server.connections import BACKLOG, ConnectionLimits, reserve_files
-from jinfercept.server.framing import Framing
-from jinfercept.server.http_protocol import http_protocol
+from jinfercept.server.connection_limits import BACKLOG, ConnectionLimits, reserve_files
+from jinfercept.server.http_protocol import HttpProtocol
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.request_framing import RequestFraming
 from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
 
 _SWITCH_S = 0.0005
-"""Seconds for which the engine's thread may keep the event loop's waiting; Python's own 5 ms is long for sending a token."""
-_LAST_WORDS_S = 5
-"""Seconds for clients to read how their requests ended."""
+"""Switch interval of the interpreter's lock: Python's default of 5 ms delays the event loop when tokens are sent."""
+_SHUTDOWN_S = 5
+"""Seconds for clients to read the ends of their responses after the drain."""
 
 
 @final
@@ -36,20 +37,22 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
 
     Args:
-        service: what it serves.
+        service: of the application.
         listener: a bound socket.
-        ready: called once connections are taken.
+        ready: called once connections are accepted.
     """
 
     def __init__(self, service: Service, listener: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
         options = service.options
+        protocol = partial(
+            HttpProtocol,
+            head_timeout_s=options.header_timeout,
+            write_timeout_s=options.write_timeout,
+            limits=ConnectionLimits(options.max_connections, options.max_connections_per_address),
+        )
         config = uvicorn.Config(
-            Framing(create_app(service)),
-            http=http_protocol(
-                options.header_timeout,
-                options.write_timeout,
-                ConnectionLimits(options.max_connections, options.max_connections_per_address),
-            ),
+            RequestFraming(create_app(service)),
+            http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
             loop="asyncio",  # uvloop takes one connection per turn
             backlog=BACKLOG,
             ws="none",
@@ -58,15 +61,15 @@ class DrainingServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=options.timeout_keep_alive,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         super().__init__(config)
         self._service, self._listener, self._ready = service, listener, ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
-    def serve_until_told(self) -> None:
-        """Returns when everything is over."""
+    def serve_until_signal(self) -> None:
+        """Serve; returns after the drain."""
         try:
             self.run(sockets=[self._listener])
         finally:
@@ -79,7 +82,7 @@ class DrainingServer(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by signals; from any thread it can be called too."""
+        """Begin the drain, or end at once at the second call. Called by signals; thread-safe."""
         if self._loop is None or self._service.draining:
             self.should_exit = self.force_exit = True
         else:
@@ -96,20 +99,20 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(service: Service, listener: socket.socket, ready: Callable[[], object]) -> None:
-    """Serve a model until a signal ends it, on a socket from `listen`. `ready` is called once connections are taken."""
+    """Serve a model until a signal, on a socket from `listen`. `ready` is called once connections are accepted."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        DrainingServer(service, listener, ready).serve_until_told()
+        DrainingServer(service, listener, ready).serve_until_signal()
     finally:
         sys.setswitchinterval(before_s)
 
 
 def listen(options: ServerOptions) -> tuple[socket.socket, str]:
-    """A socket that is bound and takes no connection yet, and the URL that clients use.
+    """A bound socket that does not listen yet, and the URL for clients.
 
     Raises:
-        ConfigError: the address cannot be had, or not as many file descriptors as `max_connections` need.
+        ConfigError: the address cannot be bound, or `max_connections` need more file descriptors than the hard limit.
     """
     reserve_files(options.max_connections)
     if options.uds is not None:
@@ -129,7 +132,7 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """A bound Unix socket; what a server that is gone has left there is replaced."""
+    """A bound Unix socket; the file of a server that does not run any more is replaced."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if Path(path).is_socket():

@@ -1,4 +1,4 @@
-"""The tools that the server runs itself, and which of them a request is offered. Loads them; knows no requests."""
+"""The tools that the server runs itself: loads them, and selects those that a request is offered. Knows no requests."""
 
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,11 +16,14 @@ _FIELD = "jinfercept.server_tools"
 
 @final
 class ServerTools:
-    """What the server's files declare.
+    """The tools of the server's files.
 
     Args:
-        loaded: by file; whoever loaded them closes them.
-        inbox: where calls of all of them wait for a person.
+        loaded: tools of each file; the caller closes them.
+        inbox: where calls of person tools wait.
+
+    Attributes:
+        inbox: as given; None if there is no person tool.
     """
 
     def __init__(self, loaded: Sequence[LoadedTools] = (), inbox: Inbox | None = None) -> None:
@@ -29,26 +32,26 @@ class ServerTools:
 
     @property
     def tools(self) -> dict[str, ChatTool]:
-        """Those that there are now, by name: an MCP server's change. Of two of one name the first counts."""
+        """The current tools by name; those of an MCP server change. Of two tools with one name the first counts."""
         listed: dict[str, ChatTool] = {}
         for file in self._loaded:
             for tool in file.tools:
                 listed.setdefault(tool.name, tool)
         return listed
 
-    def offered(self, asked: bool | Sequence[str] | None, own: Collection[str], owner: str) -> list[ChatTool]:
-        """Those that a request gets beside its own.
+    def offered(self, asked: bool | Sequence[str] | None, client_tools: Collection[str], owner: str) -> list[ChatTool]:
+        """The server's tools that a request is offered.
 
-        Whoever asks for all of them keeps its own tool where both have a name: what a server learns later must not break a
-        client. Whoever asks for one by a name that it has itself contradicts itself.
+        If a request for all tools has a tool of its own with the same name, its own one is used, so that new tools of a server
+        do not break clients. A request for a tool by a name that it also declares is refused.
 
         Args:
-            asked: for all, for these, or for none.
-            own: names of the tools that the client runs.
-            owner: for whom they will be called.
+            asked: True for all tools, or names of tools.
+            client_tools: names of the tools that the client runs.
+            owner: tenant of the request.
 
         Raises:
-            ApiError: 400, for names that mean nothing or two things.
+            ApiError: 400, for unknown and for ambiguous names.
         """
         if not asked:
             return []
@@ -56,11 +59,11 @@ class ServerTools:
         if not tools:
             raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
         if asked is True:
-            return [owned(tool, owner) for name, tool in tools.items() if name not in own]
+            return [owned(tool, owner) for name, tool in tools.items() if name not in client_tools]
         unknown = [name for name in asked if name not in tools]
         if unknown:
             raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
-        twice = [name for name in asked if name in own]
+        twice = [name for name in asked if name in client_tools]
         if twice:
             raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
         return [owned(tools[name], owner) for name in dict.fromkeys(asked)]
@@ -68,7 +71,7 @@ class ServerTools:
 
 @contextmanager
 def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
-    """The tools of files, their servers started; closed at the end.
+    """The tools of files, with their servers started. They are closed at the end.
 
     Raises:
         ConfigError, RequestError: as `load_tools`, or two files have a tool of one name.

@@ -1,13 +1,13 @@
-"""What all endpoints share: the model and its names, who may come, what runs, and the way of a request into the engine.
+"""The state that all routes share: the model and its names, the keys, the requests in progress, submission to the engine.
 
-Everything here happens on the event loop, except what `prepare` is given: that runs in threads (`preparation`), since templates
-and tokenizers take their time.
+All methods run on the event loop. Functions passed to `prepare` run in threads (`fair_thread_pool`), since templates and
+tokenizers are slow.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -20,16 +20,16 @@ from jinfercept.endpoints.inbox import Inbox
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.streaming import Reader
-from jinfercept.errors import ConfigError, GrammarError, JinferceptError, PromptLengthError, RequestError
-from jinfercept.events import Finished
+from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
-from jinfercept.request import Call, Request, RequestOutput, Result
+from jinfercept.request import Call, Request, Result
+from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.errors import ApiError
 from jinfercept.server.event_bridge import EventBridge
+from jinfercept.server.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
-from jinfercept.server.preparation import RETRY_S, Preparation
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.tool_history import ToolHistory
@@ -37,34 +37,35 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _IDLE_S = 1.0
-"""Seconds without a request after which freed memory is given back."""
+"""Seconds without requests after which freed memory is returned to the system."""
 _CHARS_PER_TOKEN = 16
-_LEAST_PROMPT_CHARS = 2**16
-"""What `--max-prompt-chars` is for small models."""
+_MIN_PROMPT_CHARS = 2**16
+"""Default of `--max-prompt-chars` for small models."""
 BODY_BYTES = "jinfercept.body_bytes"
-"""Where, in a request's scope, the size of its body stands."""
+"""Key of a request's scope: the size of its body in bytes."""
 
 
 @final
 class Service:
-    """One model, served.
+    """One served model.
 
     Args:
-        llm: answers; its owner closes it.
-        model: as it was asked for at the start.
+        llm: generates; its owner closes it.
+        model: path or name of the model on the command line.
         options: of the server.
         tools: that the server runs; their owner closes them.
 
     Attributes:
-        names: by which clients may ask for the model, the one that is shown first.
-        created: when it was started, in seconds since 1970.
-        draining: nothing new is taken any more.
-        keys: who may come.
-        ignored: fields that clients sent and that are not known.
-        chat_template: the source that was given instead of the model's.
-        responses: those that were asked to be stored.
-        hidden_turns: what stood behind answers in which the server called its tools.
-        inbox: where calls wait for a person; None if no tool asks one.
+        root: path or name of the model.
+        names: of the model in requests; answers have the first one by default.
+        created: start of the server, in seconds since 1970.
+        draining: whether new requests are refused.
+        keys: the API keys.
+        ignored: unknown fields of bodies that were logged.
+        chat_template: source of the template that replaces the model's; None: the model's.
+        responses: the stored responses.
+        tool_history: turns with calls of the server's tools that clients do not see.
+        inbox: where calls wait for a person; None if there is no person tool.
     """
 
     def __init__(self, llm: LLM, model: str | Path, options: ServerOptions, tools: ServerTools | None = None) -> None:
@@ -78,24 +79,24 @@ class Service:
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
-        self.hidden_turns = ToolHistory(options.response_ttl, time.monotonic)
+        self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.responses = ResponseStore(
             options.response_ttl,
             options.max_stored_responses,
             most_of_owner=options.max_stored_responses_per_key,
             most_background=options.max_background_responses,
         )
-        self._preparation = Preparation(options.max_queue_len)
+        self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
-        self._mailbox: EventBridge | None = None
+        self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: set[AsyncStream] = set()
         self._busy = 0
         self._idle = asyncio.Event()
-        self._trimming: asyncio.TimerHandle | None = None  # of the heap, once no request has come for a while
+        self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
 
     def check_template(self) -> None:
-        """Raise `ConfigError` if a chat template was given that does not work."""
+        """Raise `ConfigError` if the given chat template fails."""
         if self.chat_template is not None:
             try:
                 self._chat_once()
@@ -105,11 +106,11 @@ class Service:
                 ) from error
 
     async def warm_up(self) -> None:
-        """Do once what would take the first client's time: imports, and the vocabulary of grammars."""
-        await self._preparation.run("", 0, self._warm_up)
+        """Load what the first request would wait for: lazy imports, and the vocabulary of grammars."""
+        await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
-        with suppress(JinferceptError):  # a model may have no template: then nobody chats with it
+        with suppress(JinferceptError):  # a model without a template has no chats
             self._chat_once()
         if self.llm.grammars is not None:
             self.llm.grammars.compile(StructuredOutputsParams(json_object=True))
@@ -118,7 +119,7 @@ class Service:
         self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
 
     def chat_options(self, **more: Any) -> ChatOptions:
-        """How conversations are rendered and read, `more` being what a request says of it."""
+        """Options for rendering and parsing conversations; `more` are those of a request."""
         return ChatOptions(
             chat_template=self.chat_template,
             tool_call_parser=self.options.tool_call_parser,
@@ -130,23 +131,23 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's; raises `ApiError` if it has none."""
+        """The model's tokenizer; raises `ApiError` if it has none."""
         if self.llm.tokenizer is None:
             raise ApiError.bad("this model has no tokenizer: send token ids", code="no_tokenizer")
         return self.llm.tokenizer
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
+        """Maximum tokens of a prompt and its answer together."""
         return self.llm.shape.max_model_len
 
     @property
     def max_prompt_chars(self) -> int:
-        """Characters that one prompt may have: what is longer is refused before it is tokenised."""
-        return self.options.max_prompt_chars or max(_LEAST_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len)
+        """Maximum characters of one prompt: longer ones are refused before they are tokenised."""
+        return self.options.max_prompt_chars or max(_MIN_PROMPT_CHARS, _CHARS_PER_TOKEN * self.max_model_len)
 
     def check_model(self, name: str | None) -> str:
-        """The model's name; raises 404 if there is no such model."""
+        """The name of the model for an answer; raises 404 for an unknown one."""
         if name is None or name in self.names:
             return name or self.names[0]
         known = ", ".join(self.names)
@@ -155,13 +156,13 @@ class Service:
         )
 
     def check_room(self, owner: str, number: int) -> None:
-        """Raise `ApiError` if so many requests more may not wait: 503 while draining, 429 if they may later, 400 if never.
+        """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever.
 
-        While as many wait as may, a key may still have an equal share of them: one that fills the queue shuts out no other.
+        In a full queue every key may still have an equal share, so that one key cannot shut out others.
 
         Args:
-            owner: of the key.
-            number: that one body asks for.
+            owner: tenant of the requests.
+            number: of requests that one body makes.
         """
         most = self.options.max_queue_len
         if self.draining:
@@ -182,81 +183,87 @@ class Service:
         return self.llm.engine.num_waiting_by_tenant((owner,))[owner] + self._preparing[owner]
 
     def _num_waiting_keys(self, owner: str) -> int:
-        """Keys with requests that wait, this one among them."""
+        """Number of keys with waiting requests, this one included."""
         waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.owners)) + self._preparing
         return len({owner, *(key for key, number in waiting.items() if number)})
 
-    def check_chars(self, said: Any, param: str) -> None:
-        """Raise 400 for more text than one prompt may have: tokenising it would take long.
+    def check_chars(self, texts: Any, param: str) -> None:
+        """Raise 400 for more text than one prompt may have.
 
         Args:
-            said: texts, and lists and dicts of them.
-            param: the field that they come from.
+            texts: a text, or lists and dicts of texts.
+            param: field of the texts.
         """
         try:
-            check_chars(said, self.max_prompt_chars)
+            check_chars(texts, self.max_prompt_chars)
         except PromptLengthError as error:
             raise ApiError.of(error, param) from error
 
     async def prepare[T](self, request: HttpRequest, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """Do what takes long on the way to the engine; it is dropped if the client goes before it begins.
+        """Run a slow function in a thread; it is dropped if the client disconnects before it begins.
 
         Args:
-            request: says whose it is and how large.
-            number: requests that it makes; if any, there has to be room for them.
-            num_bytes: that the work reads besides the request's body.
+            request: has the tenant and the size of its body.
+            work: the function.
+            number: requests that it makes, for which the queue has to have room.
+            num_bytes: size of its input besides the body.
 
         Raises:
-            ApiError: what the work raises, a `JinferceptError` as 400; 429, 503 and 499 if it is not done.
+            ApiError: raised by the function, a `JinferceptError` as 400; 429, 503 or 499 if it is not run.
         """
         key, size = request.scope["jinfercept.key"], request.scope.get(BODY_BYTES, 0) + num_bytes
         if number:
             self.check_room(key, number)
         self._preparing[key] += number
         try:
-            return await unless_gone(request, self._preparation.run(key, size, work))
+            return await unless_disconnected(request, self._threads.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
         finally:
             self._preparing[key] -= number
-            self._preparing += Counter()  # forgets keys that have nothing
+            self._preparing += Counter()  # drops keys with no requests
 
     def submit(
         self, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None, *, ends_only: bool = False
     ) -> AsyncStream:
-        """Give requests that were prepared to the engine.
+        """Submit prepared requests to the engine.
+
+        Args:
+            requests: are started together.
+            readers: of their outputs, by request id.
+            ends_only: whether the stream has only the last event of each request.
 
         Raises:
-            ApiError: 400 for what the engine refuses, none of them is started then; 503 when the drain is over.
+            ApiError: 400 if the engine refuses a request, then none is started; 503 after the drain.
         """
         if self._closed:
             raise ApiError(503, "the server gave the request up", code="aborted")
-        self._mailbox = self._mailbox or EventBridge()
+        self._event_bridge = self._event_bridge or EventBridge()
         try:
-            stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._mailbox.post)
+            stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._event_bridge.post)
         except RequestError as error:
             raise ApiError.of(error) from error
         self._streams.add(stream)
         return stream
 
     async def close(self, stream: AsyncStream) -> None:
-        """Give up what is not finished of a stream; its pages are free within a step."""
+        """Abort the unfinished requests of a stream; their pages are free within a step."""
         self._streams.discard(stream)
         await stream.aclose()
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
-        """Count calls that were run when their request had ended."""
+        """Count calls that were run after the end of their request."""
         self.llm.thread.ask(lambda: self.llm.meter.interceptions.ran(request, calls, results))
 
-    def entered(self) -> None:
-        """A request to the server began."""
+    def request_started(self) -> None:
+        """Count an HTTP request in progress."""
         self._busy += 1
         self._idle.clear()
         if self._trimming is not None:
             self._trimming.cancel()
 
-    def left(self) -> None:
-        """It was answered, or gave up."""
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
         self._busy -= 1
         if not self._busy:
             self._idle.set()
@@ -264,75 +271,34 @@ class Service:
             self._trimming = loop.call_later(_IDLE_S, lambda: loop.run_in_executor(None, trim_heap))
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new; return when everything has been answered. What takes longer than `timeout_s` is given up: 503 for
-        what is prepared, an error at the end of a stream."""
+        """Refuse new requests, and return when all requests in progress have ended. After `timeout_s` they are aborted: 503 for
+        those in preparation, an error event at the end of streams.
+        """
         self.draining = True
         if self._busy:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
         self._closed = True
-        self._preparation.close()
+        self._threads.close()
         for stream in list(self._streams):
             stream.abort()
 
-    def shut(self) -> None:
-        """End the threads."""
-        self._preparation.close()
+    def close_threads(self) -> None:
+        """End the preparation threads."""
+        self._threads.close()
 
 
 def service_of(request: HttpRequest) -> Service:
-    """The service that a request was sent to."""
+    """The service of the application that a request was sent to."""
     return request.app.state.service
 
 
-async def finished(
-    service: Service, request: HttpRequest, stream: AsyncStream, note: Callable[[RequestOutput], object]
-) -> Mapping[str, RequestOutput]:
-    """The outputs of a stream, once all are there, by request id. A client that goes away gives them up.
-
-    Args:
-        note: told of every output, also of those that are no answers.
-
-    Raises:
-        ApiError: 499 for nobody to read, 503 if the server gave them up, 500 if the engine did.
-    """
-
-    async def all_of_it() -> Mapping[str, RequestOutput]:
-        try:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    check_finish(event.output)
-            return stream.outputs
-        finally:
-            await service.close(stream)
-            for output in stream.outputs.values():
-                note(output)
-
-    return await unless_gone(request, all_of_it())
-
-
-async def unless_gone[T](request: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns; it is cancelled, and 499 raised, if the client goes away."""
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ApiError(499, "the client has gone")
-    finally:
-        leaving.cancel()
-        if not task.done():
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
 def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
-    """Raise 400 for what the engine would refuse, a prompt that leaves no room for an answer for example.
+    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer.
 
     Args:
-        param: the field that the prompts came from.
+        param: field of the prompts.
     """
     for request in requests:
         check_length(service, len(request.prompt_token_ids), param)
@@ -343,23 +309,7 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
 
 
 def check_length(service: Service, num_tokens: int, param: str) -> None:
-    """Raise 400 for a prompt of so many tokens if it leaves no room for an answer."""
+    """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
     if num_tokens >= service.max_model_len:
         message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
         raise ApiError.bad(message, param, "context_length_exceeded")
-
-
-def check_finish(output: RequestOutput) -> None:
-    """Raise `ApiError` if an output is no answer."""
-    for completion in output.outputs:
-        if completion.finish_reason == "abort":
-            raise ApiError(503, "the server gave the request up", code="aborted")
-        if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
-            raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
-        if completion.finish_reason == "error":
-            raise ApiError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
-
-
-async def _gone(request: HttpRequest) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,4 +1,4 @@
-"""What a client says of a request besides what it asks: its session, when it comes back, how urgent it is, whose it is."""
+"""Hints of a client about a request: its session, its follow-up, its priority, its tenant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from jinfercept.server.service import service_of
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """Of one request.
+    """The hints of one request.
 
     Attributes:
-        owner: whose key it was asked with.
-        salt: of what it leaves behind; sessions too are found only with the same one.
-        session_id: by which the follow-up will be known; None without one.
-        expected_s: seconds until the follow-up, if the client knows.
-        priority: a smaller one is served first; within what the key may ask for.
-        release: nobody will come back for it.
-        follows: id of the finished request that it goes on from.
+        owner: tenant of the request.
+        salt: of its pages and its session, which are found only with the same salt.
+        session_id: of the session that a follow-up names; None without one.
+        expected_s: seconds until the follow-up; None if unknown.
+        priority: smaller ones are served first; within the range of the key.
+        release: no follow-up comes, so the context is not retained.
+        follows: id of the finished request that this one continues.
     """
 
     owner: str = ""
@@ -36,32 +36,32 @@ class RequestHints:
 
 
 def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
-    """From the body, or from the header `x-session-id`; the body's `jinfercept` object comes first.
+    """The hints in a body and in the header `x-session-id`; the body's object `jinfercept` takes precedence.
 
     Raises:
         ApiError: 400, for a header that is too long.
     """
-    said = body.jinfercept
+    extension = body.jinfercept
     header = request.headers.get("x-session-id")
     if header is not None and len(header) > MAX_SESSION_ID:
         raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
-    session = (said.session_id if said else None) or body.session_id or header or None
+    session = (extension.session_id if extension else None) or body.session_id or header or None
     owner = request.scope["jinfercept.key"]
-    asked = (said.priority if said and said.priority is not None else body.priority) or 0
+    asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(
         owner=owner,
         salt=isolation(owner, body.cache_salt),
         session_id=session,
-        expected_s=said.expected_s if said else None,
+        expected_s=extension.expected_s if extension else None,
         priority=service_of(request).keys.priority(owner, asked),
-        release=bool(said and said.release),
+        release=bool(extension and extension.release),
     )
 
 
 def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
-    """The requests that are made of one body, as the engine is to take them.
+    """The requests of one body with their hints.
 
-    The context of each is kept for whoever goes on from it; of several answers to one prompt, that of the first.
+    The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
     """
     keep = Keep(hints.session_id or "", hints.expected_s, last=hints.release)
     return [

@@ -1,4 +1,9 @@
-"""Server-sent events: a response that is written as it comes about, and is given up when nobody reads it."""
+"""Server-sent events: a response that sends events as they are generated, and ends when its client disconnects.
+
+`sse-starlette` is not used: it cancels the clean-up of a generator again at each await, and never closes a generator that has
+not started, so requests would keep their pages. It also pings busy streams, patches uvicorn's shutdown for the whole process,
+and takes three times as long per event.
+"""
 
 import asyncio
 import logging
@@ -11,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from jinfercept.errors import EngineError
 from jinfercept.server.access_log import DETAILS
+from jinfercept.server.disconnection import disconnected
 from jinfercept.server.encoding import encode, encode_parts
 from jinfercept.server.errors import ApiError
 
@@ -22,26 +28,31 @@ _COMMENT = b": keep-alive\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One event, with a name or without."""
-    said = b"data: " + encode(data) + b"\n\n"
-    return f"event: {name}\n".encode() + said if name else said
+def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One event in the wire format.
+
+    Args:
+        data: encoded as JSON.
+        name: of the event; "": none.
+    """
+    encoded = b"data: " + encode(data) + b"\n\n"
+    return f"event: {name}\n".encode() + encoded if name else encoded
 
 
-async def long_event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """The same, encoded in a thread."""
-    said = await asyncio.to_thread(lambda: b"".join(encode_parts(data)))
-    return (f"event: {name}\n".encode() if name else b"") + b"data: " + said + b"\n\n"
+async def encode_long_event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """`encode_event` in a thread, for large events."""
+    encoded = await asyncio.to_thread(lambda: b"".join(encode_parts(data)))
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + encoded + b"\n\n"
 
 
 @final
 class EventStream(Response):
-    """Writes what a generator yields. An error in it becomes an event, and the end.
+    """Sends the events of a generator. An exception in the generator becomes the last event.
 
     Args:
-        events: closed when the client goes away, where it stands.
-        close: called in the end, even if the client went away before the first event was asked for.
-        keep_alive_s: seconds without an event after which a comment is written, lest somebody between takes it for dead.
+        events: encoded events; the generator is closed when the client disconnects.
+        close: called at the end, even if the client disconnects before the first event is generated.
+        keep_alive_s: seconds without an event after which a comment is sent, so that proxies keep the connection.
     """
 
     media_type = "text/event-stream"
@@ -59,7 +70,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -85,30 +96,29 @@ class EventStream(Response):
                 self._written_s = loop.time()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
-            await send({"type": "http.response.body", "body": event(error.body) + DONE, "more_body": True})
+            await send({"type": "http.response.body", "body": encode_event(error.body) + DONE, "more_body": True})
         except EngineError as error:
             await send(
-                {"type": "http.response.body", "body": event(ApiError.failed(error).body) + DONE, "more_body": True}
+                {
+                    "type": "http.response.body",
+                    "body": encode_event(ApiError.failed(error).body) + DONE,
+                    "more_body": True,
+                }
             )
         except Exception as error:
             log.exception("a stream failed")
             failed = ApiError(500, f"the server failed: {type(error).__name__}")
-            await send({"type": "http.response.body", "body": event(failed.body) + DONE, "more_body": True})
+            await send({"type": "http.response.body", "body": encode_event(failed.body) + DONE, "more_body": True})
         finally:
             alive.cancel()
             await self._events.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Write comments, which clients skip, while nothing else is written."""
+        """Send comments, which clients skip, while there are no events."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._written_s + self._keep_alive_s - loop.time())
             if loop.time() >= self._written_s + self._keep_alive_s:
                 self._written_s = loop.time()
                 await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize` and `/detokenize`, as in vLLM."""
 
 from typing import Annotated, Any
 
@@ -11,15 +11,15 @@ from jinfercept.errors import JinferceptError
 from jinfercept.server.chat_completions import check_conversation, field_of_chat
 from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS, Message, ToolDeclaration
 from jinfercept.server.errors import ApiError
+from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.protocol import FIRST_ERROR, Body, Text, TokenId
-from jinfercept.server.route import GuardedRoute
 from jinfercept.server.service import Service, service_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 
 
 class TokenizeBody(Body):
-    """A text, or a conversation as its template writes it."""
+    """A text, or a conversation that the chat template renders."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: Text | None = None
@@ -32,7 +32,7 @@ class TokenizeBody(Body):
 
 
 class Tokenized(BaseModel):
-    """Tokens of a text."""
+    """Token ids of a text."""
 
     count: int
     max_model_len: int

@@ -1,4 +1,4 @@
-"""Fields that clients know from elsewhere: some cannot be done here and say so, the rest is taken and ignored."""
+"""Checks the fields of a body that the schemas do not have: unsupported ones are refused, unknown ones are ignored."""
 
 import logging
 from collections.abc import Mapping
@@ -32,19 +32,20 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that cannot be done, with the values at which they ask for nothing."""
+"""Fields that are not supported, with the values that have no effect and are accepted."""
 
 _MOST_UNKNOWN = 256
 
 
-def check_extras(body: Extensions, told: set[str]) -> None:
-    """Look at the fields that are not ours.
+def check_extras(body: Extensions, logged: set[str]) -> None:
+    """Checks the fields that the schema of a body does not have.
 
     Args:
-        told: names that were logged before; added to.
+        body: of the request.
+        logged: names of unknown fields that were logged before; added to.
 
     Raises:
-        ApiError: 400, for one that cannot be done, or that is unknown in the object `jinfercept`.
+        ApiError: 400, for an unsupported field, and for an unknown one in the object `jinfercept`.
     """
     for name in (body.jinfercept and body.jinfercept.model_extra) or ():
         known = list(SessionHints.model_fields)
@@ -56,6 +57,6 @@ def check_extras(body: Extensions, told: set[str]) -> None:
         if name in _HARMLESS:
             if value is not None and value not in _HARMLESS[name]:
                 raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
-        elif name not in told and len(told) < 1000:
-            told.add(name)
+        elif name not in logged and len(logged) < 1000:
+            logged.add(name)
             log.debug("the field %.80r is not known; it is ignored", name)

@@ -1,4 +1,4 @@
-"""Counts the tokens of one HTTP request, for its `usage` and for its line in the log."""
+"""Counts the tokens of one HTTP request, for its `usage` and for its log line."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
@@ -7,7 +7,7 @@ from jinfercept.request import FinishReason, Request, RequestOutput
 
 
 class _Ended(NamedTuple):
-    """What one of its requests came to."""
+    """Counts of one finished request."""
 
     tokens: int
     cached: int
@@ -16,12 +16,12 @@ class _Ended(NamedTuple):
 
 @final
 class UsageCount:
-    """Grows while the requests run.
+    """Counts tokens while requests run.
 
     Args:
-        requests: forks after their first, whose prompt counts once.
-        details: told the same, for the log.
-        silent: nobody is told what is generated, so it does not count.
+        requests: of one body; a prompt with forks counts once.
+        details: fields of the log line; updated with the counts.
+        silent: whether generated tokens are not counted, since the answer does not have them.
     """
 
     def __init__(self, requests: Sequence[Request], details: dict[str, Any], *, silent: bool = False) -> None:
@@ -33,13 +33,13 @@ class UsageCount:
         details["prompt_tokens"] = self._prompt
 
     def count(self, tokens: int) -> None:
-        """So many were generated."""
+        """Count generated tokens."""
         self._completion += 0 if self._silent else tokens
 
     def add(self, output: RequestOutput) -> None:
-        """A request is finished; from now on what it says of itself counts. One that is added again counts once.
+        """Count a finished request by its own totals. An output that is added again counts once.
 
-        The finish reason in the log is that of a request that has no answer, if there is one.
+        The finish reason in the log is that of an aborted or failed request, if there is one.
         """
         completion = output.outputs[0]
         cached = output.num_cached_tokens if output.request_id in self._firsts else 0
@@ -54,7 +54,7 @@ class UsageCount:
         )
 
     def body(self) -> dict[str, Any]:
-        """`usage`, as it stands now."""
+        """The current `usage` object."""
         completion = max(self._completion, sum(ended.tokens for ended in self._ended.values()))
         return {
             "prompt_tokens": self._prompt,

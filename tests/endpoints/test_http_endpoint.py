@@ -1,4 +1,4 @@
-"""Tools that are HTTP endpoints, against a server that is slow, huge, moody, or elsewhere."""
+"""HTTP endpoints as tools, against a server that is slow, returns large or failing answers, or redirects."""
 
 import asyncio
 import json
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from jinfercept.endpoints.allowed_hosts import Hosts, is_public
 from jinfercept.endpoints.calls import CallFailed
-from jinfercept.endpoints.hosts import Hosts, is_public
 from jinfercept.errors import ConfigError
 from tests.support.tool_runner import tool_runner, until
 
 
 class Site(ThreadingHTTPServer):
-    """Answers by path, and remembers what was asked."""
+    """A server that answers by path, and records requests."""
 
     daemon_threads = True
 

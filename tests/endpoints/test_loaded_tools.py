@@ -1,4 +1,4 @@
-"""Tools from files in chats: Python functions with limits, another model at a URL, and who is told of what."""
+"""Tools from files in chats: Python functions with limits, another model at a URL, and the owners of calls."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ def python(function: str, more: str = "") -> str:
 
 
 def shop() -> dict[str, Any]:
-    """The functions' module, once they are loaded."""
+    """The module of the loaded functions."""
     return vars(sys.modules["jinfercept_tools_shop"])
 
 
@@ -138,7 +138,7 @@ def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
 
 
 class Oracle(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server, as far as a question goes."""
+    """An OpenAI-compatible server for single questions."""
 
     asked: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: a real one over stdio that learns and dies, a real one over HTTP that goes and comes back."""
+"""Tools of MCP servers: a real one over stdio that changes its tools and dies, a real one over HTTP that restarts."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What may stand in a file of tools, and what its errors say."""
+"""Tables of a file of tools, and the errors in them."""
 
 import sys
 from pathlib import Path

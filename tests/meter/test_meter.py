@@ -145,8 +145,8 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     one = world("copy_ahead")
     one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
     seen = live_state(one.meter, texts=False)
-    assert (seen["counts"]["kept"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
-    assert [row["tool"] for row in seen["kept"]] == [Keep().reader] * 2
+    assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
+    assert [row["tool"] for row in seen["retained"]] == [Keep().reader] * 2
     one.clock.time += 7.0
     first = one.outputs["a"]
     one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
@@ -165,8 +165,8 @@ def test_whoever_is_aborted_while_paused_is_given_up_and_forgotten() -> None:
     while not one.meter.interceptions.open:
         one.step()
     seen = live_state(one.meter, texts=True)
-    assert [(row["request"], row["tools"], row["said"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
-    assert "said" not in live_state(one.meter, texts=False)["intercepted"][0]
+    assert [(row["request"], row["tools"], row["text"]) for row in seen["intercepted"]] == [("a", ["tool"], "tool(1)")]
+    assert "text" not in live_state(one.meter, texts=False)["intercepted"][0]
     [row] = seen["intercepted"]
     assert row["dirty"] + row["clean"] + row["host"] + row["missing"] == row["tokens"] == 11
     one.engine.abort("a")
@@ -209,7 +209,7 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
     while len(one.meter.interceptions.open) < SHOWN + 6:
         one.step()
     seen, other, all_of_them = (live_state(one.meter, texts=True, tenant=tenant) for tenant in ("one", "two", None))
-    states = ("running", "waiting", "intercepted", "kept")
+    states = ("running", "waiting", "intercepted", "retained")
     own = [row["request"] for state in states for row in seen[state]]
     assert sorted(own) == ["first", "paused", "second"]
     assert sum(seen["counts"].values()) == 3
@@ -227,7 +227,7 @@ def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_count
     for name, tenant in (("a", "slow"), ("b", "slow"), ("c", "other")):
         one.serve(replace(ask(name, prompt(1, 12), f"session of {tenant}"), tenant=tenant, cache_salt=tenant))
         one.clock.time += 1000.0 if name == "a" else 0.0
-    rows = {row["request"]: row for row in live_state(one.meter, texts=False)["kept"]}
+    rows = {row["request"]: row for row in live_state(one.meter, texts=False)["retained"]}
     assert rows["b"]["remaining_s"] == pytest.approx(1000.0, rel=0.01)
     assert rows["c"]["remaining_s"] == rows["c"]["age_s"]  # nothing is known: as long again
     tool = one.meter.read().tools[Keep().reader]

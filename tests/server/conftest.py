@@ -1,4 +1,4 @@
-"""A server for all tests of this folder, on a model that writes what each of them says."""
+"""A server for all tests of this folder, with a model whose output each test writes."""
 
 from collections.abc import Iterator
 
@@ -18,20 +18,20 @@ def _running(make_scripted: Make) -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def _fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every page of `/metrics` shows what has just happened."""
+    """Disables the cache of `/metrics`."""
     monkeypatch.setattr("jinfercept.server.metrics._FRESH_S", 0.0)
 
 
 @pytest.fixture
 def scripted(_running: Running, make_scripted: Make) -> Scripted:
-    """The model behind the server: empty pages, a template that knows tools, nothing to say yet."""
+    """The model of the server: empty pages, a template with tools, no script yet."""
     _running.wait_idle()
     return make_scripted(QWEN)
 
 
 @pytest.fixture
 def served(scripted: Scripted, _running: Running) -> Iterator[Running]:
-    """The server; afterwards nothing may be left in its engine."""
+    """The server; afterwards its engine has to be idle."""
     yield _running
     _running.wait_idle()
 
@@ -44,6 +44,6 @@ def _shop(make_scripted: Make, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def server(scripted: Scripted, _shop: Running) -> Iterator[Running]:
-    """A server that runs tools itself (`shopkeeper`); afterwards nothing may be left in its engine."""
+    """A server with tools of its own (`shopkeeper`); afterwards its engine has to be idle."""
     yield _shop
     _shop.wait_idle()

@@ -1,4 +1,4 @@
-"""The OpenAPI document and its page: behind the key, and with nothing from elsewhere."""
+"""The OpenAPI document and its page: they need the key, and load nothing from other hosts."""
 
 import base64
 import re

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` as OpenAI's own client sees it."""
+"""`/v1/chat/completions` with OpenAI's client."""
 
 import json
 from dataclasses import replace

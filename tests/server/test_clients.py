@@ -1,4 +1,4 @@
-"""Libraries that people point at a server: each asks, streams, calls tools and wants structured answers, unchanged."""
+"""Client libraries against the server: questions, streams, tool calls and structured outputs."""
 
 import asyncio
 import sys

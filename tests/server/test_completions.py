@@ -1,4 +1,4 @@
-"""`/v1/completions` as OpenAI's own client sees it."""
+"""`/v1/completions` with OpenAI's client."""
 
 import json
 from typing import Any

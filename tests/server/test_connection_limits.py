@@ -1,4 +1,4 @@
-"""How many connections a server takes, in all and from one address, and what the others get."""
+"""Limits on the connections of a server, in total and per address, and the answers beyond them."""
 
 import resource
 import socket
@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.connections import ConnectionLimits, reserve_files
+from jinfercept.server.connection_limits import ConnectionLimits, reserve_files
 from jinfercept.server.options import ServerOptions
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted

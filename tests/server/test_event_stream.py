@@ -1,4 +1,4 @@
-"""What a stream of events says while there are none."""
+"""Server-sent events: keep-alive comments, and clean-up after a disconnect."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from jinfercept.server.access_log import DETAILS
-from jinfercept.server.sse import EventStream, event
+from jinfercept.server.sse import EventStream, encode_event
 
 
 async def slow() -> AsyncGenerator[bytes]:
-    yield event({"n": 1})
+    yield encode_event({"n": 1})
     await asyncio.sleep(0.25)
-    yield event({"n": 2})
+    yield encode_event({"n": 2})
 
 
 def test_comments_are_written_while_nothing_else_is() -> None:

@@ -1,4 +1,4 @@
-"""Clients that mean harm, or are broken, at every endpoint: no 5xx, nothing hangs, every page is free or kept afterwards."""
+"""Hostile and broken clients on every route: no 5xx, no hanging request, no page lost."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jinfercept.server.framing import Framing
+from jinfercept.server.request_framing import RequestFraming
 from tests.soak.hostile import ATTACKS, Attacker
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
@@ -49,7 +49,7 @@ GARBAGE = (
 
 @pytest.fixture(scope="module")
 def impatient(_running: Running) -> Iterator[Running]:
-    """A second server on the same model, whose patience is short."""
+    """A second server on the same model, with short timeouts."""
     limits = {
         "max_body_size": 100_000,
         "header_timeout": 0.3,
@@ -79,7 +79,7 @@ def posting(path: str, body: dict[str, Any]) -> bytes:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What still comes, until the server ends the connection."""
+    """The remaining bytes, until the server ends the connection."""
     got = b""
     try:
         while piece := connection.recv(65536):
@@ -116,7 +116,7 @@ def test_bytes_that_are_no_http_end_their_connection_only(impatient: Running) ->
 
 
 def test_many_that_dawdle_hold_nobody_up(impatient: Running, scripted: Scripted) -> None:
-    """Heads and bodies that come a byte at a time, while somebody else is served."""
+    """Heads and bodies that arrive a byte at a time, while other clients are served."""
     scripted.follow()
     slow = [connect(impatient) for _ in range(20)]
     whole = posting(TEXT[0], TEXT[1] | {"max_tokens": 2})
@@ -213,13 +213,13 @@ def test_a_hundred_buffered_requests_end_the_connection(impatient: Running) -> N
 
 def test_a_request_behind_an_unread_answer_is_not_served(impatient: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     unsent: list[int] = []
-    was = Framing.__call__
+    was = RequestFraming.__call__
 
-    def counted(self: Framing, scope: Any, receive: Any, send: Any) -> Any:
+    def counted(self: RequestFraming, scope: Any, receive: Any, send: Any) -> Any:
         unsent.append(receive.__self__.transport.get_write_buffer_size())
         return was(self, scope, receive, send)
 
-    monkeypatch.setattr(Framing, "__call__", counted)
+    monkeypatch.setattr(RequestFraming, "__call__", counted)
     with connect(impatient, SO_RCVBUF=2048) as connection:
         connection.sendall((b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n") * 80)
         until(lambda: bool(unsent))

@@ -1,4 +1,4 @@
-"""API keys: what the operator's file says of them, and how requests of several keys share the engine."""
+"""API keys: the operator's file, and how requests of several keys share the engine."""
 
 import hashlib
 import threading
@@ -116,7 +116,7 @@ def as_key(server: Running, key: str) -> httpx2.Client:
 def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
     two_keys: Running, scripted: Scripted, priority: int
 ) -> None:
-    """Three loops of 32 long answers, whatever priority they ask for, beside a key with one short request at a time."""
+    """Three loops of 32 long answers with any priority, beside a key with one short request at a time."""
     scripted.follow()
     closed = threading.Event()
 

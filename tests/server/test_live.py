@@ -1,4 +1,4 @@
-"""`/live` and the page at `/`: what they show, to whom, and that the page needs nothing but itself."""
+"""`/live` and the page at `/`: their content, their access rights, and that the page loads nothing else."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ def ask_for_a_call(server: Running, scripted: Scripted, tool: Any = TOOL, call: 
 
 
 def look(server: Running, key: str = "none") -> Any:
-    """What is so now: an answer serves a key for a moment."""
+    """The current `/live`: answers are cached for a moment."""
     began_s, headers = time.monotonic(), {"authorization": f"Bearer {key}"}
     found: list[Any] = []
     until(lambda: found.append(server.http.get("/live", headers=headers).json()) or found[-1]["now_s"] >= began_s)
@@ -34,13 +34,13 @@ def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served:
     live = look(served)
     assert served.http.get("/live").headers["cache-control"] == "no-store"
     assert (live["model"], live["policy"], live["draining"], live["inbox"]) == ("scripted", "copy_ahead", False, None)
-    assert live["counts"] == {"running": 0, "waiting": 0, "intercepted": 0, "kept": 1}
-    [kept] = live["kept"]
-    assert (kept["tool"], kept["tools"]) == ("price", ["price"])
-    assert kept["remaining_s"] >= 0 <= kept["age_s"]
-    on_device = kept["dirty"] + kept["clean"]
-    assert on_device + kept["host"] + kept["missing"] in (kept["tokens"], kept["tokens"] - 1)
-    assert kept["price"]["per_s"] == on_device
+    assert live["counts"] == {"running": 0, "waiting": 0, "intercepted": 0, "retained": 1}
+    [retained] = live["retained"]
+    assert (retained["tool"], retained["tools"]) == ("price", ["price"])
+    assert retained["remaining_s"] >= 0 <= retained["age_s"]
+    on_device = retained["dirty"] + retained["clean"]
+    assert on_device + retained["host"] + retained["missing"] in (retained["tokens"], retained["tokens"] - 1)
+    assert retained["price"]["per_s"] == on_device
     assert sum(live["sample"]["pages"][kind] for kind in ("free", "used", "claimed_dirty", "claimed_clean")) == 256
     assert live["history"][-1]["generated"] == live["sample"]["generated"] > 20
     assert not re.search("private|secret", json.dumps(live))
@@ -71,6 +71,7 @@ def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Sc
 def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     served.chat()
+    until(lambda: served.llm.engine.settled)  # offloading adds samples
     history = look(served)["history"]
     since = history[-1]["at_s"]
     assert served.http.get("/live", params={"since": since}).json()["history"] == []
@@ -82,8 +83,8 @@ def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted
 def test_what_was_said_is_shown_if_the_operator_wants_it(scripted: Scripted) -> None:
     with running(scripted.llm, show_texts=True) as server:
         ask_for_a_call(server, scripted)
-        [kept] = look(server)["kept"]
-        assert "a secret" in kept["said"]
+        [retained] = look(server)["retained"]
+        assert "a secret" in retained["text"]
 
 
 def test_numbers_need_a_key_and_the_page_does_not(scripted: Scripted) -> None:
@@ -95,7 +96,7 @@ def test_numbers_need_a_key_and_the_page_does_not(scripted: Scripted) -> None:
 
 
 def test_a_key_sees_its_own_requests_pauses_and_decisions_and_an_operator_sees_all(scripted: Scripted) -> None:
-    own = {"running", "waiting", "intercepted", "kept"}
+    own = {"running", "waiting", "intercepted", "retained"}
     other: Any = {"type": "function", "function": TOOL["function"] | {"name": "other"}}
     with running(scripted.llm, api_key=("one", "two", "three"), operator_key=("chief",), show_texts=True) as server:
         for key, tool, call in (("one", TOOL, CALL), ("two", other, CALL.replace("price", "other"))):
@@ -106,12 +107,12 @@ def test_a_key_sees_its_own_requests_pauses_and_decisions_and_an_operator_sees_a
     assert {key: live["shows"] for key, live in seen.items()} == dict.fromkeys(("one", "two", "three"), "own") | {
         "chief": "all"
     }
-    assert [seen[key]["counts"]["kept"] for key in seen] == [1, 1, 0, 2]
+    assert [seen[key]["counts"]["retained"] for key in seen] == [1, 1, 0, 2]
     for key, tool in (("one", "price"), ("two", "other")):
-        [kept] = seen[key]["kept"]
-        assert (kept["tools"], "secret" in kept["said"]) == ([tool], True)
+        [retained] = seen[key]["retained"]
+        assert (retained["tools"], "secret" in retained["text"]) == ([tool], True)
         assert {decided["tool"] for decided in seen[key]["decisions"]} == {tool}
-        assert {decided["request"] for decided in seen[key]["decisions"]} == {kept["request"]}
+        assert {decided["request"] for decided in seen[key]["decisions"]} == {retained["request"]}
     assert {decided["tool"] for decided in seen["chief"]["decisions"]} == {"price", "other"}
     stranger = {name: value for name, value in seen["three"].items() if name not in own}
     assert stranger["decisions"] == []

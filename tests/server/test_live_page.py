@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser: what a person sees, in light and dark, with keys, and with hostile names."""
+"""The page at `/` in a real browser: its content, light and dark, with keys, and with hostile names."""
 
 import shutil
 import threading
@@ -27,7 +27,7 @@ TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"t
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    """A tab whose errors and complaints are in `page.said`, and which may ask no stranger."""
+    """A tab; `page.said` has its console messages and errors, `page.asked` its requests."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1200, "height": 900})
@@ -62,7 +62,7 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     assert "price" in paused
     assert "<reader>" in paused
     until(lambda: "copy ahead" in page.text_content("#decisions"))
-    assert "kept" in page.text_content("#tiles")
+    assert "retained" in page.text_content("#tiles")
     assert page.said == []
     assert page.asked == {f"{served.url}/", f"{served.url}/live"}
     corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"
@@ -78,7 +78,7 @@ def test_while_requests_run_the_numbers_move(page: Any, served: Running, scripte
     page.wait_for_function("() => document.getElementById('running').textContent.includes('cmpl-')", timeout=10_000)
     page.wait_for_function("() => parseFloat(document.querySelector('#tiles b').textContent) > 1")
     asking.join()
-    page.wait_for_function("() => document.getElementById('running').textContent.includes('nobody')", timeout=10_000)
+    page.wait_for_function("() => document.getElementById('running').textContent.includes('none')", timeout=10_000)
     assert page.said == []
 
 

@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus reads of it, and that it agrees with what clients were told."""
+"""`/metrics`: Prometheus parses it, and it agrees with the answers to clients."""
 
 import re
 import threading
@@ -45,7 +45,7 @@ CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "a secret"}}\n</too
 
 
 def samples(text: str) -> dict[str, dict[Labels, float]]:
-    """By name and labels, the model's name left out."""
+    """Values by name and labels, without the label `model_name`."""
     found: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""The page on metrics names every one that the server shows, with its kind and its labels, and no other."""
+"""The documentation of metrics lists exactly the metrics of the server, with their kinds and labels."""
 
 import re
 from collections import Counter
@@ -8,8 +8,8 @@ from prometheus_client.metrics_core import Metric
 from jinfercept.meter.counts import Counts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import Counters
+from jinfercept.server.engine_metrics import Reading, families
 from jinfercept.server.engine_snapshot import SnapshotValue
-from jinfercept.server.exposition import Reading, families
 from tests.support.docs_blocks import DOCS
 from tests.support.live_server import Running
 
@@ -18,8 +18,8 @@ ROW = re.compile(r"^\| `((?:vllm|jinfercept):\w+)` \| (\w+) \| (.*) \|$", re.MUL
 ENDS = {"counter": "_total", "info": "_info"}
 
 
-def shown() -> list[Metric]:
-    """Of an engine of which every label has a value."""
+def all_metrics() -> list[Metric]:
+    """The metrics of an engine in which every label has a value."""
     counts = Counts(
         steps=Counter({64: 1}),
         step_s={64: 1.0},
@@ -31,20 +31,20 @@ def shown() -> list[Metric]:
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 
-def told(served: Running) -> dict[str, str]:
-    """Names as Prometheus reads them, and kinds."""
+def published(served: Running) -> dict[str, str]:
+    """Kinds of the metrics by their names in the text format."""
     lines = served.http.get("/metrics").text.splitlines()
     return dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
 
 
 def test_every_metric_is_on_the_page_with_its_kind(served: Running) -> None:
     kinds = {name: "gauge" if kind == "info" else kind for name, kind, _ in ROW.findall(PAGE)}
-    assert kinds == told(served)
+    assert kinds == published(served)
 
 
 def test_every_label_is_told_of_and_so_are_its_values_where_there_are_few() -> None:
     meanings = {name: meaning for name, _, meaning in ROW.findall(PAGE)}
-    for metric in shown():
+    for metric in all_metrics():
         meaning = meanings[metric.name + ENDS.get(metric.type, "")]
         for labels in (sample.labels for sample in metric.samples if metric.type != "info"):
             for label, value in labels.items():
@@ -55,7 +55,7 @@ def test_every_label_is_told_of_and_so_are_its_values_where_there_are_few() -> N
 
 
 def test_names_that_are_used_anywhere_are_shown(served: Running) -> None:
-    names = {name + end for name in told(served) for end in ("", "_count", "_sum", "_bucket")}
+    names = {name + end for name in published(served) for end in ("", "_count", "_sum", "_bucket")}
     for page in DOCS.glob("*.md"):
         used = set(re.findall(r"\b(?:vllm|jinfercept):[a-z]\w+", page.read_text()))
         assert used <= names, page.name

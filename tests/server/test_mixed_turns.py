@@ -1,4 +1,4 @@
-"""Turns that call the server's tools and the client's, and what a client that comes back is reminded of."""
+"""Turns that call tools of the server and of the client, and the follow-ups to them."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def said(done: Any) -> dict[str, Any]:
 
 
 def follow_up(server: Running, scripted: Scripted, before: str, messages: list[Any], shown: list[Any]) -> int:
-    """Tokens that are computed again, of those that were there before, when a client goes on.
+    """Tokens of the earlier context that a follow-up computes again.
 
     Args:
         before: what the model had read and written.
@@ -105,7 +105,7 @@ def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Runni
 def test_what_is_forgotten_only_costs_time(server: Running, scripted: Scripted) -> None:
     says(scripted, server, TURN, QUESTION, own=[BUY])
     answer = said(ask(server, QUESTION, tools=[BUY]))
-    server.service.hidden_turns._entries.clear()
+    server.service.tool_history._entries.clear()
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
     shown = [*QUESTION, called("", ("buy", "lamp")), returned("bought")]
     says(scripted, server, "Bye.", shown, own=[BUY])

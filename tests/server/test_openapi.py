@@ -1,4 +1,4 @@
-"""The OpenAPI document is kept: requests made from it, right ones and wrong ones, are answered as it says."""
+"""The server conforms to its OpenAPI document, for valid and for invalid requests."""
 
 import importlib.util
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
 
 _CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
-"""What a document cannot say, a server may refuse: templates, contexts that are too long, grammars."""
+"""Valid bodies may be refused for reasons that a document cannot express: templates, long contexts, grammars."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every request gets one answer, whatever its body holds and however its bytes are split over writes."""
+"""Every request gets one answer, for any body, and for any split of its bytes over writes."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int | None:
-        """Of an answer of `/tokenize`."""
+        """Number of tokens in an answer of `/tokenize`."""
         return len(json.loads(self.body)["tokens"]) if b'"tokens"' in self.body else None
 
 
@@ -234,7 +234,7 @@ def send_on(connection: socket.socket) -> None:
 def test_a_client_that_goes_on_sending_after_the_answer_is_cut_off(
     keyed: Running, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
 ) -> None:
-    monkeypatch.setattr(f"jinfercept.server.lingering.{name}", bound)
+    monkeypatch.setattr(f"jinfercept.server.lingering_close.{name}", bound)
     host, _, port = keyed.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(post(b"").replace(b"Content-Length: 0", b"Content-Length: 999999999"))

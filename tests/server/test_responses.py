@@ -1,4 +1,4 @@
-"""`/v1/responses` as OpenAI's own client sees it: answers, conversations that go on, tools, forms."""
+"""`/v1/responses` with OpenAI's client: answers, conversations, tools, structured outputs."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""OpenAI's agents SDK on `/v1/responses`: it runs the tools, and hands their results in."""
+"""OpenAI's agents SDK on `/v1/responses`: it runs tools and sends their results."""
 
 import asyncio
 from typing import Any

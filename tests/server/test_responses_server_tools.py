@@ -1,4 +1,4 @@
-"""Tools that the server runs for a response: calls that are complete in its output, and read again by whoever goes on."""
+"""Tools that the server runs for a response: complete calls in its output, which follow-ups contain."""
 
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,18 @@ BOTH = [called("", ("price", "lamp"), ("buy", None), ("price", "pen")), returned
 
 
 def ask(server: Running, said: Any, **fields: Any) -> Any:
-    """OpenAI's client, without chance, and with all of the server's tools."""
+    """OpenAI's client at temperature 0, with all of the server's tools."""
     create: Any = server.client.responses.create
     return create(**({"model": MODEL, "input": said, "temperature": 0, "extra_body": ALL, "tools": [BUY]} | fields))
 
 
 def hears(scripted: Scripted, server: Running, text: str, messages: list[Any]) -> int:
-    """Have the model write a text where it has read these messages; the tokens of both."""
+    """Script the model's answer to a conversation; returns the tokens of both."""
     return len(scripted.tokenizer.encode(says(scripted, server, text, messages, own=[CHAT_BUY])))
 
 
 def sent(done: Any) -> list[dict[str, Any]]:
-    """The output as a client sends it back that stores nothing on the server."""
+    """The output as input items of a client that stores nothing on the server."""
     return [item.model_dump(exclude_none=True) for item in done.output]
 
 

@@ -1,4 +1,4 @@
-"""Stored responses: found by their owners, listed, deleted, and gone after a while."""
+"""Stored responses: found by their owners, listed, deleted, and expired."""
 
 from typing import Any
 
@@ -11,8 +11,9 @@ from openai import OpenAI
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item, new_item, read_items, references
 from jinfercept.server.responses_protocol import ResponsesBody
-from jinfercept.server.responses_store import ResponseStore, StoredResponse, measured
-from tests.support.live_server import END, MODEL, Running, running, until
+from jinfercept.server.responses_store import ResponseStore
+from jinfercept.server.stored_response import StoredResponse, measured
+from tests.support.live_server import MODEL, Running, running
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 
@@ -24,7 +25,7 @@ def stored(
     previous: StoredResponse | None = None,
     num_bytes: int = 100,
 ) -> StoredResponse:
-    """One that says little; it is in the background as long as it is queued."""
+    """A response with little text; in the background while it is queued."""
     response = {"id": name, "status": status, "output": [], "previous_response_id": previous and previous.name}
     said = new_item("message", role="user", content=[])
     background = Silent() if status == "queued" else None
@@ -32,7 +33,7 @@ def stored(
 
 
 class Silent:
-    """Writes nothing, in the background, at length."""
+    """A background run without output that does not end."""
 
     async def cancel(self) -> None:
         raise AssertionError
@@ -201,7 +202,7 @@ def test_whatever_keys_do_one_that_holds_an_equal_share_at_most_loses_nothing_an
 
 
 def chain(last: StoredResponse) -> list[StoredResponse]:
-    """It, and all that it goes on from."""
+    """A response and all that it continues."""
     return [last, *(chain(last.previous) if last.previous else [])]
 
 

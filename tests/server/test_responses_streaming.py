@@ -1,4 +1,4 @@
-"""The typed events of `/v1/responses`, and responses that nobody waits for any more."""
+"""The typed events of `/v1/responses`, and responses whose client has disconnected."""
 
 import json
 from typing import Any
@@ -17,13 +17,13 @@ LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 def kinds_of(events: list[Any]) -> list[str]:
-    """Their types, without repetition."""
+    """The types of events, without repetition."""
     kinds = [event.type.removeprefix("response.") for event in events]
     return [kind for place, kind in enumerate(kinds) if place == 0 or kind != kinds[place - 1]]
 
 
 def check(events: list[Any]) -> Any:
-    """Every event counts up, and what the pieces say is what the last one shows; gives the final response."""
+    """Checks sequence numbers, and deltas against the last event; returns the final response."""
     assert [event.sequence_number for event in events] == list(range(len(events)))
     final = events[-1].response
     done = {event.output_index: event.item for event in events if event.type == "response.output_item.done"}

@@ -1,4 +1,4 @@
-"""What clients get that ask wrongly, or are hostile: always an answer in OpenAI's shape, never a 5xx, never a page lost."""
+"""Errors: wrong and hostile requests get an answer in OpenAI's shape, never a 5xx, and lose no page."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from jinfercept.server import route
+from jinfercept.server import guarded_route
 from jinfercept.server.chat_protocol import ChatBody
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import encode
@@ -29,7 +29,7 @@ LONG = "x" * 70_000
 
 
 def shape(answer: Any) -> tuple[int, Any]:
-    """Status and code; the body is an error object."""
+    """Status and code of an answer, whose body has to be an error object."""
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return answer.status_code, error["code"]
@@ -125,7 +125,7 @@ def test_a_large_body_is_read_off_the_event_loop(served: Running, monkeypatch: p
         readers.append(threading.current_thread().name)
         return from_json(*args, **more)
 
-    monkeypatch.setattr(route, "from_json", read)
+    monkeypatch.setattr(guarded_route, "from_json", read)
     assert shape(served.http.post("/v1/completions", json={"prompt": [{}] * 100_000}))[0] == 400
     assert "heavy" in readers[0]
 
@@ -358,7 +358,7 @@ def test_more_answers_than_may_ever_wait_are_400(strict: Running) -> None:
 
 
 def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:
-    """What a connection gets that sends these parts, and how the server ends it."""
+    """The answer to parts sent on a connection, and how the server ends it."""
     host, _, port = strict.url.removeprefix("http://").partition(":")
     got = b""
     with socket.create_connection((host, int(port)), timeout=5) as connection:

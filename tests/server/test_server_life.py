@@ -1,4 +1,4 @@
-"""Clients that go away, servers that are told to go, and what is written down of both."""
+"""Disconnecting clients, server shutdown, and the logs of both."""
 
 import json
 import logging
@@ -235,7 +235,7 @@ def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scrip
     listen(options)[0].close()  # as one that was killed leaves it
     listener, url = listen(options)
     server = DrainingServer(Service(scripted.llm, MODEL, options), listener)
-    thread = threading.Thread(target=server.serve_until_told)
+    thread = threading.Thread(target=server.serve_until_signal)
     thread.start()
     until(lambda: server.started)
     with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path)), base_url="http://x") as http:

@@ -1,4 +1,4 @@
-"""A person and an MCP server as tools of the server, behind a chat of an ordinary client."""
+"""A person and an MCP server as tools of the server, in chats of ordinary clients."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Tools that the server runs for a chat: OpenAI's client sees an answer, and ordinary clients see nothing else."""
+"""Tools that the server runs for a chat: OpenAI's client sees the answer, without the calls."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What several keys share: stored responses, places in the background. One that takes all it can costs another nothing."""
+"""Limits that keys share: stored responses, responses in the background. A key at its limit takes nothing from another."""
 
 from collections.abc import Iterator
 

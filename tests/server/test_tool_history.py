@@ -1,4 +1,4 @@
-"""What stood behind answers is remembered: so much, so long, for those it belongs to."""
+"""The history of server tool calls: its matching, its expiry, its limits per owner."""
 
 from typing import Any
 

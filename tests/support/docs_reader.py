@@ -21,7 +21,7 @@ import numpy as np
 
 from jinfercept.cli.main import build_parser
 from jinfercept.cli.main import main as run_command
-from jinfercept.endpoints.tables import read_tables
+from jinfercept.endpoints.tool_tables import read_tables
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk

@@ -69,7 +69,7 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
     service = Service(llm, "tiny", settings, tools)
     listener, url = listen(settings)
     server = DrainingServer(service, listener)
-    thread = threading.Thread(target=server.serve_until_told)
+    thread = threading.Thread(target=server.serve_until_signal)
     thread.start()
     until(lambda: server.started)
     key = (*settings.api_key, *settings.operator_key, "none")[0]

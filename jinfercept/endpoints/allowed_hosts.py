@@ -1,4 +1,4 @@
-"""Which hosts a tool may talk to, and at which addresses: private ones only for hosts that are named."""
+"""The hosts that a tool may connect to, and their addresses: private ones only for hosts that are named."""
 
 import asyncio
 import ipaddress
@@ -9,7 +9,7 @@ from typing import final
 
 from jinfercept.endpoints.calls import CallFailed
 
-_UNICAST = IPv6Network("2000::/3")  # all that is handed out of IPv6, embedded IPv4 addresses aside
+_UNICAST = IPv6Network("2000::/3")  # all allocated IPv6 addresses, except embedded IPv4 addresses
 _EMBEDDING = tuple(
     IPv6Network(network)
     for network in (
@@ -20,7 +20,7 @@ _EMBEDDING = tuple(
     )
 )
 _ISATAP = (0x5EFE, 0x2005EFE)  # before the IPv4 address (RFC 5214)
-_LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` has exceptions in some, or does not know them
+_LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` is True for some addresses of these
     IPv4Network("192.0.0.0/24"),  # answered by the nearest gateway
     IPv4Network("192.88.99.0/24"),  # the nearest 6to4 relay
     IPv6Network("2001::/32"),  # Teredo
@@ -30,11 +30,11 @@ _LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` has exceptions 
 
 @final
 class Hosts:
-    """A list of hosts.
+    """A list of allowed hosts.
 
     Args:
-        allowed: names, addresses, or `*.domain` for what is below a domain.
-        named: whether the list was written as one: its names, but not its patterns, may be at private addresses.
+        allowed: names, addresses, or `*.domain` for all subdomains.
+        named: whether the list is explicit: then its names, but not its patterns, may be at private addresses.
     """
 
     def __init__(self, allowed: Sequence[str], *, named: bool) -> None:
@@ -48,9 +48,9 @@ class Hosts:
             raise CallFailed(f"{host} is not among the hosts that this tool may talk to")
 
     async def address(self, host: str, port: int) -> str:
-        """An address of a host that may be connected to. Raises `CallFailed` if it has none, `OSError` if nobody knows it.
+        """An allowed address of a host. Raises `CallFailed` if it has none, `OSError` if it cannot be resolved.
 
-        Whoever connects to what is returned talks to what was checked, whatever a name server says a moment later.
+        Connect to the returned address: the name may resolve to another one later.
         """
         self.check(host)
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -64,7 +64,7 @@ class Hosts:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the whole internet. An IPv6 address that embeds an IPv4 address is public if that is."""
+    """Whether an IP address is public. An IPv6 address that embeds an IPv4 address is public if the embedded one is."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, IPv6Address):
         low = IPv4Address(int(parsed) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Several turns as the one message that a client sees of them. Knows no requests."""
+"""Merges the turns of an answer into the one message that a client sees. Knows no requests."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, final
@@ -7,19 +7,19 @@ Message = Mapping[str, Any]
 
 
 @final
-class Joint:
-    """Texts of several turns as one: a blank line stands between two that bring no space of their own."""
+class TextJoiner:
+    """Joins texts of several turns, with a blank line between two turns that are not separated by white space."""
 
     def __init__(self) -> None:
         self._last = ""
         self._new_turn = False
 
     def next_turn(self) -> None:
-        """What is added from now on is another turn's."""
+        """Texts that are added from now on belong to another turn."""
         self._new_turn = True
 
     def add(self, text: str) -> str:
-        """A piece of text, as it is shown."""
+        """A piece of text, with the blank line before it if it needs one."""
         if not text:
             return ""
         gap = self._new_turn and self._last and not self._last.isspace() and not text[0].isspace()
@@ -27,17 +27,17 @@ class Joint:
         return f"\n\n{text}" if gap else text
 
 
-def visible_message(turns: Sequence[Message], own: Container[str]) -> dict[str, Any]:
-    """What a client sees of an answer.
+def merged_message(turns: Sequence[Message], client_tools: Container[str]) -> dict[str, Any]:
+    """The message that a client sees of an answer.
 
     Args:
         turns: messages of the assistant, and results of its calls.
-        own: names of the tools that the client runs: calls of the last turn are shown if they are of these.
+        client_tools: names of the tools that the client runs; calls of other tools are left out.
 
     Returns:
-        `content` and `reasoning_content`, texts, and `tool_calls`.
+        The texts `content` and `reasoning_content` of all turns, and `tool_calls` of the last one.
     """
-    content, reasoning = Joint(), Joint()
+    content, reasoning = TextJoiner(), TextJoiner()
     shown: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     for turn in turns:
         if turn["role"] == "assistant":
@@ -45,5 +45,7 @@ def visible_message(turns: Sequence[Message], own: Container[str]) -> dict[str, 
             reasoning.next_turn()
             shown["content"] += content.add(turn["content"])
             shown["reasoning_content"] += reasoning.add(turn.get("reasoning_content", ""))
-            shown["tool_calls"] = [call for call in turn.get("tool_calls", ()) if call["function"]["name"] in own]
+            shown["tool_calls"] = [
+                call for call in turn.get("tool_calls", ()) if call["function"]["name"] in client_tools
+            ]
     return shown

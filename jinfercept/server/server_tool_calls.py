@@ -1,8 +1,8 @@
-"""The server's part of a conversation's turns: calls that clients do not run, and do not see as theirs.
+"""Runs the server's calls of mixed turns, and reports on all calls that the server ran.
 
-The engine runs them while the request is paused. A turn that calls tools of both kinds ends the request, since its client has
-to answer; the server's calls of such a turn are run here, when it has ended, by the same dispatcher: the engine keeps the
-context for the client's return meanwhile, as it would anyway, and needs no state for half a pause.
+The engine runs calls of the server's tools while the request is paused. A mixed turn, which calls tools of the server and of
+the client, ends the request, since the client has to answer; the server's calls of such a turn are run here afterwards, by the
+same dispatcher, while the engine retains the context for the client's follow-up.
 """
 
 import asyncio
@@ -16,63 +16,66 @@ from jinfercept.request import Call, CompletionOutput, Interception, Request, Re
 
 Message = Mapping[str, Any]
 Remember = Callable[[Sequence[Message]], None]
-"""Told of the turns of an answer, if some of them are hidden."""
+"""Called with the turns of an answer, if the client does not see all of them."""
 Note = Callable[[Request, Sequence[Call], Sequence[Result]], object]
-"""Called with a request and those of its calls that were run when it had ended."""
+"""Called with a finished request, and with the calls that were run after its end."""
 
 
 @final
-class ServerTurns:
-    """Of the requests that one body makes.
+class ServerToolCalls:
+    """Runs the server's calls in the outputs of one body's requests.
 
     Args:
-        requests: they have the server's tools.
-        own: names of the tools that the client runs; calls of all others are the server's, if it runs any.
-        max_rounds: turns whose calls are run.
-        max_len: tokens of a sequence.
-        remember: told once an answer is there.
-        note: told what was run here.
+        requests: with the server's tools.
+        client_tools: names of the tools that the client runs; calls of all other tools are the server's, if it runs any.
+        max_rounds: maximum rounds of calls that are run.
+        max_len: maximum tokens of a sequence.
+        remember: called with the turns of a complete answer.
+        note: called with the calls that were run here.
+
+    Attributes:
+        client_tools: names of the tools that the client runs; all names if the server runs none.
     """
 
     def __init__(
         self,
         requests: Sequence[Request],
-        own: Collection[str],
+        client_tools: Collection[str],
         max_rounds: int,
         max_len: int,
         remember: Remember,
         note: Note,
     ) -> None:
         self._requests = {request.id: request for request in requests}
-        self.own: Container[str] = own if any(request.tools for request in requests) else _Every()
+        self.client_tools: Container[str] = client_tools if any(request.tools for request in requests) else _AllNames()
         self._max_rounds, self._max_len = max_rounds, max_len
         self._remember, self._note = remember, note
 
     async def settled(self, output: RequestOutput) -> RequestOutput:
-        """An output in which no call is left but the client's.
+        """An output with results for all calls of the server's tools.
 
-        What was run here is its last interception, of no tokens; the results are behind the message that calls.
+        The calls that were run here are its last interception, of no tokens; the results follow the message with the calls.
         """
         request, [completion] = self._requests[output.request_id], output.outputs
         *before, last = completion.messages
-        calls = [_call(one) for one in last.get("tool_calls", ()) if one["function"]["name"] not in self.own]
+        calls = [_call(one) for one in last.get("tool_calls", ()) if one["function"]["name"] not in self.client_tools]
         if calls and (completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds"):
             last = dict(last)
-            if others := [one for one in last.pop("tool_calls") if one["function"]["name"] in self.own]:
+            if others := [one for one in last.pop("tool_calls") if one["function"]["name"] in self.client_tools]:
                 last["tool_calls"] = others
             completion = _with_pause(completion, Interception(tuple(calls)), [*before, last])
             if completion.finish_reason == "tool_calls":
                 completion = replace(completion, finish_reason="length")
         elif calls:
             results = await self._results(request, completion, calls)
-            told = [
+            messages = [
                 {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
                 for call, result in zip(calls, results, strict=True)
             ]
             end, lasted_s = len(completion.token_ids), max(result.duration_s for result in results)
             pause = Interception(tuple(calls), results, (end, end), lasted_s)
             self._note(request, calls, results)
-            completion = _with_pause(completion, pause, [*completion.messages, *told])
+            completion = _with_pause(completion, pause, [*completion.messages, *messages])
         if len(completion.messages) > 1:
             self._remember(completion.messages)
         return replace(output, outputs=[completion])
@@ -80,7 +83,7 @@ class ServerTurns:
     async def _results(
         self, request: Request, completion: CompletionOutput, calls: Sequence[Call]
     ) -> tuple[Result, ...]:
-        """Of calls in a turn that ends with the client's, cut as the model would have read them."""
+        """Results of the server's calls of a mixed turn, cut to the length that the model reads."""
         if len(completion.interceptions) >= self._max_rounds:
             why = f"error: not run, {self._max_rounds} rounds of calls are the limit"
             return tuple(Result(why, "error") for _ in calls)
@@ -92,11 +95,11 @@ class ServerTurns:
 
 
 async def run_calls(request: Request, calls: tuple[Call, ...]) -> tuple[Result, ...]:
-    """One result for each call, as the engine's dispatcher gives them; cancelled, it cancels the calls."""
+    """One result for each call, from the engine's dispatcher. If the coroutine is cancelled, so are the calls."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # a tool that nobody waits for may outlast the server
+        with suppress(RuntimeError):  # an abandoned tool may outlast the event loop
             loop.call_soon_threadsafe(news.set)
 
     dispatcher = Dispatcher(wake, loop.time)
@@ -113,9 +116,9 @@ async def run_calls(request: Request, calls: tuple[Call, ...]) -> tuple[Result, 
 
 
 def call_reports(completion: CompletionOutput) -> list[dict[str, Any]]:
-    """What became of the calls that were run for an answer: of each `round`, `id`, `name`, `status`, `seconds`, `context`.
+    """Reports on the calls that were run for an answer: `round`, `id`, `name`, `status`, `seconds`, `context` of each.
 
-    `context` says in tokens what became of the request's context meanwhile; None where it did not go on.
+    `context` has the tokens of the request's context that were preserved, copied in and recomputed; None if it did not resume.
     """
     return [
         report
@@ -127,10 +130,13 @@ def call_reports(completion: CompletionOutput) -> list[dict[str, Any]]:
 def round_reports(
     number: int, calls: Sequence[Call], results: Sequence[Result] = (), pause: Interception | None = None
 ) -> list[dict[str, Any]]:
-    """Of one round; calls without results run.
+    """Reports on one round; calls without results are running.
 
     Args:
-        pause: once it is over.
+        number: of the round.
+        calls: of the round.
+        results: of the calls, once they have ended.
+        pause: of the request, once it has ended.
     """
     context = pause.context._asdict() if pause is not None and pause.context is not None else None
     still = "running" if pause is None else "not_run"
@@ -147,8 +153,8 @@ def round_reports(
     ]
 
 
-class _Every(Container[str]):
-    """All names that there are."""
+class _AllNames(Container[str]):
+    """Contains every name."""
 
     def __contains__(self, name: object) -> bool:
         return True

@@ -1,6 +1,6 @@
-"""An event loop in a thread, in which tools live that outlast a call: connections, servers, lines, an inbox.
+"""An event loop in a thread, for the parts of tools that outlast a call: connections, servers, queues, an inbox.
 
-Whoever calls them may do so from any thread or event loop.
+Tools may be called from any thread and any event loop.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit[T](self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Begin; the future's cancellation is the work's. Raises `RequestError` if the loop is closed."""
+        """Start a coroutine; cancelling the future cancels it. Raises `RequestError` if the loop is closed."""
         if self._closed:
             raise RequestError("these tools are closed", got="a call", fix="load them again")
         return asyncio.run_coroutine_threadsafe(work(), self.loop)
 
     async def run[T](self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the work returns, in any event loop."""
+        """The result of a coroutine, awaited in any event loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:
-        """Cancel what still runs, wait for it a while, and end the thread."""
+        """Cancel all tasks, wait `_CLOSING_S` seconds for them, and end the thread."""
         if not self._closed:
             self._closed = True
             self.loop.call_soon_threadsafe(self.loop.stop)

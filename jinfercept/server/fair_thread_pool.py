@@ -1,8 +1,8 @@
-"""Work on the way of a request to the engine, in threads: reading large bodies, rendering, tokenising, compiling grammars.
+"""Threads that prepare requests for the engine: they read large bodies, render, tokenise and compile grammars.
 
-Light and heavy work, by the size of what is read, have threads of their own, so that long texts never hold up short ones. In
-each of the two lanes the keys take turns, no key has all threads, and what a key has waiting is bounded. Work of a client that
-has gone is dropped before it begins. Everything but the work itself happens on the event loop. Knows no model.
+Light and heavy jobs, by the size of their input, have separate pools, so that long texts never delay short ones. In each pool
+the API keys take turns, no key has all threads, and the waiting jobs of a key are bounded. A job whose client disconnects is
+dropped if it has not begun. Everything but the jobs themselves runs on the event loop. Knows no model.
 """
 
 import asyncio
@@ -15,40 +15,42 @@ from typing import Any, final
 from jinfercept.server.errors import ApiError
 
 HEAVY_BYTES = 2**16
-"""Work on more is heavy: its thread is taken for a tenth of a second and more."""
+"""Input of the largest light job. A larger one takes a tenth of a second and more."""
 MAX_WAITING_BYTES = 2**26
-"""That the work of one key which waits in a lane may read."""
+"""Maximum input of the waiting jobs of one key in a pool."""
 RETRY_S = 1
+"""Seconds after which a refused client may retry."""
 
 
 @final
-class Preparation:
-    """The threads of a server.
+class FairThreadPool:
+    """The preparation threads of a server.
 
     Args:
-        max_waiting: pieces of work that one key may have waiting in a lane.
+        max_waiting: jobs that one key may have waiting in each pool.
     """
 
     def __init__(self, max_waiting: int) -> None:
-        self._light = _Lane("light", num_threads=4, per_key=3, max_waiting=max_waiting)
-        self._heavy = _Lane("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
+        self._light = _Pool("light", num_threads=4, per_key=3, max_waiting=max_waiting)
+        self._heavy = _Pool("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
 
     async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
-        """What the work returns or raises. Cancelled, it begins no more; work that has begun ends unheard.
+        """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
+        a running one continues without effect.
 
         Args:
-            key: of the client.
-            num_bytes: that the work reads, roughly.
-            work: bounded, since nothing stops it.
+            key: the API key's tenant.
+            num_bytes: approximate size of the input.
+            work: the function. Its time has to be bounded, since a thread cannot be stopped.
 
         Raises:
-            ApiError: 429 if the key has too much waiting, 503 once this is closed.
+            ApiError: 429 if the key has too many waiting jobs, 503 once the pool is closed.
         """
-        lane = self._heavy if num_bytes > HEAVY_BYTES else self._light
-        return await lane.run(key, num_bytes, work)
+        pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
+        return await pool.run(key, num_bytes, work)
 
     def close(self) -> None:
-        """Answer 503 for all work that waits or runs. What runs ends in its thread, unheard."""
+        """Fail all waiting and running jobs with 503. Running functions continue in their threads without effect."""
         self._light.close()
         self._heavy.close()
 
@@ -62,25 +64,26 @@ class _Job:
 
 
 @final
-class _Lane:
+class _Pool:
     """Threads in which the keys take turns.
 
     Args:
         name: of the threads.
-        per_key: threads that one key may have at a time.
-        max_waiting: see `Preparation`.
+        num_threads: of all keys together.
+        per_key: threads that one key may use at a time.
+        max_waiting: jobs that one key may have waiting.
     """
 
     def __init__(self, name: str, num_threads: int, per_key: int, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"jinfercept-{name}")
         self._num_free, self._per_key, self._max_waiting = num_threads, per_key, max_waiting
-        self._waiting: dict[str, deque[_Job]] = {}  # the key whose turn is next first
+        self._waiting: dict[str, deque[_Job]] = {}  # first the key whose turn is next
         self._running: dict[_Job, str] = {}
         self._closed = False
 
     async def run(self, key: str, num_bytes: int, work: Callable[[], Any]) -> Any:
         if self._closed:
-            raise _gave_up()
+            raise _aborted()
         job = _Job(work, num_bytes, asyncio.get_running_loop().create_future())
         self._add(key, job)
         self._start()
@@ -93,7 +96,7 @@ class _Lane:
         self._closed = True
         for job in [*self._running, *(job for jobs in self._waiting.values() for job in jobs)]:
             if not job.done.done():
-                job.done.set_exception(_gave_up())
+                job.done.set_exception(_aborted())
         self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -112,19 +115,19 @@ class _Lane:
         self._waiting[key] = jobs
 
     def _drop(self, key: str, job: _Job) -> None:
-        """Forget a job that has not begun."""
+        """Remove a job that has not begun."""
         jobs = self._waiting.get(key, ())
         if job in jobs:
-            self._keep(key, deque(other for other in jobs if other is not job))
+            self._set_waiting(key, deque(other for other in jobs if other is not job))
 
-    def _keep(self, key: str, jobs: deque[_Job]) -> None:
+    def _set_waiting(self, key: str, jobs: deque[_Job]) -> None:
         if jobs:
             self._waiting[key] = jobs
         else:
             self._waiting.pop(key, None)
 
     def _start(self) -> None:
-        """Begin what may begin, one job of a key after one of each other key."""
+        """Begin jobs while threads are free: one of each key in turn."""
         busy = Counter(self._running.values())
         while self._num_free:
             key = next((key for key in self._waiting if busy[key] < self._per_key), None)
@@ -132,8 +135,8 @@ class _Lane:
                 return
             jobs = self._waiting.pop(key)
             job = jobs.popleft()
-            self._keep(key, jobs)  # behind the others
-            if not job.done.done():  # else its client has gone
+            self._set_waiting(key, jobs)  # last in turn
+            if not job.done.done():  # else its client has disconnected
                 busy[key] += 1
                 self._begin(key, job)
 
@@ -156,5 +159,5 @@ class _Lane:
             self._start()
 
 
-def _gave_up() -> ApiError:
+def _aborted() -> ApiError:
     return ApiError(503, "the server gave the request up", code="aborted")

@@ -1,4 +1,4 @@
-"""Whose call is next in the line of a tool."""
+"""The order of calls in the queue of a tool."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from jinfercept.endpoints.calls import CallQueue, FairSlots
 
 
 class Calls:
-    """Calls of one line, each of which runs until it is ended."""
+    """Calls of one queue, each of which runs until it is ended."""
 
     def __init__(self, line: CallQueue) -> None:
         self.line = line
@@ -18,14 +18,14 @@ class Calls:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def come(self, owner: str, *names: str) -> None:
-        """Calls of an owner begin, or wait in line."""
+        """Start calls of an owner; they run or wait."""
         for name in names:
             self._ends[name] = asyncio.Event()
             self.tasks[name] = asyncio.ensure_future(self.line.run(owner, lambda name=name: self._work(name)))
         await settled()
 
     async def end(self, name: str) -> None:
-        """A call that runs returns."""
+        """End a running call."""
         self._ends[name].set()
         await settled()
 
@@ -36,7 +36,7 @@ class Calls:
 
 
 async def settled() -> None:
-    """Whatever can happen now has happened."""
+    """Let all tasks run until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -1,6 +1,6 @@
-"""The close of a connection whose client may still be sending (RFC 9112, 9.6).
+"""Closes a connection whose client may still be sending (RFC 9112, 9.6).
 
-A socket that is closed while data arrives resets the connection, and the client may lose the answer before it has read it.
+A socket that is closed while data arrives resets the connection, and the client may lose an answer that it has not read yet.
 """
 
 import asyncio
@@ -16,10 +16,12 @@ class LingeringTransport:
     """A transport whose `close` ends the writing side first.
 
     The socket is closed once the client has closed it too, or has sent `_LINGER_BYTES` more, or after `_LINGER_S` seconds. All
-    other attributes are those of the transport inside.
+    other attributes are those of the wrapped transport.
 
     Args:
-        flush_timeout_s: seconds after any close at which the socket is closed even if what was written is not sent.
+        transport: the wrapped transport.
+        loop: runs the timers.
+        flush_timeout_s: seconds after any close until the socket is closed even if written data are unsent.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, flush_timeout_s: float) -> None:
@@ -47,20 +49,20 @@ class LingeringTransport:
             self._transport.resume_reading()
 
     def close_now(self) -> None:
-        """Closes the socket as soon as what was written is sent, or cannot be."""
+        """Closes the socket as soon as the written data are sent, or cannot be sent."""
         if self._timer is not None:
             self._timer.cancel()
         self._start_abort_timer()
         self._transport.close()
 
     def connection_lost(self) -> None:
-        """The socket is closed."""
+        """Cancels the timers, since the socket is closed."""
         for timer in (self._timer, self._abort_timer):
             if timer is not None:
                 timer.cancel()
 
     def drop(self, data: bytes) -> None:
-        """Counts data that came after `close`."""
+        """Counts and drops data that arrive after `close`."""
         self._dropped += len(data)
         if self._dropped > _LINGER_BYTES:
             self.close_now()

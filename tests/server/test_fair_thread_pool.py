@@ -1,4 +1,4 @@
-"""Work before the engine: nobody's holds up another's, what nobody waits for never begins, and a drain ends all of it."""
+"""Preparation threads: keys do not delay each other, abandoned work does not begin, and a drain ends all work."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from jinfercept.server.errors import ApiError
-from jinfercept.server.preparation import HEAVY_BYTES, MAX_WAITING_BYTES, Preparation
+from jinfercept.server.fair_thread_pool import HEAVY_BYTES, MAX_WAITING_BYTES, FairThreadPool
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
@@ -23,69 +23,67 @@ HELD = "hold this"
 
 
 async def settle() -> None:
-    """Let every task that can run do so."""
+    """Let all tasks run until they wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def with_preparation(use: Callable[[Preparation, threading.Event], Coroutine[Any, Any, None]], most: int = 8) -> None:
-    """Run a test on an event loop; the event that its work may wait for is set in the end."""
+def with_pool(use: Callable[[FairThreadPool, threading.Event], Coroutine[Any, Any, None]], most: int = 8) -> None:
+    """Run a test on an event loop; the event that its jobs may wait for is set at the end."""
 
     async def run() -> None:
-        preparation, released = Preparation(most), threading.Event()
+        pool, released = FairThreadPool(most), threading.Event()
         try:
-            await use(preparation, released)
+            await use(pool, released)
         finally:
             released.set()
-            preparation.close()
+            pool.close()
 
     asyncio.run(run())
 
 
 def test_a_key_with_much_work_holds_up_no_other() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
         for size in (10, LARGE):
-            waiting = [asyncio.ensure_future(preparation.run("one", size, released.wait)) for _ in range(8)]
+            waiting = [asyncio.ensure_future(pool.run("one", size, released.wait)) for _ in range(8)]
             await settle()
-            assert await preparation.run("two", size, lambda: "done") == "done"
+            assert await pool.run("two", size, lambda: "done") == "done"
             assert not any(task.done() for task in waiting)
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_heavy_work_holds_up_no_light_work_of_any_key() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
-        heavy = [asyncio.ensure_future(preparation.run(key, LARGE, released.wait)) for key in ("one", "two", "three")]
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
+        heavy = [asyncio.ensure_future(pool.run(key, LARGE, released.wait)) for key in ("one", "two", "three")]
         await settle()
-        assert await preparation.run("one", 10, lambda: "done") == "done"
+        assert await pool.run("one", 10, lambda: "done") == "done"
         assert not any(task.done() for task in heavy)
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_keys_take_turns() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
         order = list[str]()
-        blocked = [asyncio.ensure_future(preparation.run(key, LARGE, released.wait)) for key in ("a", "b")]
+        blocked = [asyncio.ensure_future(pool.run(key, LARGE, released.wait)) for key in ("a", "b")]
         await settle()
-        tasks = [
-            asyncio.ensure_future(preparation.run(key, LARGE, lambda key=key: order.append(key))) for key in "aaaabbc"
-        ]
+        tasks = [asyncio.ensure_future(pool.run(key, LARGE, lambda key=key: order.append(key))) for key in "aaaabbc"]
         await settle()
         released.set()
         await asyncio.gather(*blocked, *tasks)
         assert order.index("c") < 4
         assert order.index("b") < 3
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_work_of_a_client_that_has_gone_never_begins() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
         begun = list[str]()
-        first = asyncio.ensure_future(preparation.run("one", LARGE, released.wait))
-        gone = asyncio.ensure_future(preparation.run("one", LARGE, lambda: begun.append("gone")))
-        stays = asyncio.ensure_future(preparation.run("one", LARGE, lambda: begun.append("stays")))
+        first = asyncio.ensure_future(pool.run("one", LARGE, released.wait))
+        gone = asyncio.ensure_future(pool.run("one", LARGE, lambda: begun.append("gone")))
+        stays = asyncio.ensure_future(pool.run("one", LARGE, lambda: begun.append("stays")))
         await settle()
         gone.cancel()
         await settle()
@@ -93,20 +91,20 @@ def test_work_of_a_client_that_has_gone_never_begins() -> None:
         await asyncio.gather(first, stays)
         assert begun == ["stays"]
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_what_one_key_has_waiting_is_bounded() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
         async def refused(key: str, size: int) -> int:
             with pytest.raises(ApiError) as error:
-                await preparation.run(key, size, released.wait)
+                await pool.run(key, size, released.wait)
             assert error.value.headers
             assert int(error.value.headers["Retry-After"]) > 0
             return error.value.status_code
 
-        many = [asyncio.ensure_future(preparation.run("one", LARGE, released.wait)) for _ in range(1 + 8)]
-        large = [asyncio.ensure_future(preparation.run("two", MAX_WAITING_BYTES, released.wait)) for _ in range(1 + 1)]
+        many = [asyncio.ensure_future(pool.run("one", LARGE, released.wait)) for _ in range(1 + 8)]
+        large = [asyncio.ensure_future(pool.run("two", MAX_WAITING_BYTES, released.wait)) for _ in range(1 + 1)]
         await settle()
         assert await refused("one", LARGE) == 429
         assert await refused("two", LARGE) == 429
@@ -114,32 +112,32 @@ def test_what_one_key_has_waiting_is_bounded() -> None:
             task.cancel()
         await settle()
         released.set()
-        assert await preparation.run("one", LARGE, lambda: "done") == "done"
+        assert await pool.run("one", LARGE, lambda: "done") == "done"
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_a_failure_is_the_caller_s_and_takes_no_thread_with_it() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
         for _ in range(5):
             with pytest.raises(ZeroDivisionError):
-                await preparation.run("one", LARGE, lambda: 1 // 0)
-        assert await preparation.run("one", LARGE, lambda: "done") == "done"
+                await pool.run("one", LARGE, lambda: 1 // 0)
+        assert await pool.run("one", LARGE, lambda: "done") == "done"
 
-    with_preparation(use)
+    with_pool(use)
 
 
 def test_in_the_end_all_that_waits_or_runs_is_503() -> None:
-    async def use(preparation: Preparation, released: threading.Event) -> None:
-        tasks = [asyncio.ensure_future(preparation.run("one", LARGE, released.wait)) for _ in range(3)]
+    async def use(pool: FairThreadPool, released: threading.Event) -> None:
+        tasks = [asyncio.ensure_future(pool.run("one", LARGE, released.wait)) for _ in range(3)]
         await settle()
-        preparation.close()
+        pool.close()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         assert [getattr(error, "status_code", None) for error in answers] == [503] * 3
         with pytest.raises(ApiError):
-            await preparation.run("one", LARGE, released.wait)
+            await pool.run("one", LARGE, released.wait)
 
-    with_preparation(use)
+    with_pool(use)
 
 
 class Holding:
@@ -172,7 +170,7 @@ def held_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
 
 
 def send(server: Running, key: str, text: str) -> HTTPConnection:
-    """A question whose answer nobody has read yet."""
+    """A request whose answer is not read yet."""
     connection = HTTPConnection(server.url.removeprefix("http://"), timeout=10)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     connection.request("POST", "/tokenize", json.dumps({"prompt": text}), headers)

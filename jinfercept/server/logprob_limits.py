@@ -1,4 +1,4 @@
-"""How many log probabilities a body may ask for: an answer that reports them is the largest that a server writes."""
+"""Limits on the log probabilities that a body may request: they make the largest answers of a server."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,13 +6,18 @@ from jinfercept.request import Request, RequestOutput
 from jinfercept.server.errors import ApiError
 
 MAX_ENTRIES = 2**20
-"""Of one body, over all prompts and choices. An entry is one log probability, of 60 to 120 bytes of an answer."""
+"""Maximum entries of one body, over all prompts and choices. An entry is one log probability: 60 to 120 bytes of an answer."""
 SMALL_ENTRIES = 2**14
-"""An answer of so many is built and encoded at once, within some milliseconds."""
+"""Maximum entries of an answer that is encoded on the event loop, within some milliseconds."""
 
 
 def num_reported(tokens: int, best: int | None) -> int:
-    """Entries of so many tokens: each has its own and those of the best tokens; `best` None is no report."""
+    """Entries of a report.
+
+    Args:
+        tokens: number of reported tokens.
+        best: number of most likely tokens reported for each, besides itself; None: there is no report.
+    """
     return 0 if best is None else tokens * (1 + best)
 
 
@@ -28,12 +33,12 @@ def check_report(
     """Raise 400 for more than `MAX_ENTRIES`.
 
     Args:
-        requests: of one body, forks after their first.
+        requests: of one body; forks follow the request they are forked from.
         max_model_len: tokens that a prompt and its answer may have together.
-        prompt: each report of the prompt: the field that asks for it, and its number of best tokens.
-        answer: the same of the generated tokens.
-        per_choice: whether every choice carries the report of its prompt, or the first of a prompt only.
-        copies: how often an answer carries the report of a generated token.
+        prompt: for each report of the prompt, the field that requests it and its number of best tokens.
+        answer: field and number of best tokens of the report of the generated tokens.
+        per_choice: whether every choice carries the report of its prompt, or only the first of each prompt.
+        copies: number of times that an answer carries the report of a generated token.
     """
     asked: dict[str, int] = {}
     for request in requests:
@@ -58,8 +63,8 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
 
     Args:
         outputs: one for each choice.
-        prompt: best tokens of each report of the prompt.
-        answer: best tokens of the generated tokens.
+        prompt: number of best tokens of each report of the prompt.
+        answer: number of best tokens of the report of the generated tokens.
     """
     total = 0
     for output in outputs:

@@ -1,7 +1,7 @@
-"""Where one request ends and the next begins, as an ASGI application around the whole application.
+"""ASGI middleware for HTTP message framing: the end of one request and the beginning of the next.
 
-An answer that is sent before the request's body was read closes the connection: what is left of the body is no request.
-Requests whose framing is ambiguous are refused.
+An answer that is sent before the body of its request is read closes the connection, so that the rest of the body is never
+parsed as a request. Requests with ambiguous framing are refused.
 """
 
 from typing import final
@@ -15,8 +15,8 @@ from jinfercept.server.errors import ApiError
 
 
 @final
-class Framing:
-    """An ASGI application around another one."""
+class RequestFraming:
+    """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,13 +49,13 @@ class Framing:
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """A request of `http://host/path`, as clients send it to proxies and servers have to take it (RFC 9112, 3.2.2)."""
+    """The scope of a request for `http://host/path`, which servers have to accept (RFC 9112, 3.2.2), with the path only."""
     path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
     return {**scope, "raw_path": path, "path": unquote(path.decode("ascii"))}
 
 
 def _refusal(version: str, headers: Headers) -> ASGIApp | None:
-    """The answer to a request of another protocol, or of two lengths (RFC 9112, 6.1); None: it is served."""
+    """The answer to a request of another protocol version, or with two lengths (RFC 9112, 6.1); None: it is served."""
     if not version.startswith("1."):
         error = ApiError.bad(f"HTTP/{version} is not served: send HTTP/1.1")
     elif "transfer-encoding" in headers and "content-length" in headers:

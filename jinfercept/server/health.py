@@ -1,4 +1,4 @@
-"""What machines ask of a server: whether it lives, whether it takes requests, what it is."""
+"""`/health`, `/ready` and `/version`, for monitors and load balancers."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -11,13 +11,13 @@ router = APIRouter(tags=["operations"])
 
 
 class Condition(BaseModel):
-    """How it is."""
+    """Status of the server."""
 
     status: str
 
 
 class Version(BaseModel):
-    """Which it is."""
+    """Version of the server."""
 
     version: str
 
@@ -25,7 +25,7 @@ class Version(BaseModel):
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Condition:
-    """Whether it lives: 503 when its engine failed and cannot go on."""
+    """Whether the engine runs: 503 after a failure from which it cannot recover."""
     failure = service_of(request).llm.thread.failure
     if failure is not None:
         raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
@@ -35,7 +35,7 @@ async def health(request: Request) -> Condition:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Condition:
-    """Whether it takes requests: 503 while it shuts down."""
+    """Whether the server accepts requests: 503 while it shuts down."""
     if service_of(request).draining:
         raise ApiError(503, "the server is shutting down", code="draining")
     return Condition(status="ready")

@@ -1,4 +1,4 @@
-"""Bounds on the number of open connections, and the file descriptors that they need."""
+"""Limits on the number of open connections, and the file descriptors that they need."""
 
 import logging
 import sys
@@ -12,9 +12,9 @@ from jinfercept.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel, or one turn of the event loop, may take before they are counted."""
+"""Connections that the kernel, or one turn of the event loop, may accept before they are counted."""
 _OTHER_FILES = 512
-"""File descriptors for everything that is no connection of a client: weights, logs, tools."""
+"""File descriptors for weights, logs and tools."""
 _LOG_EVERY_S = 60.0
 
 
@@ -23,8 +23,8 @@ class ConnectionLimits:
     """Counts the open connections of a server.
 
     Args:
-        most: connections at once.
-        most_per_address: those of one client address; 0: no limit.
+        most: open connections.
+        most_per_address: open connections of one client address; 0: no limit.
     """
 
     def __init__(self, most: int, most_per_address: int) -> None:
@@ -34,7 +34,7 @@ class ConnectionLimits:
         self._logged_s = -_LOG_EVERY_S
 
     def admit(self, address: str | None) -> bool:
-        """Counts a connection, which `release` has to follow; False: it is one too many, and is not counted.
+        """Counts a connection, for which `release` has to be called; False: it exceeds a limit, and is not counted.
 
         Args:
             address: IP address of the client; None: a Unix socket.
@@ -53,7 +53,7 @@ class ConnectionLimits:
         return False
 
     def release(self, address: str | None) -> None:
-        """An admitted connection has ended."""
+        """Uncounts an admitted connection that has ended."""
         network = _network(address)
         self._open -= 1
         if network is not None:
@@ -69,7 +69,7 @@ class ConnectionLimits:
 
 
 def _network(address: str | None) -> str | None:
-    """What is counted as one client: an IPv4 address, or the /64 of an IPv6 one; None: loopback and Unix sockets."""
+    """The network that counts as one client: an IPv4 address, or the /64 of an IPv6 one; None: loopback, Unix socket."""
     if not address:
         return None
     ip = ip_address(address.partition("%")[0])
@@ -81,7 +81,7 @@ def _network(address: str | None) -> str | None:
 
 
 def reserve_files(max_connections: int) -> None:
-    """Raises the process's soft limit of open files to what a server needs.
+    """Raises the process's soft limit of open files to the number that a server needs.
 
     Raises:
         ConfigError: the hard limit is lower.

@@ -1,4 +1,4 @@
-"""Calls that wait for a person, put to whoever sits at the terminal."""
+"""Answers calls that wait for a person at the terminal."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,21 +7,23 @@ from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
 from jinfercept.request import Call
 
-_PATIENCE_S = 1.0
-_LOOK_S = 0.02
+_TIMEOUT_S = 1.0
+_POLL_S = 0.02
 
 
 def answer_calls(
     inbox: Inbox, calls: Sequence[Call], ask: Callable[[], str | None], note: Callable[[str], None]
 ) -> None:
-    """Have those of a turn's calls answered that are put to a person; a line that is empty declines.
+    """Ask for the results of those calls of a turn that wait for a person; an empty line declines a call.
 
     Args:
-        ask: for a line; None if there are no more.
-        note: shows something.
+        inbox: has the waiting calls.
+        calls: of the turn.
+        ask: reads a line; returns None at the end of the input.
+        note: shows a text.
     """
     left = sum(call.name in inbox.tools for call in calls)
-    until_s = time.monotonic() + _PATIENCE_S  # a call whose arguments do not fit never comes
+    until_s = time.monotonic() + _TIMEOUT_S  # a call with wrong arguments never reaches the inbox
     while left and time.monotonic() < until_s:
         for pending in inbox.pending()[:1]:
             said = ", ".join(str(value) for value in pending.arguments.values())
@@ -31,5 +33,5 @@ def answer_calls(
                 inbox.answer(pending.id, text) if text else inbox.decline(pending.id)
             except RequestError:
                 note("too late: it waits no more")
-            left, until_s = left - 1, time.monotonic() + _PATIENCE_S
-        time.sleep(_LOOK_S)
+            left, until_s = left - 1, time.monotonic() + _TIMEOUT_S
+        time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""What may stand in a file of tools: every kind of `[[tool]]` with its keys. Reading it starts nothing.
+"""The tables of a TOML file of tools: the kinds of `[[tool]]` with their keys. Reading them starts nothing.
 
-Unknown keys are errors. `${NAME}` in headers and in a server's environment stands for a variable of this process.
+Unknown keys are errors. `${NAME}` in headers and in a server's environment is replaced by an environment variable.
 """
 
 import os
@@ -19,14 +19,13 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Limits(BaseModel):
-    """What every kind has, and functions of a Python file by default.
+    """The keys of all kinds of tools. Functions of a Python file have the defaults.
 
     Attributes:
-        name: by which the model calls it; of an MCP server, by which messages call it.
-        timeout_s: seconds for a call, the time in line included.
-        max_concurrency: calls at once, of an MCP server those of all its tools; more of them wait in line.
-            None: any number; of a sync Python function `MAX_THREADS`.
-        max_result_tokens, max_result_bytes: a longer result is cut, and says so.
+        timeout_s: seconds for a call, the time in the queue included.
+        max_concurrency: running calls, of an MCP server those of all its tools; more calls wait in a queue.
+            None: any number; for a sync Python function `MAX_THREADS`.
+        max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -38,10 +37,12 @@ class Limits(BaseModel):
 
 
 class _Described(Limits):
-    """A tool that says itself what it is for.
+    """A tool with a description in its table.
 
     Attributes:
-        parameters: JSON schema of its arguments, an object's.
+        name: of the tool for the model.
+        description: for the model.
+        parameters: JSON schema of its arguments, of the type object.
     """
 
     name: Name
@@ -53,8 +54,8 @@ class PythonTable(Limits):
     """A Python function.
 
     Attributes:
-        function: `module:function` or `path/to/file.py:function`, from the folder of the file of tools.
-        name, description, parameters: instead of what signature and docstring say.
+        function: `module:function` or `path/to/file.py:function`, relative to the folder of the TOML file.
+        name, description, parameters: replace those of the signature and the docstring.
     """
 
     kind: Literal["python"]
@@ -68,13 +69,13 @@ class HttpTable(_Described):
     """An HTTP endpoint.
 
     Attributes:
-        url: with `{argument}`s, escaped as they are put in. Without `parameters`, these are its arguments: texts.
+        url: with `{argument}`s, which are escaped. Without `parameters` these are its arguments, all of them texts.
         body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the url;
-            with a method that sends none they are the query.
-        retries: after failed connections and 502, 503 and 504, of methods that may be repeated.
-        max_bytes: of an answer; a longer one is an error.
-        allow_hosts: `host` or `*.domain`; default: the url's. Only a host that is named here may be at a private address.
-        pointer: JSON pointer (RFC 6901) to what the result is, in an answer that is JSON.
+            for a method without a body they are the query.
+        retries: after failed connections and 502, 503 and 504, for idempotent methods.
+        max_bytes: of a response; a longer one is an error.
+        allow_hosts: `host` or `*.domain`; default: the host of the url. Only a host named here may be at a private address.
+        pointer: JSON pointer (RFC 6901) to the result in a JSON response.
     """
 
     kind: Literal["http"]
@@ -89,14 +90,15 @@ class HttpTable(_Described):
 
 
 class McpTable(Limits):
-    """An MCP server, of whose tools each is a tool.
+    """An MCP server with its tools.
 
     Attributes:
-        command, args, env, cwd: of a server that is started here and talks over its standard input and output.
-        url, headers: of one that talks streamable HTTP.
-        prefix: before the names of its tools.
+        name: of the server in messages.
+        command, args, env, cwd: of a server that is started here and uses standard input and output.
+        url, headers: of a server that uses streamable HTTP.
+        prefix: of the names of its tools.
         include, exclude: names of its tools, without the prefix.
-        connect_timeout_s: seconds until it has to say what tools it has.
+        connect_timeout_s: seconds until it has to list its tools.
     """
 
     kind: Literal["mcp"]
@@ -114,12 +116,12 @@ class McpTable(Limits):
 
 
 class ModelTable(_Described):
-    """Another model, that is asked one question.
+    """Another model that answers one question per call.
 
     Attributes:
-        base_url, model, api_key_env: of an OpenAI-compatible server, and the variable that holds its key.
-        path, options: of a model that is loaded into this process, as `LLM` takes them.
-        system: what it is told first.
+        base_url, model, api_key_env: of an OpenAI-compatible server, and the environment variable of its key.
+        path, options: of a model in this process, as for `LLM`.
+        system: system message.
         max_tokens, temperature: of its answer.
     """
 
@@ -135,7 +137,7 @@ class ModelTable(_Described):
 
 
 class PersonTable(_Described):
-    """A person, who finds the calls in an inbox."""
+    """A person, who answers the calls in an inbox."""
 
     kind: Literal["person"]
     timeout_s: float = Field(600.0, gt=0, le=86400 * 7)
@@ -153,22 +155,22 @@ KINDS: dict[str, type[Table]] = {
 
 
 class Place:
-    """One table of a file, as errors name it.
+    """The place of a table, for errors.
 
     Args:
         path: of the file.
-        number: of the table, from 1.
+        number: of the table in the file, from 1.
     """
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number
 
     def error(self, what: str, got: object, fix: str) -> ConfigError:
-        """What is wrong in this table."""
+        """An error in this table."""
         return ConfigError(f"{self.path}, tool {self.number}: {what}", got=got, fix=fix)
 
     def expand(self, text: str, key: str) -> str:
-        """A text with the variables that stand in it. Raises `ConfigError` for those that are not set."""
+        """A text with its variables replaced. Raises `ConfigError` for variables that are not set."""
         missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
         if missing:
             raise self.error(f"{key} needs a variable that is not set", ", ".join(missing), "set it in the environment")
@@ -176,7 +178,7 @@ class Place:
 
 
 def read_tables(path: Path) -> list[tuple[Place, Table]]:
-    """The tables of a TOML file, each with its place. Raises `ConfigError` for the first mistake."""
+    """The tables of a TOML file with their places. Raises `ConfigError` for the first mistake."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -212,7 +214,7 @@ def _read(table: dict[str, Any], place: Place) -> Table:
 
 
 def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> ConfigError:
-    """The first thing that is wrong with a table."""
+    """The first mistake in a table."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     match first["type"]:
@@ -225,7 +227,7 @@ def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> Con
 
 
 def _check(table: Table, place: Place) -> None:
-    """What cannot stand together."""
+    """Raises `ConfigError` for keys that exclude each other, or need others."""
     match table:
         case McpTable() if (table.command is None) == (table.url is None):
             given = "both" if table.command else "neither"

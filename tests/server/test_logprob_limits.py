@@ -1,4 +1,4 @@
-"""Answers with log probabilities: what a body may ask for, and how large answers are written."""
+"""Answers with log probabilities: limits on a body, and encoding of large answers."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy, encode, encode_parts
 from jinfercept.server.errors import ApiError
-from jinfercept.server.report_size import MAX_ENTRIES, check_report
-from tests.support.live_server import END, Running
+from jinfercept.server.logprob_limits import MAX_ENTRIES, check_report
+from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
 
 ROOM = 2**15
@@ -22,7 +22,7 @@ ROOM = 2**15
 def asked(
     prompts: int, tokens: int, max_tokens: int | None, n: int = 1, *, prompt: int | None = None, best: int | None = None
 ) -> None:
-    """What `/v1/completions` checks of a body; `prompt` and `best` are numbers of best tokens."""
+    """The check of a body of `/v1/completions`; `prompt` and `best` are numbers of best tokens."""
     params = SamplingParams(n=n, max_tokens=max_tokens)
     requests = [one for place in range(prompts) for one in forks(Request(f"{place}", (1,) * tokens, params))]
     check_report(requests, ROOM, [("prompt_logprobs", prompt)], ("logprobs", best), per_choice=True)
@@ -84,7 +84,7 @@ def test_every_choice_counts_and_every_copy_of_a_report() -> None:
 
 
 class Counted(dict[int, Logprob]):
-    """What is known of a token's place; counts how often it is read."""
+    """Log probabilities of a position; counts reads."""
 
     reads = 0
 

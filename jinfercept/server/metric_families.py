@@ -1,4 +1,4 @@
-"""Metrics of one model as Prometheus takes them: every one has the label `model_name`, some have more."""
+"""Metric families of `prometheus_client` for one model: each has the label `model_name`, some have more labels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -14,47 +14,41 @@ from prometheus_client.utils import floatToGoString
 
 from jinfercept.meter.histogram import Histogram
 
-Values = Mapping[tuple[str, ...], float]
-"""By the values of the labels."""
+LabelledValues = Mapping[tuple[str, ...], float]
+"""Values by the values of the labels that follow `model_name`."""
 
 
-class Named(NamedTuple):
-    """Makes them.
+class MetricFamilies(NamedTuple):
+    """Makes metric families.
 
     Attributes:
-        model: its name.
+        model: value of the label `model_name`.
     """
 
     model: str
 
     def gauge(self, name: str, text: str, value: float) -> Metric:
-        """What goes up and down."""
+        """A value that rises and falls."""
         return self.gauges(name, text, {(): value})
 
-    def gauges(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        """The same, by labels."""
-        family = GaugeMetricFamily(name, text, labels=["model_name", *labels])
-        for key, value in values.items():
-            family.add_metric([self.model, *key], value)
-        return family
+    def gauges(self, name: str, text: str, values: LabelledValues, *labels: str) -> Metric:
+        """Gauges by labels."""
+        return self._filled(GaugeMetricFamily(name, text, labels=["model_name", *labels]), values)
 
     def counter(self, name: str, text: str, value: float) -> Metric:
-        """What only goes up; `_total` is added to its name."""
+        """A value that only rises; its name gets the suffix `_total`."""
         return self.counters(name, text, {(): value})
 
-    def counters(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        """The same, by labels."""
-        family = CounterMetricFamily(name, text, labels=["model_name", *labels])
-        for key, value in values.items():
-            family.add_metric([self.model, *key], value)
-        return family
+    def counters(self, name: str, text: str, values: LabelledValues, *labels: str) -> Metric:
+        """Counters by labels."""
+        return self._filled(CounterMetricFamily(name, text, labels=["model_name", *labels]), values)
 
     def histogram(self, name: str, text: str, values: Histogram) -> Metric:
-        """Values by size."""
+        """A histogram with the buckets of the engine's own."""
         return self.histograms(name, text, {(): values})
 
     def histograms(self, name: str, text: str, values: Mapping[tuple[str, ...], Histogram], *labels: str) -> Metric:
-        """The same, by labels."""
+        """Histograms by labels."""
         family = HistogramMetricFamily(name, text, labels=["model_name", *labels])
         for key, one in values.items():
             buckets = [(floatToGoString(bound), count) for bound, count in one.cumulative]
@@ -62,7 +56,12 @@ class Named(NamedTuple):
         return family
 
     def info(self, name: str, text: str, values: Mapping[str, object]) -> Metric:
-        """What does not change, as labels; `_info` is added to its name."""
+        """Constants as labels; the name gets the suffix `_info`."""
         family = InfoMetricFamily(name, text, labels=["model_name"])
         family.add_metric([self.model], {key: str(value) for key, value in values.items()})
+        return family
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: LabelledValues) -> Metric:
+        for key, value in values.items():
+            family.add_metric([self.model, *key], value)
         return family

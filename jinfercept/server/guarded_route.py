@@ -1,4 +1,4 @@
-"""How every endpoint that is not open to all takes a request: first the key, then a JSON body, in time and within bounds."""
+"""A route class that checks the API key, and then reads a JSON body within limits of time and size."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,11 +15,11 @@ from jinfercept.server.errors import ApiError, invalid_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 
 _SMALL_BYTES = 2**14
-"""A body up to this size is read on the event loop: within a millisecond."""
+"""Largest body that is parsed on the event loop, which takes less than a millisecond."""
 
 
 class GuardedRoute(APIRoute):
-    """A route of an `APIRouter(route_class=GuardedRoute)`."""
+    """The route of an `APIRouter(route_class=GuardedRoute)`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         handler = super().get_route_handler()
@@ -38,7 +38,7 @@ class GuardedRoute(APIRoute):
 
 
 class _JsonRequest(Request):
-    """A request whose body is JSON: nothing is taken for it that is not (NaN, lone surrogates, nesting without end)."""
+    """A request with a strict JSON body: no NaN, no lone surrogates, bounded nesting."""
 
     def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None) -> None:
         super().__init__(request.scope, request.receive)
@@ -51,7 +51,7 @@ class _JsonRequest(Request):
         if self._read is None:
             declared = self.headers.get("content-length", "")
             if not (declared.isdecimal() and int(declared) > self._max_bytes):
-                self._read = await self._in_time()
+                self._read = await self._receive_body()
             if self._read is None:
                 raise ApiError(413, f"the body is larger than {self._max_bytes} bytes")
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -60,15 +60,15 @@ class _JsonRequest(Request):
         return self._read
 
     async def json(self) -> Any:
-        """The body as the route's model, which FastAPI then takes as it is; a large one is read in a thread."""
+        """The body as the route's pydantic model, which FastAPI takes unchanged; a large body is parsed in a thread."""
         body = await self.body()
         self.scope[BODY_BYTES] = len(body)
         if len(body) <= _SMALL_BYTES:
             return _parsed(body, self._model)
         return await self._service.prepare(self, lambda: _parsed(body, self._model))
 
-    async def _in_time(self) -> bytes | None:
-        """All of it; None if it is too large. Raises 408."""
+    async def _receive_body(self) -> bytes | None:
+        """The body; None if it is too large. Raises 408 at the timeout."""
         parts: list[bytes] = []
         size = 0
         try:
