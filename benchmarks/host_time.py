@@ -66,7 +66,9 @@ class Step(NamedTuple):
 class WaitingRunner(Protocol):
     """A runner whose results can be waited for before they are read."""
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any: ...
+    def forward(self, plan: StepPlan) -> Any: ...
+
+    def sample(self, forward: Any, masks: Masks) -> Any: ...
 
     def wait(self, ticket: Any) -> None: ...
 
@@ -79,7 +81,12 @@ class Real:
     """The model's runner."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.submit, self.collect, self.reset = runner.submit, runner.collect, runner.reset
+        self.forward, self.sample, self.collect, self.reset = (
+            runner.forward,
+            runner.sample,
+            runner.collect,
+            runner.reset,
+        )
 
     def wait(self, ticket: Any) -> None:
         if ticket.drawn.tokens is not None:
@@ -95,10 +102,13 @@ class Sleeping:
         self._free_s = 0.0
         self.reset()
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> tuple[float, StepPlan]:
+    def forward(self, plan: StepPlan) -> tuple[float, StepPlan]:
         pack_plan(plan, self._tables, self._shape)
         self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
         return self._free_s, plan
+
+    def sample(self, forward: tuple[float, StepPlan], masks: Masks) -> tuple[float, StepPlan]:
+        return forward
 
     def wait(self, ticket: tuple[float, StepPlan]) -> None:
         time.sleep(max(0.0, ticket[0] - time.perf_counter()))
@@ -125,11 +135,15 @@ class Stopwatch:
         self._planning_s = self._submitting_s = self._submitted_s = self._read_s = time.thread_time()
         self._wait_s = self._reading_s = 0.0
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> Any:
+    def forward(self, plan: StepPlan) -> Any:
         self._submitting_s = time.thread_time()
-        ticket = self._device.submit(plan, masks)
-        self._submitted_s = time.thread_time()
+        forward = self._device.forward(plan)
         self.plans.append(plan)
+        return forward
+
+    def sample(self, forward: Any, masks: Masks) -> Any:
+        ticket = self._device.sample(forward, masks)
+        self._submitted_s = time.thread_time()
         return ticket
 
     def collect(self, ticket: Any) -> StepResult:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import HistoryEstimator
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
@@ -63,7 +63,7 @@ class Desk:
     def step(self) -> float:
         """Plan an iteration and apply it; returns the seconds that planning took."""
         started = time.perf_counter()
-        planned: Planned = self.scheduler.plan(self.now)
+        planned: PlannedStep = self.scheduler.plan(self.now)
         took = time.perf_counter() - started
         self.now += 0.025
         for sequence, _ in planned.sampled:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jinfercept.kv.page import Residency
 from jinfercept.llm import LLM
 from jinfercept.request import RequestOutput
-from jinfercept.sched.policy import scripted
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import POLICIES
+from tests.support.placements import scripted
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"

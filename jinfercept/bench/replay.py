@@ -17,7 +17,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.llm import LLM
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
-from jinfercept.runner.runner import ModelRunner, StepTicket
+from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
@@ -45,9 +45,15 @@ class TimedRunner:
         self._runner = runner
         self.seconds = 0.0
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepTicket:
+    def forward(self, plan: StepPlan) -> ForwardTicket:
         started_s = time.thread_time()
-        ticket = self._runner.submit(plan, masks)
+        ticket = self._runner.forward(plan)
+        self.seconds += time.thread_time() - started_s
+        return ticket
+
+    def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
+        started_s = time.thread_time()
+        ticket = self._runner.sample(forward, masks)
         self.seconds += time.thread_time() - started_s
         return ticket
 

@@ -1,4 +1,4 @@
-"""What an engine refuses before a request takes anything: it could never be served."""
+"""Refuses requests that could never be served, before they take any memory."""
 
 from jinfercept.errors import RequestError
 from jinfercept.request import Request

@@ -1,4 +1,4 @@
-"""Streams for event loops: the one file outside of endpoints and servers that knows asyncio. See `streaming`."""
+"""Streams for event loops, as `streaming` has them for threads. The only file of this room that knows asyncio."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,14 @@ async def aserve(
 
 @final
 class AsyncStream:
-    """As `Stream`, in an event loop. A task that is cancelled while it iterates gives up the requests.
+    """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
 
     Args:
-        post: has the loop call a function with an event, told of both on the engine's thread; by default one by one.
+        post: called on the engine's thread with a function and an event; has the loop call the function with the event. By
+            default `call_soon_threadsafe`, once per event.
 
     Raises:
-        RequestError: as `Stream`; or no event loop runs.
+        RequestError: as `Stream`, or if no event loop runs.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class AsyncStream:
     ) -> None:
         self._received = Received(requests, readers)
         self._thread = thread
-        self._inbox: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._listener: asyncio.Task[object] | None = None
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self._received.open.clear()
             raise RequestError("no event loop runs here", got="an async stream", fix="use stream()") from None
-        put, later = self._inbox.put_nowait, post or loop.call_soon_threadsafe
+        put, later = self._events.put_nowait, post or loop.call_soon_threadsafe
 
         def sink(event: Event | BaseException) -> None:
             later(put, event)
@@ -61,7 +62,7 @@ class AsyncStream:
 
     @property
     def outputs(self) -> Mapping[str, RequestOutput]:
-        """Of the requests that are finished, by id."""
+        """Of the finished requests, by id."""
         return self._received.outputs
 
     def __aiter__(self) -> Self:
@@ -69,12 +70,12 @@ class AsyncStream:
 
     async def __anext__(self) -> StreamEvent:
         received = self._received
-        self._follow(asyncio.current_task())
+        self._watch(asyncio.current_task())
         while not received.ready:
             if not received.open:
                 received.check()
                 raise StopAsyncIteration
-            received.take(await self._inbox.get())
+            received.take(await self._events.get())
         return received.ready.popleft()
 
     def abort(self) -> None:
@@ -82,12 +83,12 @@ class AsyncStream:
         self._thread.abort(self._received.open)
 
     async def aclose(self) -> None:
-        """Give up what is not finished; its pages are free when this returns."""
+        """Abort the unfinished requests; their pages are free when this returns."""
         received = self._received
         received.ready.clear()
         self._thread.abort(received.open)
         while received.open:
-            received.take(await self._inbox.get())
+            received.take(await self._events.get())
         received.ready.clear()
 
     async def __aenter__(self) -> Self:
@@ -102,8 +103,8 @@ class AsyncStream:
         if self._received.open:
             self._thread.discard(self._received.open)
 
-    def _follow(self, task: "asyncio.Task[object] | None") -> None:
-        """Give up the requests if the task that listens is cancelled, even where it was not waiting for this stream."""
+    def _watch(self, task: "asyncio.Task[object] | None") -> None:
+        """Abort the requests if the iterating task is cancelled, even while it does not wait for this stream."""
         if task is None or task is self._listener:
             return
         self._listener = task

@@ -1,4 +1,4 @@
-"""Time as the engine sees it: monotonic seconds, and waiting. A simulator brings a clock of its own."""
+"""The engine's clock: monotonic seconds, and waiting. A simulator brings a virtual one."""
 
 import time
 from threading import Event
@@ -6,12 +6,12 @@ from typing import Protocol, final
 
 
 class Clock(Protocol):
-    """Seconds since an arbitrary start."""
+    """Monotonic seconds since an arbitrary start, and a wait that an event ends."""
 
     def now(self) -> float: ...
 
     def wait(self, wake: Event, timeout_s: float) -> None:
-        """Return when `wake` is set or after so many seconds, whichever is first; clears `wake`."""
+        """Return when `wake` is set, or after `timeout_s` seconds; clears `wake`."""
         ...
 
 

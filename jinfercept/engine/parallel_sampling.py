@@ -1,6 +1,6 @@
-"""Several outputs for one prompt: `SamplingParams(n=…)` as requests of their own, and their outputs as one again.
+"""Parallel sampling: a request with `SamplingParams(n=…)` as n requests of one output each, and their outputs as one again.
 
-The first computes the prompt; the others start when it has, adopt its full pages, and each pauses for its own calls.
+The first request computes the prompt; the others start afterwards, share its full pages, and pause each for its own calls.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,21 +29,21 @@ def forks(request: Request) -> list[Request]:
 
 
 def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput]:
-    """One output for each prompt: what `forks` made of it, together again.
+    """One output for each prompt, from the outputs of its forks.
 
     Args:
-        requests: forks after their first.
-        outputs: of all of them, by request id.
+        requests: in the order of `forks`, for each prompt.
+        outputs: of all requests, by id.
 
     Returns:
-        Of each prompt, what its first fork has, with the completions of all, and metrics of all: from the first event to the
-        last, counts added up.
+        Each prompt's output of the first fork, with the completions of all forks, and with metrics of all: from the first
+        event to the last, counts added up.
     """
     return [output for output in complete(requests, outputs) if output is not None]
 
 
 def complete(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput | None]:
-    """As `joined`, of prompts whose outputs are not all there: None for those."""
+    """As `joined`, with None for prompts of which an output is missing."""
     groups: dict[str, list[RequestOutput | None]] = {}
     for request in requests:
         groups.setdefault(request.leader or request.id, []).append(outputs.get(request.id))

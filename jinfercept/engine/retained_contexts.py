@@ -1,8 +1,8 @@
-"""Contexts of finished requests that somebody is expected to go on from: kept, found again, given up. Plans nothing.
+"""Contexts of finished requests that stay for a follow-up request: keeps, finds, extends and drops them. Plans nothing.
 
-To the scheduler such a request is intercepted: by the tools that its caller runs for it, or by a person who reads the answer.
-So there is one order of loss for all who are paused, and what nobody comes back for is lost first, page by page. The number of
-kept contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another's.
+To the scheduler a retained context is an intercepted sequence, which waits for a tool that the client runs or for the reader
+of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. The number of
+retained contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another tenant.
 """
 
 from bisect import bisect_left
@@ -18,21 +18,21 @@ from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
-MOST = 1024
-"""Kept contexts. Of the tenant that has the most of them the one kept longest goes first."""
+MAX_CONTEXTS = 1024
+"""Retained contexts. Beyond them the tenant that has most loses its oldest."""
 
-LONGEST_S = 3600.0
-"""Seconds for which one is kept."""
+MAX_AGE_S = 3600.0
+"""Seconds after which a retained context is dropped."""
 
 
 class _Retained(NamedTuple):
-    """A kept context.
+    """A retained context.
 
     Attributes:
-        sequence: intercepted.
-        prompt: the tenant, and the name of the last full page of its prompt; None if there is none.
-        session: the tenant, the root of its pages, so that no two salts share a session, and the session's name.
-        asked: its turn ended in calls.
+        sequence: the finished request's, intercepted.
+        prompt: the tenant, and the digest of the last full page of the prompt; None if the prompt has no full page.
+        session: the tenant, the root of the pages' chain, so that no two salts share a session, and the session's name.
+        asked: whether the request's last turn ended in calls.
     """
 
     sequence: Sequence
@@ -43,33 +43,38 @@ class _Retained(NamedTuple):
 
 @final
 class RetainedContexts:
-    """The kept contexts of one scheduler.
+    """The retained contexts of one scheduler.
 
     Args:
-        scheduler: to which they are intercepted.
-        most: that are kept.
-        longest_s: that one is kept for.
-        most_of_owner: that are kept for one tenant; None: no more than `most`.
+        scheduler: holds their sequences.
+        max_contexts: retained contexts of all tenants.
+        max_age_s: seconds after which one is dropped.
+        max_per_tenant: retained contexts of one tenant; None: only `max_contexts` limits them.
     """
 
     def __init__(
-        self, scheduler: Scheduler, most: int = MOST, longest_s: float = LONGEST_S, *, most_of_owner: int | None = None
+        self,
+        scheduler: Scheduler,
+        max_contexts: int = MAX_CONTEXTS,
+        max_age_s: float = MAX_AGE_S,
+        *,
+        max_per_tenant: int | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._longest_s = longest_s
-        self._quota = Quota(most, most_of_owner=most_of_owner)
-        self._kept: dict[str, _Retained] = {}  # by request, longest kept first
+        self._max_age_s = max_age_s
+        self._quota = Quota(max_contexts, most_of_owner=max_per_tenant)
+        self._contexts: dict[str, _Retained] = {}  # by request id, oldest first
         self._by_session: dict[tuple[str, bytes, str], str] = {}
         self._by_prompt: dict[tuple[str, bytes], dict[str, None]] = {}
-        self._turns: list[str] = []  # who is looked at next
+        self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._contexts)
 
     def keep(self, session: Session, now: float) -> bool:
-        """Keep the context of a session that ends here, if its request asks for that; False if it is to be finished.
+        """Retain the context of a finished request, if the request asks for it; False if the context is not retained.
 
-        Under a policy that takes no page of a paused context while anybody runs, nothing is kept.
+        Under a policy that takes no page of a paused context while a sequence runs, nothing is retained.
         """
         keep, sequence = session.request.keep, session.sequence
         if keep is None or keep.last or self._scheduler.protects_paused:
@@ -81,82 +86,85 @@ class RetainedContexts:
         self._scheduler.intercept(sequence, now, pending)
         root, chain, tenant = sequence.context.root, sequence.context.chain, sequence.tenant
         num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
-        kept = _Retained(
+        retained = _Retained(
             sequence,
             (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
             (tenant, root, keep.session) if keep.session else None,
             bool(session.asked),
         )
-        if kept.session is not None:
-            self.drop(self._by_session.get(kept.session), now)
-            self._by_session[kept.session] = sequence.id
-        if kept.prompt is not None:
-            self._by_prompt.setdefault(kept.prompt, {})[sequence.id] = None
-        self._kept[sequence.id] = kept
+        if retained.session is not None:
+            self.drop(self._by_session.get(retained.session), now)
+            self._by_session[retained.session] = sequence.id
+        if retained.prompt is not None:
+            self._by_prompt.setdefault(retained.prompt, {})[sequence.id] = None
+        self._contexts[sequence.id] = retained
         self._quota.add(tenant, sequence.id)
         while (name := self._quota.victim(tenant)) is not None:
             self.drop(name, now)
         return True
 
-    def follow(self, request: Request, sequence: Sequence, now: float) -> bool:
-        """Let a new sequence go on from the kept one that it follows; False if there is none.
+    def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
+        """Hand the retained context that a request follows to its new sequence, and queue that; False if it follows none.
 
-        A kept one that the request names, or whose session it names, and that has nothing in common with it, is given up.
+        A retained context that the request or its session names, and that shares no full page with the request, is dropped.
 
         Args:
-            request: whose sequence it is.
-            sequence: not added yet.
+            request: the follow-up.
+            sequence: of the request, not added to the scheduler yet.
         """
-        kept, num_tokens = self._followed(request, sequence)
-        if kept is None:
+        retained, num_tokens = self._followed(request, sequence)
+        if retained is None:
             return False
         if num_tokens < self._scheduler.kv.page_size or sequence.wants_scores:
-            self.drop(kept.sequence.id, now)
+            self.drop(retained.sequence.id, now)
             return False
-        self._forget(kept)
-        self._scheduler.follow(kept.sequence, sequence, num_tokens, now, in_place=kept.asked)
+        self._forget(retained)
+        self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.asked)
         return True
 
     def drop(self, request_id: str | None, now: float) -> bool:
-        """Give up a kept context: what it has alone is free, what others could use is a finished prefix."""
-        kept = self._kept.get(request_id) if request_id is not None else None
-        if kept is None:
+        """Drop a request's retained context: its private pages are free, its shareable ones cached. False if it has none."""
+        retained = self._contexts.get(request_id) if request_id is not None else None
+        if retained is None:
             return False
-        self._forget(kept)
-        self._scheduler.finish(kept.sequence, now)
+        self._forget(retained)
+        self._scheduler.finish(retained.sequence, now)
         return True
 
-    def look(self, now: float) -> None:
-        """Look at one of them, and give it up if it was kept too long or has no page left."""
-        if not self._turns:
-            self._turns = list(self._kept)
-        while self._turns:
-            kept = self._kept.get(self._turns.pop())
-            if kept is not None:
-                pages = kept.sequence.context.pages
-                too_long = now - kept.sequence.paused_s > self._longest_s
-                if too_long or all(page.residency is Residency.MISSING for page in pages):
-                    self.drop(kept.sequence.id, now)
+    def expire(self, now: float) -> None:
+        """Check one retained context, the next in turn: drop it if it is too old or has lost every page."""
+        if not self._unchecked:
+            self._unchecked = list(self._contexts)
+        while self._unchecked:
+            retained = self._contexts.get(self._unchecked.pop())
+            if retained is not None:
+                pages = retained.sequence.context.pages
+                too_old = now - retained.sequence.paused_s > self._max_age_s
+                if too_old or all(page.residency is Residency.MISSING for page in pages):
+                    self.drop(retained.sequence.id, now)
                 return
 
     def clear(self, now: float) -> None:
-        """Give up all of them."""
-        for request_id in list(self._kept):
+        """Drop all retained contexts."""
+        for request_id in list(self._contexts):
             self.drop(request_id, now)
 
     def _followed(self, request: Request, sequence: Sequence) -> tuple[_Retained | None, int]:
-        """The kept one that a request goes on from, and how many leading tokens they share."""
+        """The retained context that a request follows, and the number of leading tokens that they share."""
         tokens, context, tenant = sequence.tokens, sequence.context, sequence.tenant
         for name in (request.follows, self._session_of(request, sequence)):
-            kept = self._kept.get(name) if name is not None else None
-            if kept is not None and (kept.sequence.tenant, kept.sequence.context.root) == (tenant, context.root):
-                return kept, self._shared(kept.sequence, tokens)
-        names = self._scheduler.kv.names(context, tokens)
-        for digest in reversed(names):
+            retained = self._contexts.get(name) if name is not None else None
+            if retained is not None and (retained.sequence.tenant, retained.sequence.context.root) == (
+                tenant,
+                context.root,
+            ):
+                return retained, self._shared(retained.sequence, tokens)
+        digests = self._scheduler.kv.digests(context, tokens)
+        for digest in reversed(digests):
             if alike := self._by_prompt.get((tenant, digest)):
-                found = [(self._shared(self._kept[name].sequence, tokens, names), name) for name in alike]
+                found = [(self._shared(self._contexts[name].sequence, tokens, digests), name) for name in alike]
                 num_tokens, name = max(found)
-                return self._kept[name], num_tokens
+                return self._contexts[name], num_tokens
         return None, 0
 
     def _session_of(self, request: Request, sequence: Sequence) -> str | None:
@@ -165,30 +173,30 @@ class RetainedContexts:
             return None
         return self._by_session.get((sequence.tenant, sequence.context.root, keep.session))
 
-    def _shared(self, kept: Sequence, tokens: list[int], names: abc.Sequence[bytes] = ()) -> int:
-        """Leading tokens that a kept sequence and a new one have in common; the new one's last is left to be computed.
+    def _shared(self, retained: Sequence, tokens: list[int], digests: abc.Sequence[bytes] = ()) -> int:
+        """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed.
 
         Args:
-            kept: has the same root.
-            tokens: of the new one.
-            names: of its full pages; each stands for all pages up to it, so that few are compared, and no tokens before them.
+            retained: a sequence whose pages have the same root.
+            tokens: of the new sequence.
+            digests: of its full pages. A digest covers all tokens before it, so that a bisection finds the shared pages.
         """
-        size, chain, end = self._scheduler.kv.page_size, kept.context.chain, len(tokens) - 1
-        num_pages = min(len(chain), len(names), end // size)
-        alike = bisect_left(range(num_pages), True, key=lambda place: chain[place] != names[place])
+        size, chain, end = self._scheduler.kv.page_size, retained.context.chain, len(tokens) - 1
+        num_pages = min(len(chain), len(digests), end // size)
+        alike = bisect_left(range(num_pages), True, key=lambda place: chain[place] != digests[place])
         start = alike * size
         if alike < num_pages:
             end = start + size
-        return start + sum(1 for _ in takewhile(bool, map(eq, kept.tokens[start:end], tokens[start:end])))
+        return start + sum(1 for _ in takewhile(bool, map(eq, retained.tokens[start:end], tokens[start:end])))
 
-    def _forget(self, kept: _Retained) -> None:
-        name = kept.sequence.id
-        del self._kept[name]
-        self._quota.remove(kept.sequence.tenant, name)
-        if kept.session is not None and self._by_session.get(kept.session) == name:
-            del self._by_session[kept.session]
-        if kept.prompt is not None:
-            names = self._by_prompt[kept.prompt]
+    def _forget(self, retained: _Retained) -> None:
+        name = retained.sequence.id
+        del self._contexts[name]
+        self._quota.remove(retained.sequence.tenant, name)
+        if retained.session is not None and self._by_session.get(retained.session) == name:
+            del self._by_session[retained.session]
+        if retained.prompt is not None:
+            names = self._by_prompt[retained.prompt]
             del names[name]
             if not names:
-                del self._by_prompt[kept.prompt]
+                del self._by_prompt[retained.prompt]

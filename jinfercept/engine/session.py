@@ -1,4 +1,4 @@
-"""One request in the engine: its text, its stream, its interceptions and what came of it. Knows no pages and no plans."""
+"""One request in the engine: its text, its tokens, its interceptions and its output. Knows no pages and no plans."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -21,11 +21,11 @@ from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 MAX_NAME = 256
-"""Characters by which the scheduler knows a called name. A server takes no longer ones, but a model may write them."""
+"""Characters of a called name that the scheduler keeps. A server refuses longer names, but a model may write them."""
 
 
 class Text(Protocol):
-    """One request's text, fed token by token; see `stream.TextStream`."""
+    """One request's text, fed token by token; see `text_stream.TextStream`."""
 
     last_raw: str
     stopped: str | None
@@ -44,7 +44,17 @@ class Text(Protocol):
 
 @dataclass(slots=True)
 class Session:
-    """A request in the engine: what the scheduler does not know of it."""
+    """The state of a request that the scheduler does not know; mutable, owned by the `RequestLifecycle`.
+
+    Attributes:
+        stop_token_ids: tokens that end the request.
+        stream: token ids after the prompt: generated ones, and results of tools.
+        logprobs: one entry per token of `stream`; None for results of tools.
+        prompt_logprobs: one entry per scored token of the prompt; None for the first.
+        asked: calls of the last turn that the client answers.
+        first_token_s: when the first token was generated.
+        resumed: results were appended, and no token was generated since.
+    """
 
     request: Request
     sequence: Sequence
@@ -53,25 +63,26 @@ class Session:
     watch: Watch | None = None
     constraint: Constraint | None = None
     stream: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)  # None for what tools returned
+    logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
-    asked: tuple[Call, ...] = ()  # what the caller is to run of the last turn
+    asked: tuple[Call, ...] = ()
     first_token_s: float | None = None
-    resumed: bool = False  # has results and no token since
+    resumed: bool = False
 
     @property
     def intercepted_s(self) -> float:
+        """Seconds of all interceptions that have ended."""
         return sum(interception.duration_s for interception in self.interceptions)
 
     @property
     def complete(self) -> bool:
-        """Whether a constrained text is there and ends by itself; one that is watched ends with a token that says so."""
+        """Whether the grammar ends the request: it allows no further token, and no detector waits for an end token."""
         constraint = self.constraint
         return constraint is not None and constraint.ended and not (self.watch and self.stop_token_ids)
 
     def watched(self, token: int) -> tuple[Call, ...]:
-        """The calls that the request's detector finds in its newest token, for the engine to run."""
+        """The calls that the detector finds in the newest token and that the server answers."""
         if self.watch is None:
             return ()
         calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
@@ -82,25 +93,25 @@ class Session:
         return calls
 
     def pending(self, call: Call, key: Hashable, expected_s: float | None) -> PendingCall:
-        """A call of the request as the scheduler knows it."""
+        """A call of the request as the scheduler has it."""
         request = self.request
         kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
         return PendingCall(call.name[:MAX_NAME], key, expected_s, request.tenant, kind)
 
     def note_context(self) -> None:
-        """The first token after a pause is there: note what had become of the context."""
+        """Note the residency that the context had when the request resumed."""
         if self.resumed:
             self.resumed = False
-            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.found))
+            self.interceptions[-1] = replace(self.interceptions[-1], context=ContextUse(*self.sequence.residency))
 
     def note_logprobs(self, token: int, report: TokenLogprobs) -> dict[int, Logprob]:
-        """What is reported of the newest token."""
+        """Add and return the report of the newest token."""
         named = self._named(token, report)
         self.logprobs.append(named)
         return named
 
     def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> None:
-        """What is reported of the prompt's next tokens."""
+        """Add the reports of the prompt's next tokens."""
         first = len(self.prompt_logprobs)
         tokens = self.request.prompt_token_ids[first : first + len(scores)]
         self.prompt_logprobs += map(self._named, tokens, scores)
@@ -118,12 +129,12 @@ class Session:
         return named
 
     def output(self, reason: FinishReason, stop: str | int | None, now: float, paused_s: float) -> RequestOutput:
-        """What came of the request.
+        """The request's output.
 
         Args:
             reason, stop: why it ended.
-            now: when.
-            paused_s: how long the calls lasted that it was waiting for then.
+            now: when it ended.
+            paused_s: seconds since it was intercepted, if it ended while it waited for calls.
         """
         request, sequence = self.request, self.sequence
         reported = request.params.logprobs is not None
@@ -158,5 +169,5 @@ class Session:
             sequence.num_cached or 0,
             metrics,
             prompt_logprobs=scores,
-            adopted=sequence.adopted and ContextUse(*sequence.adopted),
+            adopted=sequence.retained and ContextUse(*sequence.retained),
         )

@@ -1,8 +1,8 @@
-"""Waiting for requests that the engine's thread serves: to the end, or event by event (in an event loop: `async_streaming`).
+"""Waits for requests that the engine's thread serves, to the end or event by event; for event loops see `async_streaming`.
 
-A stream's requests start when it is made. Whoever stops listening gives them up, by closing it or by dropping it. What events
-mean is not known here; a reader may put others in their place. Where a step of the engine failed, each request that was lost
-still has its `Finished` (with finish reason "error"), and `EngineError` is raised where the iteration would end.
+A stream submits its requests when it is made, and aborts the unfinished ones when it is closed or garbage-collected. It knows
+no event but `Finished`; a reader may replace events by others. If a step of the engine fails, each lost request still has its
+`Finished`, with finish reason "error", and the iteration ends with `EngineError`.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ class Reader(Protocol):
     """Reads one request's events."""
 
     def read(self, event: Event) -> Iterable[StreamEvent]:
-        """What is shown of an event; of `Finished`, a `Finished` last."""
+        """The events that replace an event; those of a `Finished` end with a `Finished`."""
         ...
 
 
@@ -32,14 +32,14 @@ def serve(
     readers: Mapping[str, Reader] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> list[RequestOutput]:
-    """Serve requests to the end; whatever interrupts that gives them up, and their pages are free when it is raised.
+    """Serve requests to the end. An interrupt aborts them, and their pages are free when it is raised.
 
     Args:
         readers: by request id.
-        on_event: told, on this thread, of `StreamEvent`s.
+        on_event: called on this thread with every `StreamEvent`.
 
     Raises:
-        EngineError: a step of the engine failed; it carries the outputs that are complete.
+        EngineError: a step of the engine failed; the error carries the complete outputs.
     """
     with Stream(thread, requests, readers, ends_only=on_event is None) as stream:
         for event in stream:
@@ -49,12 +49,12 @@ def serve(
 
 
 class Received:
-    """What has come of a stream's requests.
+    """The received events and outputs of a stream's requests.
 
     Attributes:
-        open: the requests that are not finished.
-        outputs: of those that are, by id.
-        ready: what was not yielded yet.
+        open: ids of the requests that are not finished.
+        outputs: of the finished requests, by id.
+        ready: events that were not yielded yet.
     """
 
     def __init__(self, requests: Sequence[Request], readers: Mapping[str, Reader] | None) -> None:
@@ -66,6 +66,7 @@ class Received:
         self.ready: deque[StreamEvent] = deque()
 
     def submit(self, thread: EngineThread, requests: Sequence[Request], sink: Sink) -> None:
+        """Submit the requests; none stays open if that raises."""
         try:
             thread.submit(requests, sink)
         except RequestError:
@@ -73,7 +74,7 @@ class Received:
             raise
 
     def take(self, event: Event | BaseException) -> None:
-        """Note what came. An error is the end of all that is open; one that is no `Exception` is raised at once."""
+        """Take an event, or an error, which ends all open requests; one that is no `Exception` is raised at once."""
         if isinstance(event, BaseException):
             self._lost |= self.open
             self.open.clear()
@@ -92,7 +93,7 @@ class Received:
                 self.open.discard(read.request_id)
 
     def check(self) -> None:
-        """Raise `EngineError` if the engine lost requests; asked for when nothing more comes."""
+        """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
         if self._failure is not None:
             kept = {name: output for name, output in self.outputs.items() if name not in self._lost}
             raise EngineError(
@@ -108,13 +109,13 @@ class Stream:
 
     Args:
         thread: serves the requests.
-        requests: they are submitted now.
+        requests: submitted at once.
         readers: by request id.
-        ends_only: leave out everything but `Finished`.
+        ends_only: yield `Finished` events only.
 
     Raises:
         RequestError: a request can never be served; none is started then.
-        EngineError: where the iteration would end, if a step of the engine failed.
+        EngineError: at the end of the iteration, if a step of the engine failed.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class Stream:
     ) -> None:
         self._received = Received(requests, readers)
         self._thread = thread
-        self._inbox: deque[Event | BaseException] = deque()
+        self._events: deque[Event | BaseException] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        put, wake = self._inbox.append, self._arrived.put
+        put, wake = self._events.append, self._arrived.put
 
         def sink(event: Event | BaseException) -> None:
             put(event)
@@ -139,7 +140,7 @@ class Stream:
 
     @property
     def outputs(self) -> Mapping[str, RequestOutput]:
-        """Of the requests that are finished, by id; known even where an interrupt came between a `Finished` and its reader."""
+        """Of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
         return self._received.outputs
 
     def __iter__(self) -> Self:
@@ -155,19 +156,19 @@ class Stream:
         return received.ready.popleft()
 
     def _take_next(self) -> None:
-        """Wait for an event. An interrupt may come between any two steps of this: what has arrived stays until it was taken."""
-        while not self._inbox:
+        """Wait for an event and take it. An interrupt at any point of this loses no event."""
+        while not self._events:
             self._thread.check_process()
             self._arrived.get()
-        self._received.take(self._inbox[0])
-        self._inbox.popleft()
+        self._received.take(self._events[0])
+        self._events.popleft()
 
     def abort(self) -> None:
-        """End what is not finished; what it has come to is still to be read, `Finished` last."""
+        """End the unfinished requests; their remaining events can still be read, `Finished` last."""
         self._thread.abort(self._received.open)
 
     def close(self) -> None:
-        """Give up what is not finished; its pages are free when this returns."""
+        """Abort the unfinished requests; their pages are free when this returns."""
         received = self._received
         received.ready.clear()
         self._thread.abort(received.open)
@@ -189,10 +190,10 @@ class Stream:
 
 
 def ends_only_sink(sink: Sink) -> Sink:
-    """A sink that is told of ends and errors."""
+    """A sink that passes on `Finished` events and errors only."""
 
-    def told(event: Event | BaseException) -> None:
+    def filtered(event: Event | BaseException) -> None:
         if isinstance(event, Finished | BaseException):
             sink(event)
 
-    return told
+    return filtered

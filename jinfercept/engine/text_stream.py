@@ -1,6 +1,6 @@
-"""The text of one request while it grows: what may be shown, where a stop string cuts it, what a tool put in.
+"""The text of one request while it grows: detokenization, stop strings, results of tools in between.
 
-It decides about text only. Whether the request is finished is the engine's to say; what is a call, the detectors'.
+It decides about text only: the engine decides whether the request is finished, and detectors find the calls.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ class TextStream:
 
     Attributes:
         stopped: the stop string that was found, if any; no token may follow.
-        last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: what
-            detectors look for call markers in.
+        last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: the input
+            of detectors.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TextStream:
         """An empty text.
 
         Args:
-            tokenizer: the vocabulary of the tokens to come.
+            tokenizer: of the model.
             stop: non-empty strings that end the text.
             include_stop: whether the stop string itself is shown.
             skip_special_tokens: whether special tokens are left out of the text.
@@ -57,7 +57,7 @@ class TextStream:
         return self._shown[0]
 
     def add(self, token_id: int) -> str:
-        """Take a generated token; returns the text that may be shown now."""
+        """Add a generated token; returns the new text to show."""
         assert self.stopped is None, "a token after the stop string"
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
@@ -66,11 +66,11 @@ class TextStream:
         return shown
 
     def skip(self) -> None:
-        """A generated token that has no text here."""
+        """Count a generated token without adding its text."""
         self._num_early -= 1
 
     def inject(self, token_ids: Iterable[int]) -> str:
-        """Take what a tool returned; returns the text that may be shown now, all of it included.
+        """Add the tokens of a tool's result; returns the new text to show, which includes all of them.
 
         Stop strings are not looked for in it, and none spans its borders: text held back before is released, and half a
         character on either side becomes U+FFFD.
@@ -81,7 +81,7 @@ class TextStream:
         return self._show("".join(pieces))
 
     def finish(self) -> str:
-        """The end: returns what was held back, half a character as U+FFFD; nothing after a stop string."""
+        """End the text; returns the text held back, half a character as U+FFFD. Nothing is left after a stop string."""
         return self._show(self._release())
 
     def token_text(self, token_id: int) -> str:
@@ -103,7 +103,7 @@ class TextStream:
         return self._show(held[:num_certain])
 
     def _release(self) -> str:
-        """What is held back, and what is left of a character; the search begins anew after it."""
+        """The text held back and an incomplete character; the search for stop strings begins anew."""
         if self.stopped is not None:
             return ""
         released, self._held = self._held + self._detokenizer.flush(), ""
@@ -120,7 +120,7 @@ class TextStream:
 class _Finder:
     """Looks for one string in a stream of characters (Knuth, Morris, Pratt: constant amortised work per character).
 
-    `matched` is how much of the pattern's beginning the stream ends with: what has to be held back.
+    `matched` is the length of the pattern's longest prefix that ends the stream: so much text is held back.
     """
 
     def __init__(self, pattern: str) -> None:

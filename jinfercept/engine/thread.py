@@ -1,9 +1,9 @@
-"""One thread that steps an engine while there is work and hands every event to whoever asked for its request.
+"""One thread that steps an engine while there is work and passes every event to the sink of its request.
 
-Everybody who serves through it, from any thread or event loop, is batched together. It knows neither prompts nor texts:
-requests go in, events come out. The thread lives while there is work and a moment longer, so an engine that is dropped can
-be collected. Of what a step raises, the engine recovers by itself if it can; if it cannot, the thread ends, and every later
-request is refused with what happened.
+Requests that are submitted from any thread or event loop are batched together. It knows neither prompts nor texts: requests go
+in, events come out. The thread lives while there is work and a second longer, so that an engine without references can be
+garbage-collected. The engine recovers from a failed step by itself if it can; if it cannot, the thread ends, and every later
+request is refused with the error.
 """
 
 import logging
@@ -24,7 +24,7 @@ LINGER_S = 1.0
 """Seconds that the thread waits for more work before it ends; the next request starts another."""
 
 Sink = Callable[[Event | BaseException], None]
-"""Told, on the engine's thread, of a request's events; of an error instead if the engine itself failed. Must not block."""
+"""Called on the engine's thread with each of a request's events, or with an error if the engine failed. Must not block."""
 
 
 @final
@@ -33,47 +33,47 @@ class EngineThread:
 
     Args:
         engine: stepped here and nowhere else while a request is open.
-        told: of the events of every step, on the engine's thread.
+        observe: called on the engine's thread with the events of every step.
     """
 
-    def __init__(self, engine: Engine, told: Callable[[list[Event]], None]) -> None:
-        self._engine, self._told = engine, told
+    def __init__(self, engine: Engine, observe: Callable[[list[Event]], None]) -> None:
+        self._engine, self._observe = engine, observe
         self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._sinks: dict[str, Sink] = {}  # of the requests that are not finished
+        self._sinks: dict[str, Sink] = {}  # by id, of the requests that are not finished
         self._lock = threading.RLock()  # entered itself, not through its condition: no interrupt leaves it locked
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._failure: BaseException | None = None  # the engine cannot go on
+        self._failure: BaseException | None = None  # from which the engine could not recover
         self._process_id = os.getpid()
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is a forked child: the thread, and perhaps its lock, stayed with the parent."""
+        """Whether this process is a forked child: the thread stayed with the parent, and perhaps the lock is held there."""
         return os.getpid() != self._process_id
 
     @property
     def failure(self) -> str | None:
-        """What the engine failed of, if it cannot go on."""
+        """The error from which the engine could not recover; None while it can serve."""
         return describe_failure(self._failure) if self._failure is not None else None
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for a request."""
+        """Whether a caller waits for a request."""
         self.check_process()
         with self._lock:
-            return any(sink is not _nobody for sink in self._sinks.values())
+            return any(sink is not _ignore for sink in self._sinks.values())
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Serve requests: an idle engine sees all of them in its first step.
 
         Args:
-            requests: with ids of their own.
-            sink: told of their events; the last of each is `Finished`, unless an error comes instead, which is the last of all.
+            requests: with unique ids.
+            sink: receives their events; a request's last one is `Finished`, or an error, which ends all of them.
 
         Raises:
             RequestError: one of them can never be served (none is, then), the engine is closed, or this is its own thread.
-            EngineError: the engine failed before and could not recover.
+            EngineError: the engine failed and could not recover.
         """
         self.check_caller("a request")
         with self._lock:  # no step begins meanwhile
@@ -88,7 +88,7 @@ class EngineThread:
                     self._sinks[request.id] = sink
                     begun.append(request.id)
             except RequestError:
-                self._give_up(begun, silent=True)
+                self._abort(begun, silent=True)
                 raise
             finally:
                 if self._sinks and self._thread is None:
@@ -97,20 +97,20 @@ class EngineThread:
                 self._changed.notify()
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests; their sinks are told `Finished`. Those that are over are left alone."""
+        """End requests; their sinks receive `Finished`. Finished ones are ignored."""
         self.check_process()
         with self._lock:
-            self._give_up(list(request_ids), silent=False)
+            self._abort(list(request_ids), silent=False)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """End requests that nobody listens to any more: their pages are free after the step."""
+        """End requests without telling their sinks: their pages are free after the step."""
         if self.is_elsewhere:
             return
         with self._lock:
-            self._give_up(list(request_ids), silent=True)
+            self._abort(list(request_ids), silent=True)
 
     def ask[T](self, question: Callable[[], T]) -> Future[T]:
-        """Answer a question about the engine between two of its steps, when nothing moves. It must not take long."""
+        """Call a function between two steps of the engine, on its thread; returns its result. It must not take long."""
         self.check_process()
         answer = Future[T]()
         with self._lock:
@@ -123,11 +123,11 @@ class EngineThread:
         return answer
 
     def close(self) -> None:
-        """Abort whatever runs, tell its sinks, and end the thread."""
+        """Abort every request, whose sink receives `Finished`, and end the thread."""
         self.check_caller("close()")
         with self._lock:
             self._closed = True
-            self._give_up(list(self._sinks), silent=False)
+            self._abort(list(self._sinks), silent=False)
             self._changed.notify()
             thread = self._thread
         if thread is not None:
@@ -135,7 +135,7 @@ class EngineThread:
         self._close_engine()
 
     def _close_engine(self) -> BaseException | None:
-        """Close the engine; returns what it raises, an engine in pieces for example."""
+        """Close the engine; returns the error if it cannot be closed."""
         try:
             self._engine.close()
         except Exception as error:
@@ -144,7 +144,7 @@ class EngineThread:
         return None
 
     def check_process(self) -> None:
-        """Raise `RequestError` in a forked child, where nothing would ever answer."""
+        """Raise `RequestError` in a forked child, which does not have the engine's thread."""
         if self.is_elsewhere:
             raise RequestError(
                 "an LLM works only in the process that made it",
@@ -161,20 +161,20 @@ class EngineThread:
                 f"{what} on the engine's own thread", got="a detector that uses its own LLM", fix="do it in a tool"
             )
 
-    def _give_up(self, request_ids: Iterable[str], silent: bool) -> None:
+    def _abort(self, request_ids: Iterable[str], silent: bool) -> None:
         for request_id in request_ids:
             if request_id in self._sinks:
                 if silent:
-                    self._sinks[request_id] = _nobody
+                    self._sinks[request_id] = _ignore
                 self._engine.abort(request_id)
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._engine.settled:  # else it has contexts to move while nobody is served
+                if self._engine.quiescent:  # else it still moves pages of retained contexts
                     self._changed.wait_for(self._is_needed, LINGER_S)
                 questions, self._questions = self._questions, []
-                if not questions and (self._failure or (not self._sinks and (self._engine.settled or self._closed))):
+                if not questions and (self._failure or (not self._sinks and (self._engine.quiescent or self._closed))):
                     self._thread = None
                     return
             for question, answer in questions:
@@ -183,29 +183,29 @@ class EngineThread:
                 continue
             try:
                 events = self._engine.step()
-                self._told(events)
-            except BaseException as error:  # the engine has lost its requests; whoever waits for them is told why
+                self._observe(events)
+            except BaseException as error:  # the engine has lost its requests: their sinks receive the error
                 self._fail(error)
             else:
                 self._deliver(events)
 
     def _is_needed(self) -> bool:
-        """Whether the thread has to do something, be it to end."""
+        """Whether the thread has work, or has to end."""
         return bool(self._sinks or self._closed or self._questions or self._failure)
 
     def _deliver(self, events: list[Event]) -> None:
         with self._lock:
-            told = [
-                (self._sinks.pop(event.request_id, _nobody), event)
+            deliveries = [
+                (self._sinks.pop(event.request_id, _ignore), event)
                 if isinstance(event, Finished)
-                else (self._sinks.get(event.request_id, _nobody), event)
+                else (self._sinks.get(event.request_id, _ignore), event)
                 for event in events
             ]
-        for sink, event in told:
-            self._tell(sink, event)
+        for sink, event in deliveries:
+            self._call_sink(sink, event)
 
     def _fail(self, error: BaseException) -> None:
-        """The engine raised: all requests are lost. It goes on only after an interrupt that it has recovered from."""
+        """A step raised: all requests are lost. The thread goes on only if the engine has recovered from an interrupt."""
         log.error("the engine failed; its requests are lost", exc_info=error)
         worse = self._close_engine()
         cause = self._engine.failure or (error if isinstance(error, Exception) else worse)
@@ -213,25 +213,25 @@ class EngineThread:
             self._failure = cause
             lost, self._sinks = self._sinks, {}
         for sink in {id(sink): sink for sink in lost.values()}.values():
-            self._tell(sink, cause or error)
+            self._call_sink(sink, cause or error)
 
-    def _tell(self, sink: Sink, event: Event | BaseException) -> None:
-        """A sink that raises has gone, an event loop that was closed for example: its requests are given up."""
+    def _call_sink(self, sink: Sink, event: Event | BaseException) -> None:
+        """Pass an event to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""
         try:
             sink(event)
         except Exception as error:
-            log.warning("nobody takes the events of a request any more, it is given up: %s", error)
+            log.warning("the sink of a request failed, and its requests are aborted: %s", error)
             with self._lock:
-                self._give_up([name for name, other in self._sinks.items() if other is sink], silent=True)
+                self._abort([name for name, other in self._sinks.items() if other is sink], silent=True)
 
 
-def _nobody(event: Event | BaseException) -> None:
-    """The sink of a request that nobody listens to."""
+def _ignore(event: Event | BaseException) -> None:
+    """The sink of a discarded request."""
 
 
 def _answer(question: Callable[[], Any], answer: Future[Any]) -> None:
     if answer.set_running_or_notify_cancel():
         try:
             answer.set_result(question())
-        except Exception as error:  # it is told to whoever asked
+        except Exception as error:  # the caller receives it
             answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""A request's KV, as an ordered list of pages. Knows the pages, not the tokens and not where requests stand."""
+"""A request's KV as an ordered list of pages. Knows no tokens and no states of requests."""
 
 from typing import NamedTuple
 
@@ -23,8 +23,14 @@ class Context:
         self.ready = 0
 
 
-class Found(NamedTuple):
-    """Tokens of a context that is about to run: readable on the device, to be fetched from the host, to be recomputed."""
+class ContextResidency(NamedTuple):
+    """Tokens of a context by place, when its sequence starts to run.
+
+    Attributes:
+        device: readable on the device.
+        host: only on the host, to be fetched.
+        missing: at neither place, to be recomputed.
+    """
 
     device: int
     host: int

@@ -1,4 +1,4 @@
-"""The only door to pages: what contexts consist of, who uses which page, what can be computed. Decides nothing: policies do.
+"""The scheduler's interface to pages: the contexts, their references, what can be computed next. Policies decide, not it.
 
 A running context holds references on its pages, a paused one evictable references; where the pages are is the `PageStore`'s.
 """
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from jinfercept.kv.context import Context, Found
+from jinfercept.kv.context import Context, ContextResidency
 from jinfercept.kv.page import Page, Residency, chain_digest, root_digest
 from jinfercept.kv.store import PageStore
 
@@ -20,9 +20,9 @@ class KVManager:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
-        identity: what the KV depends on besides the tokens (model, dtype): contexts of different identity share nothing.
-        prefix_caching: keep full pages of finished requests until their slots are wanted.
-        most_moved_pages: that one plan may carry over the host link, both ways together; None: any number.
+        identity: of the model and the dtype, which KV depends on besides the tokens; different identities share no pages.
+        prefix_caching: keep full pages of finished requests until their slots are needed.
+        most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class KVManager:
         return Context(root_digest(self._identity, self.page_size, salt))
 
     def refresh(self, context: Context, tokens: Sequence[int]) -> None:
-        """Adopt whatever others have computed: for missing pages, and for full pages of `tokens` beyond the context's end.
+        """Share the indexed pages of other contexts: for missing pages, and for full pages of `tokens` beyond the last page.
 
-        The page of the last token is never adopted whole: somebody has to compute that token's logits.
+        The page that ends with the last token is left out: the logits of that token have to be computed.
         """
         assert not context.held
         num_full = (len(tokens) - 1) // self.page_size
@@ -69,11 +69,12 @@ class KVManager:
                 context.pages.append(found)
             self.store.count(found, evictable_refs=1)
 
-    def names(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
-        """The names that the full pages of these tokens have or would have, first page first.
+    def digests(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
+        """The chained digests of the full pages of these tokens, first page first, whether the pages exist or not.
 
         Args:
-            context: of which they are the tokens, all accepted.
+            context: its chain is extended to these tokens.
+            tokens: of the context, all accepted.
         """
         self._extend_chain(context, tokens, len(tokens) // self.page_size)
         return context.chain
@@ -95,7 +96,7 @@ class KVManager:
             self.store.count(page, refs=-1, evictable_refs=1)
 
     def close(self, context: Context) -> None:
-        """The sequence is gone: give everything back, children before parents."""
+        """The sequence is finished: give its references back, children before parents."""
         for page in reversed(context.pages):
             if context.held:
                 self.store.count(page, refs=-1)
@@ -105,21 +106,21 @@ class KVManager:
         context.held = False
 
     def cut(self, context: Context, num_tokens: int) -> None:
-        """The sequence keeps its first `num_tokens` tokens and has others behind them: give back the pages of the rest."""
+        """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
         size = self.page_size
         num_retained = num_tokens // size
         if num_retained < len(context.pages):
             page = context.pages[num_retained]
             if num_retained * size + max(page.filled, page.host_filled) <= num_tokens and page.digest is None:
-                num_retained += 1  # its tail, which ends before the others begin
+                num_retained += 1  # the private tail page, whose tokens all stay
         for page in reversed(context.pages[num_retained:]):
             self.store.count(page, evictable_refs=-1)
         del context.pages[num_retained:]
         del context.chain[num_tokens // size :]
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
-        """Name the pages that are full, computed and accepted, so that others can share them.
+        """Index the pages that are full, computed and accepted, so that other contexts can share them.
 
         Args:
             tokens: every accepted token of the sequence.
@@ -130,12 +131,12 @@ class KVManager:
         num_full = min(num_full, len(context.pages))
         self._extend_chain(context, tokens, num_full)
         for index in range(first, num_full):
-            self._name(context, index)
+            self._index(context, index)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
     def advance(self, context: Context) -> None:
-        """Move `ready` over pages that can be read now."""
+        """Move `ready` forward over the pages that are readable now."""
         size, pages = self.page_size, context.pages
         while (index := context.ready // size) < len(pages):
             page = pages[index]
@@ -145,10 +146,10 @@ class KVManager:
             context.ready = end
 
     def gap_end(self, context: Context, limit: int) -> int:
-        """Where the run of tokens to be computed from `ready` on ends: at a page that is, or can be brought, there.
+        """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
 
         Args:
-            limit: number of tokens of the sequence.
+            limit: tokens of the sequence.
         """
         size = self.page_size
         index = context.ready // size
@@ -167,7 +168,7 @@ class KVManager:
         return index >= len(context.pages) or context.pages[index].device is None
 
     def give_slot(self, context: Context, position: int) -> None:
-        """Put a free device slot under the token at `position`. There must be one; earlier pages must exist."""
+        """Give the page of the token at `position` a free device slot. There must be one; earlier pages must exist."""
         index = position // self.page_size
         assert context.held
         if index == len(context.pages):
@@ -177,7 +178,7 @@ class KVManager:
         self.store.place(context.pages[index])
 
     def append(self, context: Context) -> bool:
-        """Note that the plan computes the token at `ready`, if its page is there and nothing else follows from it."""
+        """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it."""
         index, offset = divmod(context.ready, self.page_size)
         if index >= len(context.pages):
             return False
@@ -187,12 +188,12 @@ class KVManager:
         page.filled = offset + 1
         context.ready += 1
         if page.filled == self.page_size:
-            self.store.fills(page)
-            self._name(context, index)
+            self.store.fill(page)
+            self._index(context, index)
         return True
 
     def computed(self, context: Context, start: int, end: int) -> None:
-        """The plan computes the tokens `start … end - 1`: note it, and forget host copies that are now too short."""
+        """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
         for index in range(start // size, (end - 1) // size + 1):
             page = context.pages[index]
@@ -203,8 +204,8 @@ class KVManager:
                 if page.host is not None and page.host_filled < filled:
                     self.store.drop_host(page)
                 if filled == size:
-                    self.store.fills(page)
-                    self._name(context, index)
+                    self.store.fill(page)
+                    self._index(context, index)
         if start <= context.ready:
             context.ready = max(context.ready, end)
         self.advance(context)
@@ -215,11 +216,15 @@ class KVManager:
         """Pages of the context that have no device slot."""
         return sum(page.device is None for page in context.pages)
 
-    def survey(self, context: Context, num_tokens: int) -> Found:
-        """Where the KV of the context's first `num_tokens` tokens, all computed once, is now."""
+    def survey(self, context: Context, num_tokens: int) -> ContextResidency:
+        """The context's tokens by place.
+
+        Args:
+            num_tokens: leading tokens that were ever computed.
+        """
         device = sum(page.filled for page in context.pages if page.device is not None)
         host = sum(page.host_filled for page in context.pages if page.device is None)
-        return Found(device, host, max(0, num_tokens - device - host))
+        return ContextResidency(device, host, max(0, num_tokens - device - host))
 
     def host_only(self, context: Context) -> Iterator[Page]:
         """The pages that can be fetched now, first token first."""
@@ -228,7 +233,7 @@ class KVManager:
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def check(self, contexts: Sequence[Context]) -> None:
-        """Assert that pages, references, slots and names agree; `contexts` are all open ones."""
+        """Assert that pages, references, slots and digests agree; `contexts` are all open ones."""
         refs: Counter[Page] = Counter()
         evictable_refs: Counter[Page] = Counter()
         for context in contexts:
@@ -241,8 +246,8 @@ class KVManager:
             parent = context.chain[-1] if context.chain else context.root
             context.chain.append(chain_digest(parent, tokens[index * size : (index + 1) * size]))
 
-    def _name(self, context: Context, index: int) -> None:
-        """Name a page once it is full, computed and its tokens are accepted (that is: in the chain)."""
+    def _index(self, context: Context, index: int) -> None:
+        """Index a page if it is full, computed, and its tokens are accepted, that is, in the chain."""
         page = context.pages[index]
         if index < len(context.chain) and self.page_size in (page.filled, page.host_filled):
-            self.store.name(page, context.chain[index])
+            self.store.index(page, context.chain[index])

@@ -27,10 +27,16 @@ class Residency(Enum):
 
 
 class Page:
-    """One page; mutable, owned by the `KVManager`, to be read by everybody else.
+    """One page; mutable. Only the `KVManager` and its `PageStore` write to it.
 
-    `refs` counts running contexts that use the page (it may not move), `evictable_refs` contexts that wait or are
-    intercepted (it may be evicted). `filled` and `host_filled` are the tokens whose KV is valid at either place.
+    Attributes:
+        digest: of the page's tokens and all tokens before them, once the page is full and its tokens are accepted.
+        refs: contexts of running sequences that have the page; it may not be evicted.
+        evictable_refs: contexts of waiting and intercepted sequences that have it; it may be evicted.
+        device, host: its slots; None where it has none.
+        filled, host_filled: tokens whose KV is valid on the device, and on the host.
+        fetching: the plan being built fetches it; readable from the next plan on.
+        offloading: the plan being built copies it to the host; it can be fetched from the next plan on.
     """
 
     __slots__ = (
@@ -53,8 +59,8 @@ class Page:
         self.filled = 0
         self.host: int | None = None
         self.host_filled = 0
-        self.fetching = False  # fetched by the plan being made: readable from the next one on
-        self.offloading = False  # copied out by the plan being made: can be fetched from the next one on
+        self.fetching = False
+        self.offloading = False
 
     @property
     def residency(self) -> Residency:

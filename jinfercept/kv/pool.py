@@ -1,10 +1,10 @@
-"""Slots of one memory, numbered and handed out. Knows neither pages nor what a slot holds."""
+"""The free slots of one memory, by number. Knows no pages."""
 
 from collections.abc import Iterable
 
 
 class SlotPool:
-    """Slots `first … first + size - 1`; those never used yet are only counted, so that a large pool costs nothing.
+    """Slots `first … first + size - 1`. Slots that were never taken are only counted, so that a large pool costs nothing.
 
     Args:
         size: number of slots; may be 0.
@@ -19,10 +19,11 @@ class SlotPool:
 
     @property
     def num_free(self) -> int:
+        """Free slots."""
         return self._first + self.size - self._untouched + len(self._returned)
 
     def take(self) -> int:
-        """A free slot. There must be one."""
+        """Take a free slot. There must be one."""
         if self._returned:
             return self._returned.pop()
         assert self.num_free
@@ -30,7 +31,7 @@ class SlotPool:
         return self._untouched - 1
 
     def give(self, slot: int) -> None:
-        """Take a slot back."""
+        """Free a slot."""
         self._returned.append(slot)
 
     def check(self, used: Iterable[int]) -> None:

@@ -1,8 +1,15 @@
-"""Where every page is: its slots, the list that it is on, and the copies that are on their way. Knows pages, not contexts.
+"""The slots of every page, the lists of pages that may be evicted, and the copies in flight. Knows no contexts.
 
-Device slots are free, used (a running context references the page), paused (only contexts that do not run have references on
-it, evictable ones) or cached (a finished prefix, of no context). Used pages stay; paused and cached ones may be evicted at any
-time. Host slots are free or hold a copy; a copy is spare when no paused context needs it.
+    ======  ================================  ========================
+    kind    references to a page on a slot    eviction
+    ======  ================================  ========================
+    used    of running contexts               never
+    paused  evictable ones only               by the policy
+    cached  none: a finished prefix           least recently used first
+    ======  ================================  ========================
+
+A device slot that holds no page is free. A host slot is free or holds a copy, which is reclaimable while no paused context
+depends on it.
 
 All changes are made while a plan is built, between `begin` and the end of the plan; the runner executes a plan as
 fetch, drop, offload, compute, scatter, which is what allows a device slot to be reused inside the plan that offloads it.
@@ -17,7 +24,7 @@ from jinfercept.kv.pool import SlotPool
 
 
 class PageCopy(NamedTuple):
-    """One page on its way between the memories, in either direction."""
+    """One page to copy between the memories, in either direction."""
 
     device_slot: int
     host_slot: int
@@ -41,7 +48,7 @@ class PageStore:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
-        prefix_caching: keep full pages that nobody needs until their slots are wanted.
+        prefix_caching: keep full pages without references until their slots are needed.
     """
 
     def __init__(self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool) -> None:
@@ -49,19 +56,21 @@ class PageStore:
         self._prefix_caching = prefix_caching
         self._device = SlotPool(num_device_pages, first=1)
         self._host = SlotPool(num_host_pages)
-        self._index: dict[bytes, Page] = {}
+        self._by_digest: dict[bytes, Page] = {}
         self._paused: OrderedDict[Page, None] = OrderedDict()  # on the device, of paused contexts only
         self._paused_clean: set[Page] = set()  # those of them that are clean
         self._cached: OrderedDict[Page, None] = OrderedDict()  # on the device, of no context; least recently used first
-        self._spare: OrderedDict[Page, None] = OrderedDict()  # host copies that no paused context counts on
+        self._reclaimable: OrderedDict[Page, None] = (
+            OrderedDict()
+        )  # with a host copy on which no paused context depends
         self._fetching: list[Page] = []
-        self._filling: set[Page] = set()  # referenced, and full only after this plan's compute
+        self._filling: set[Page] = set()  # with references, and full only after this plan's compute
         self._offloading: dict[int, Page] = {}  # by host slot
-        self._dropped: list[int] = []
-        self._late_drops: list[int] = []  # host and device slots that this plan still fills: free from the next one on
-        self._late_slots: list[int] = []
+        self._dropped: list[int] = []  # free host slots whose arrays the runner still has
+        self._late_drops: list[int] = []  # host slots that this plan still fills: free from the next plan on
+        self._late_slots: list[int] = []  # device slots, likewise
 
-    # -- what there is ---------------------------------------------------------------------------------------------
+    # -- numbers of slots ------------------------------------------------------------------------------------------
 
     @property
     def num_free(self) -> int:
@@ -70,26 +79,27 @@ class PageStore:
 
     @property
     def num_cached(self) -> int:
-        """Device slots of finished prefixes: to be had with `evict_cached`."""
+        """Device slots of finished prefixes, which `evict_cached` frees."""
         return len(self._cached)
 
     @property
     def num_paused(self) -> int:
-        """Device slots that only paused contexts count on: a policy decides which of them go."""
+        """Device slots of paused pages, which the policy evicts."""
         return len(self._paused)
 
     @property
     def num_paused_clean(self) -> int:
-        """Those of them that the host has a copy of."""
+        """Device slots of paused pages that are clean."""
         return len(self._paused_clean)
 
     @property
     def num_host_free(self) -> int:
-        """Host slots to be had without loss to a paused context."""
-        return self._host.num_free + len(self._spare)
+        """Host slots that are free or hold a reclaimable copy."""
+        return self._host.num_free + len(self._reclaimable)
 
     @property
     def num_host_pages(self) -> int:
+        """Host slots."""
         return self._host.size
 
     def occupancy(self) -> Occupancy:
@@ -99,12 +109,13 @@ class PageStore:
 
     @property
     def num_host_used(self) -> int:
+        """Host slots that hold a copy."""
         return self._host.size - self._host.num_free
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a plan: what the last one fetched can be read, what it copied out can be fetched."""
+        """Start a plan: pages that the last one fetched are readable, pages that it offloaded can be fetched."""
         for page in self._fetching:
             page.fetching = False
         self._fetching.clear()
@@ -113,7 +124,7 @@ class PageStore:
         self._offloading.clear()
         for page in arrived:
             page.offloading = False
-            self._file(page)
+            self._update_lists(page)
         for slot in self._late_drops:
             self._dropped.append(slot)
             self._host.give(slot)
@@ -128,38 +139,38 @@ class PageStore:
         self._dropped.clear()
         return dropped
 
-    # -- names and users -------------------------------------------------------------------------------------------
+    # -- digests and references -----------------------------------------------------------------------------------
 
     def find(self, digest: bytes) -> Page | None:
-        """The page of this name."""
-        return self._index.get(digest)
+        """The indexed page of this digest."""
+        return self._by_digest.get(digest)
 
-    def name(self, page: Page, digest: bytes) -> None:
-        """Index a full page under the chain of its tokens, unless another one has that name."""
+    def index(self, page: Page, digest: bytes) -> None:
+        """Give a full page its digest, and index it unless another page has the same one."""
         page.digest = digest
-        self._index.setdefault(digest, page)
+        self._by_digest.setdefault(digest, page)
 
     def count(self, page: Page, refs: int = 0, evictable_refs: int = 0) -> None:
-        """Change who uses the page and who waits for it, and everything that follows from that."""
+        """Add to the page's references; one that has none left is cached or freed."""
         page.refs += refs
         page.evictable_refs += evictable_refs
-        self._file(page)
+        self._update_lists(page)
 
     def place(self, page: Page) -> None:
-        """Put a free device slot under a page that is used; there must be one."""
+        """Give a page with references a free device slot. There must be one."""
         assert page.refs
         assert page.device is None
         page.device, page.filled = self._device.take(), 0
-        self._file(page)
+        self._update_lists(page)
 
-    def fills(self, page: Page) -> None:
-        """This plan's compute makes the page full: it can be copied from the next plan on."""
+    def fill(self, page: Page) -> None:
+        """Note that this plan's compute fills the page: it can be offloaded from the next plan on."""
         self._filling.add(page)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def fetch(self, page: Page) -> PageCopy:
-        """Bring a host page to a free device slot (there must be one); readable from the next plan on."""
+        """Copy a host page to a free device slot. There must be one. The page is readable from the next plan on."""
         assert page.host is not None
         assert not page.offloading
         host = page.host
@@ -171,35 +182,35 @@ class PageStore:
         return PageCopy(page.device, host)
 
     def can_offload(self, page: Page) -> bool:
-        """Whether a copy to the host would make sense: the page is dirty and will not change any more."""
+        """Whether the page can be copied to the host: it is dirty, and no plan in flight changes it."""
         changes = page.refs > 0 and (page.filled < self.page_size or page in self._filling)
         return not changes and not page.fetching and page.residency is Residency.DIRTY
 
     def offload(self, page: Page) -> PageCopy | None:
-        """Copy a page to the host; None if it may not be (`can_offload`), or no host slot is to be had without loss."""
+        """Copy a page to the host; None if it cannot be (`can_offload`), or no host slot is free or reclaimable."""
         if not self.can_offload(page) or not self.num_host_free:
             return None
         if not self._host.num_free:
-            self.drop_host(next(iter(self._spare)))
+            self.drop_host(next(iter(self._reclaimable)))
         assert page.device is not None
         page.host, page.host_filled, page.offloading = self._host.take(), page.filled, True
         self._offloading[page.host] = page
-        self._file(page)
+        self._update_lists(page)
         return PageCopy(page.device, page.host)
 
     def drop_device(self, page: Page) -> bool:
-        """Free the device slot of a page; False if it is in use, on its way in, or not there."""
+        """Free the device slot of a page; False if the page is used, being fetched, or not on the device."""
         if page.refs or page.fetching or page.device is None:
             return False
         self._device.give(page.device)
         page.device, page.filled = None, 0
-        self._file(page)
+        self._update_lists(page)
         return True
 
     def drop_host(self, page: Page) -> None:
         """Free the host copy of a page."""
         self._free_host(page)
-        self._file(page)
+        self._update_lists(page)
 
     def evict_cached(self) -> bool:
         """Free one device slot of the least recently used finished prefix; False if there is none."""
@@ -208,25 +219,25 @@ class PageStore:
         return self.drop_device(next(iter(self._cached)))
 
     def evict_paused(self) -> bool:
-        """Free the device slot of the page that has been paused for longest; False if there is none to be had."""
+        """Free the device slot of the page that was paused first; False if no paused page can be evicted."""
         return any(self.drop_device(page) for page in list(self._paused))
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def check(self, refs: Mapping[Page, int], evictable_refs: Mapping[Page, int]) -> None:
-        """Assert that counts, slots, lists and index agree with how many contexts use a page and how many wait for it."""
-        pages = {*refs, *evictable_refs, *self._cached, *self._spare, *self._index.values()}
+        """Assert that counts, slots, lists and index agree with the references of the contexts."""
+        pages = {*refs, *evictable_refs, *self._cached, *self._reclaimable, *self._by_digest.values()}
         for page in pages:
             assert page.host is None or page.device is None or page.host_filled == page.filled, f"stale copy: {page}"
             assert page.refs == refs.get(page, 0), f"references of {page}: {refs.get(page, 0)} contexts use it"
             assert page.evictable_refs == evictable_refs.get(page, 0), f"evictable references of {page}"
-            assert page.refs + page.evictable_refs > 0 or page.digest, f"nobody knows {page}"
+            assert page.refs + page.evictable_refs > 0 or page.digest, f"lost: {page}"
             assert (page.device is None) == (page.filled == 0) or page.refs, f"an empty slot: {page}"
             assert (page in self._cached) == (page.device is not None and not page.refs and not page.evictable_refs)
             assert (page in self._paused) == (page.device is not None and not page.refs and page.evictable_refs > 0)
             assert (page in self._paused_clean) == (page in self._paused and page.residency is Residency.CLEAN)
-            assert (page in self._spare) == self._is_spare(page), f"spare or not: {page}"
-            indexed = page.digest is not None and self._index.get(page.digest) is page
+            assert (page in self._reclaimable) == self._is_reclaimable(page), f"reclaimable or not: {page}"
+            indexed = page.digest is not None and self._by_digest.get(page.digest) is page
             assert not indexed or page.residency is not Residency.MISSING, f"indexed and missing: {page}"
         self._device.check([*(page.device for page in pages if page.device is not None), *self._late_slots])
         self._host.check([*(page.host for page in pages if page.host is not None), *self._late_drops])
@@ -236,28 +247,28 @@ class PageStore:
         assert sum(occupancy[:4]) == occupancy.total
 
     def clear(self) -> None:
-        """Forget every finished prefix, on the device and on the host (the weights changed, or the arrays were lost)."""
-        for page in [*self._cached, *self._spare]:
+        """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
+        for page in [*self._cached, *self._reclaimable]:
             if not page.refs and not page.evictable_refs:
                 self.drop_device(page)
                 if page.host is not None:
                     self.drop_host(page)
 
-    def _is_spare(self, page: Page) -> bool:
+    def _is_reclaimable(self, page: Page) -> bool:
         if page.host is None or page.offloading:
             return False
         return page.device is not None if page.refs else not page.evictable_refs
 
-    def _worth_keeping(self, page: Page) -> bool:
+    def _is_cacheable(self, page: Page) -> bool:
         full = self.page_size in (page.filled, page.host_filled)
-        return self._prefix_caching and full and page.digest is not None and self._index.get(page.digest) is page
+        return self._prefix_caching and full and page.digest is not None and self._by_digest.get(page.digest) is page
 
-    def _file(self, page: Page) -> None:
-        """Put the page on the lists where it belongs now, or free it if nobody needs it."""
-        if page.digest is not None and page.residency is Residency.MISSING and self._index.get(page.digest) is page:
-            del self._index[page.digest]
-        if not page.refs and not page.evictable_refs and not self._worth_keeping(page):
-            self._forget(page)
+    def _update_lists(self, page: Page) -> None:
+        """Update the lists after a change of the page, and free it if it has no reference and is not worth caching."""
+        if page.digest is not None and page.residency is Residency.MISSING and self._by_digest.get(page.digest) is page:
+            del self._by_digest[page.digest]
+        if not page.refs and not page.evictable_refs and not self._is_cacheable(page):
+            self._free(page)
         here = None
         if page.device is not None and not page.refs:
             here = self._paused if page.evictable_refs else self._cached
@@ -270,12 +281,12 @@ class PageStore:
             self._paused_clean.add(page)
         else:
             self._paused_clean.discard(page)
-        if self._is_spare(page):
-            self._spare.setdefault(page)
+        if self._is_reclaimable(page):
+            self._reclaimable.setdefault(page)
         else:
-            self._spare.pop(page, None)
+            self._reclaimable.pop(page, None)
 
-    def _forget(self, page: Page) -> None:
+    def _free(self, page: Page) -> None:
         if page.device is not None:
             if page.fetching:
                 page.fetching = False
@@ -286,11 +297,11 @@ class PageStore:
             page.device, page.filled = None, 0
         if page.host is not None:
             self._free_host(page)
-        if page.digest is not None and self._index.get(page.digest) is page:
-            del self._index[page.digest]
+        if page.digest is not None and self._by_digest.get(page.digest) is page:
+            del self._by_digest[page.digest]
 
     def _free_host(self, page: Page) -> None:
-        """Give the host slot back: at once, or after this plan if this plan fills it."""
+        """Free the host slot: at once, or after this plan if this plan fills it."""
         assert page.host is not None
         if page.offloading:
             page.offloading = False

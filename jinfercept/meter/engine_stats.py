@@ -19,7 +19,7 @@ from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.request import RequestOutput
 from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence, State
@@ -174,7 +174,7 @@ class EngineStats:
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def planned(self, planned: Planned, result: StepResult) -> None:
+    def planned(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived (the engine's `observe` hook)."""
         counts, plan, now = self.counts, planned.plan, self.now()
         step_s = self._ledger.step(planned, result, now).total_s
@@ -240,13 +240,13 @@ class EngineStats:
         """Where the contexts of the interceptions that ended before this plan were when they ran again."""
         for sequence, pause in self._entered:
             if pause is not None:
-                tool, found = self.interceptions.counts(pause), sequence.found
+                tool, found = self.interceptions.counts(pause), sequence.residency
                 tool.kept += found.device
                 tool.copied_in += found.host
                 tool.recomputed += found.missing
         self._entered.clear()
 
-    def _count_tokens(self, planned: Planned, now: float) -> None:
+    def _count_tokens(self, planned: PlannedStep, now: float) -> None:
         """The sampled tokens, and the seconds since each sequence's last one."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
         for sequence, epoch in planned.sampled:

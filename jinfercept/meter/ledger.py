@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sequence import Sequence
 
 
@@ -56,7 +56,7 @@ class StepTimer:
     def __init__(self, prices: Prices, now: float) -> None:
         self._prices, self._last_s = prices, now
 
-    def divide(self, planned: Planned, result: StepResult, now: float) -> StepSeconds:
+    def divide(self, planned: PlannedStep, result: StepResult, now: float) -> StepSeconds:
         """The seconds of a step whose result arrives now."""
         total_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
@@ -96,7 +96,7 @@ class Ledger:
         self._timer = StepTimer(prices, now)
         self._settled_s, self._num_paused = now, kv.store.num_paused
 
-    def step(self, planned: Planned, result: StepResult, now: float) -> StepSeconds:
+    def step(self, planned: PlannedStep, result: StepResult, now: float) -> StepSeconds:
         """Add a step whose result arrives now; returns its seconds."""
         seconds = self._timer.divide(planned, result, now)
         self._hold(max(self._settled_s, now - seconds.total_s), self._num_paused)  # until its plan moved pages

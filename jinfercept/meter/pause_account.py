@@ -5,7 +5,7 @@ In token·seconds of device memory, comparable with the waste equations. Only to
 
 from typing import NamedTuple
 
-from jinfercept.kv.context import Context, Found
+from jinfercept.kv.context import Context, ContextResidency
 from jinfercept.kv.page import Page
 from jinfercept.meter.forecast import Forecast
 from jinfercept.sched.sequence import Sequence
@@ -93,7 +93,7 @@ class PauseAccount:
         self.untouched = True  # nothing was done to it
         self.returned_s: float | None = None
         self.call_s: float | None = None  # how long its last call lasted, if all ended by themselves
-        self.found: Found | None = None  # where its context was when it ran again
+        self.found: ContextResidency | None = None  # where its context was when it ran again
         self.prediction: Prediction | None = None
         self.forecasts: list[Forecast] = []
 
@@ -167,7 +167,7 @@ def own_tokens(context: Context) -> int:
     return sum([page.filled for page in context.pages if page.refs + page.evictable_refs == 1])
 
 
-def residency(sequence: Sequence) -> Found:
+def residency(sequence: Sequence) -> ContextResidency:
     """The computed tokens of a sequence, by place: device, host, missing."""
     device = host = 0
     for page in sequence.context.pages:
@@ -175,4 +175,4 @@ def residency(sequence: Sequence) -> Found:
             device += page.filled
         else:
             host += page.host_filled
-    return Found(device, host, max(0, sequence.max_computed - device - host))
+    return ContextResidency(device, host, max(0, sequence.max_computed - device - host))

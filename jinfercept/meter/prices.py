@@ -4,7 +4,7 @@ from typing import NamedTuple, final
 
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 
 
 class Price(NamedTuple):
@@ -38,7 +38,7 @@ class Prices:
         """Seconds that the plan's step waits for its transfers; all of their seconds if it computes nothing."""
         return self._stall_s(plan, 0.0 if self._synchronous else self._compute_s(plan))
 
-    def recompute_s(self, planned: Planned) -> float:
+    def recompute_s(self, planned: PlannedStep) -> float:
         """Seconds by which recomputed tokens lengthen the plan's compute.
 
         The growth `T_fwd(n) - T_fwd(n - recomputed)` over a step that computes only the other query tokens. Without other query

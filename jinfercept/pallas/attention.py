@@ -1,4 +1,4 @@
-"""The one place where an implementation of paged attention is chosen: a new kernel is a file and its entries here.
+"""Chooses the implementation of paged attention: a new kernel is a file, and an entry in the tables here.
 
 Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
 tested against `paged_attention_reference`.
@@ -25,7 +25,7 @@ from jinfercept.pallas.triton_attention import (
 
 
 def _mosaic() -> ModuleType:
-    """The module with the kernel for Hopper, which takes half a second to import and which few ask for."""
+    """The module with the kernel for Hopper, imported on demand: the import takes half a second."""
     from jinfercept.pallas import mosaic_attention
 
     return mosaic_attention
@@ -37,8 +37,8 @@ IMPLEMENTATIONS = {
     "triton": paged_attention_triton,
     "mosaic": lambda q, pages, batch: _mosaic().paged_attention_mosaic(q, pages, batch),
 }
-SCHEDULES = {"triton": schedule_work, "mosaic": lambda batch, heads: _mosaic().deal_out_mosaic(batch, heads)}
-"""What deals out a step's work once for all layers, where an implementation has such a thing."""
+SCHEDULES = {"triton": schedule_work, "mosaic": lambda batch, heads: _mosaic().schedule_mosaic(batch, heads)}
+"""Work schedules of the implementations that have them, made once per step for all layers."""
 
 
 def paged_attention(
@@ -50,11 +50,11 @@ def paged_attention(
         q: queries, unscaled; H is a multiple of the pages' K.
         pages: one layer's pages.
         batch: the ragged rows; see `Batch`.
-        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend. Who
-            compiles for a device that is not here names it.
+        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
+            Code that is compiled for another device has to name one.
 
     Raises:
-        ValueError: the implementation is unknown, or has nothing for these shapes.
+        ValueError: the implementation is unknown, or does not support these shapes.
     """
     if implementation == "auto":
         implementation = _best(q.dtype, pages.dtype, q.shape[2])
@@ -65,22 +65,22 @@ def paged_attention(
 
 
 def prepare(batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str = "auto") -> Batch:
-    """The batch with what its attention can share between layers, if that is worth it.
+    """The batch with its work schedules, if the implementation has them.
 
     Args:
         batch: of one step.
         heads: of the model.
         dtype: of queries and pages.
-        implementation: as `paged_attention` will be told.
+        implementation: as for `paged_attention`.
     """
     if implementation == "auto":
         implementation = _best(dtype, dtype, heads.head_dim)
-    dealer = SCHEDULES.get(implementation)
-    return batch if dealer is None else batch._replace(work=dealer(batch, heads))
+    schedule = SCHEDULES.get(implementation)
+    return batch if schedule is None else batch._replace(work=schedule(batch, heads))
 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:
-    """The implementations, but the reference, that have something for these shapes on JAX's default backend."""
+    """The implementations that support these shapes on JAX's default backend, without the reference."""
     best = _best(q, pages, head_dim)
     hopper = jax.default_backend() == "gpu" and compute_capability() == HOPPER
     also = hopper and _mosaic().is_supported(q, pages, head_dim, page_size)

@@ -1,9 +1,9 @@
-"""Paged attention for CPUs, in plain XLA: online softmax over tiles of pages, summed in float32 whatever the pages hold.
+"""Paged attention for CPUs, in plain XLA: online softmax over tiles of pages, with sums in float32.
 
 The executable depends on static shapes only; the work depends on the batch, through the trip counts of three loops:
 over tiles of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the
 longest context that the tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row.
-Long chunks and long contexts take wide tiles, what is left takes narrow ones.
+Long chunks and long contexts take wide tiles, their remainders narrow ones.
 
 A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a
 slice of it; `benchmarks/kv_layout.py` compares that with other orders and formulations. A chunk multiplies in the type of its
@@ -26,12 +26,12 @@ DECODE_ROWS = 8  # decode rows in a tile
 CHUNK_QUERIES = (64, 256)  # query tokens of one row in a tile, narrow and wide
 DECODE_CONTEXT = (64, 256)  # context tokens in a tile
 CHUNK_CONTEXT = (128, 256)
-NOTHING = -1  # the position of a query that sees nothing
+NOTHING = -1  # the position of a query that sees no context
 HIDDEN, LOWEST = -2e30, -1e30  # a masked score lies so far under any maximum that its weight is exactly 0
 
 
 class _Tiles(NamedTuple):
-    """How a tile of queries goes over its context: pages of its tiles, narrow and wide, and the type of the products."""
+    """Tiles of context for a tile of queries: pages of the narrow and of the wide ones, and the type of the products."""
 
     narrow: int
     wide: int
@@ -60,7 +60,7 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
     )
     num_used = batch.query_starts[-1]
 
-    # A tile writes zeros for the tokens behind its end: they belong to later tiles, which overwrite them, or to nobody.
+    # A tile writes zeros for the tokens beyond its end: later tiles overwrite them, or they are padding.
     def decode_tile(carry):
         start, out = carry
         is_decode = start + jnp.arange(tile_rows) < batch.num_decode

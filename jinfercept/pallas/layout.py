@@ -5,7 +5,7 @@ Letters, for the whole repository: `T` query tokens in the step, `S` sequences (
 `L` layers, `R` sampled rows.
 
 One layer's pages are one array `[N, B, 2, K, D]`: pages first, a token's key and value heads in one contiguous row, so that
-writing a token is one row and a page is one contiguous block. Page 0 is scratch: padding tokens write there, nobody reads it.
+writing a token is one row and a page is one contiguous block. Page 0 is scratch: padding tokens write there.
 `benchmarks/kv_layout.py` is the measurement behind the order.
 """
 
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     context_lens: Int[Array, "S"]  # tokens visible to the row's last query, itself included
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
     num_decode: Int[Array, ""]
-    work: tuple[Any, ...] = ()  # what an implementation of attention has made of all this, once for all layers
+    work: tuple[Any, ...] = ()  # work schedules of an implementation of attention, the same for all layers
 
 
 KVPages = Float[Array, "N B 2 K D"]
@@ -47,20 +47,7 @@ def kv_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -
 def write_kv(
     pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
 ) -> KVPages:
-    """Put every token's key and value where the batch says. In place when `pages` is donated."""
+    """Write every token's key and value to its place in the pages, `Batch.write_index`. In place if `pages` is donated."""
     page_size = pages.shape[1]
     rows = jnp.stack([key, value], axis=1).astype(pages.dtype)  # [T, 2, K, D]
     return pages.at[write_index // page_size, write_index % page_size].set(rows)
-
-
-def batch_shapes(num_tokens: int, num_rows: int, pages_per_row: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a bucket's `Batch`, by field, for compiling ahead of time; all are int32."""
-    return {
-        "tokens": (num_tokens,),
-        "positions": (num_tokens,),
-        "write_index": (num_tokens,),
-        "query_starts": (num_rows + 1,),
-        "context_lens": (num_rows,),
-        "page_tables": (num_rows, pages_per_row),
-        "num_decode": (),
-    }

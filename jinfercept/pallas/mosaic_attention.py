@@ -1,8 +1,8 @@
 """Paged attention for Hopper: chunks in Pallas' Mosaic GPU backend, decode rows by the Triton kernels.
 
-One block serves one KV head of one tile of queries, the heads of the group side by side, which are put together before it and
-taken apart after it: a tile is what TMA copies in one go. Sums are in float32. Its values are tested in interpret mode, and it
-compiles for H100 without spills; it was never timed, so that nobody gets it who does not ask for it.
+One block serves one KV head of one tile of queries, the heads of the group side by side. Tiles are gathered before the kernel
+and scattered after it, since TMA copies a tile in one piece. Sums are in float32. Its values are tested in interpret mode, and
+it compiles for H100 without spills. It was never timed, and therefore runs only where a user selects it.
 """
 
 import jax
@@ -19,7 +19,7 @@ from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
-LEAST_PAGE = 8  # tokens, of which a page has a multiple: the rows of a swizzled tile
+LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzled tile
 
 
 def paged_attention_mosaic(
@@ -45,14 +45,14 @@ def paged_attention_mosaic(
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
-    chunks, splits = batch.work or _deal_out(batch, heads, interpret)
+    chunks, splits = batch.work or _schedule(batch, heads, interpret)
     out = _attend_chunks(q, pages, batch, chunks, heads, interpret)
     return attend_decode_rows(q, pages, batch, splits, out, _tiles(heads, interpret).decode, interpret)
 
 
-def deal_out_mosaic(batch: Batch, heads: Heads) -> tuple[WorkSchedule, WorkSchedule]:
-    """The units of the chunks and of the decode rows, once for all layers of a step."""
-    return _deal_out(batch, heads, interpret=False)
+def schedule_mosaic(batch: Batch, heads: Heads) -> tuple[WorkSchedule, WorkSchedule]:
+    """The work schedules of the chunks and of the decode rows, the same for all layers of a step."""
+    return _schedule(batch, heads, interpret=False)
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
@@ -62,7 +62,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-def _deal_out(batch: Batch, heads: Heads, interpret: bool) -> tuple[WorkSchedule, WorkSchedule]:
+def _schedule(batch: Batch, heads: Heads, interpret: bool) -> tuple[WorkSchedule, WorkSchedule]:
     return schedule_work(batch, heads, _tiles(heads, interpret))
 
 
@@ -127,7 +127,7 @@ def _from_tiles(
     tile_queries: int,
     num_tokens: int,
 ) -> Float[Array, "T H D"]:
-    """The tokens of the chunks back in their places."""
+    """The tokens of the chunks, from tiles to their places in the batch."""
     token = jnp.arange(num_tokens)
     row = jnp.sum(batch.query_starts[1:-1] <= token[:, None], axis=1)
     skipped = token - batch.query_starts[row]

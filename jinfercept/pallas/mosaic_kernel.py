@@ -1,9 +1,9 @@
-"""The Mosaic kernel's inside: what the warpgroups of a block share, and what each of them does.
+"""The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
 One warpgroup fetches pages by TMA, as far ahead as there are buffers; two multiply by wgmma, each one half of the tile of
 queries, and keep the online softmax in registers. Interpret mode knows neither wgmma's operand in registers nor accumulators
-that outlive a step (jax 0.11.2): weights go through shared memory and sums are added up in registers, which a GPU may show to
-be the first to change.
+that outlive a step (jax 0.11.2). So weights go through shared memory and sums are added up in registers; both are the first
+things to change when the kernel is timed on a GPU.
 """
 
 from functools import partial
@@ -20,15 +20,15 @@ from jinfercept.pallas.triton_attention import Heads
 from jinfercept.pallas.triton_softmax import LOG2_E, LOWEST
 
 HALF = 64  # rows of a warpgroup: of one wgmma
-COMPUTING = 2  # warpgroups; the one behind them fetches
+COMPUTING = 2  # warpgroups that multiply; one more fetches
 ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
 TOKENS = 64  # of context per step
-STAGES = 4  # steps whose keys and values are on their way or in use
+STAGES = 4  # steps whose keys and values are being fetched or used
 COMPUTE_REGISTERS, FETCH_REGISTERS = 232, 40  # of a thread
 
 
 class Shared(NamedTuple):
-    """What the warpgroups of a block share; the barriers say what is there, and what may be overwritten."""
+    """Shared memory of a block; the barriers signal which buffers are filled, and which may be overwritten."""
 
     queries: Any  # [COMPUTING, HALF, D]; the result at last
     weights: Any  # [COMPUTING, HALF, TOKENS]
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 
 
 def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
-    """The shapes of what is shared, by name."""
+    """Shapes and barriers of a block's shared memory."""
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
     pieces = TOKENS // gcd(page_size, TOKENS)
     there = plgpu.Barrier(num_arrivals=pieces, num_barriers=STAGES)
@@ -89,8 +89,8 @@ def chunk_kernel(
         plgpu.barrier_wait(there)
         place = warpgroup * HALF + plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
         visible = starts_ref[unit] + place // heads.group  # each row's last visible position
-        look = partial(_look_at, shared, warpgroup, visible, limit, heads)
-        _, total, weighted = lax.fori_loop(0, steps, look, _nothing_yet(heads.head_dim))
+        attend = partial(_attend_tile, shared, warpgroup, visible, limit, heads)
+        _, total, weighted = lax.fori_loop(0, steps, attend, _empty_carry(heads.head_dim))
         queries[...] = (weighted / lax.broadcast_in_dim(total, weighted.shape, [0])).astype(queries.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(queries, out_ref.at[rows, columns])
@@ -103,7 +103,7 @@ def chunk_kernel(
         lax.fori_loop(0, steps + STAGES, lambda step, _: fetch(step), None)
 
 
-def _nothing_yet(head_dim: int):
+def _empty_carry(head_dim: int):
     """The carry of an online softmax: maximum [HALF], sum [HALF], weighted values [HALF, D]; scores count in powers of 2."""
     by_row = plgpu.Layout.WGMMA.reduce(1)
     top = plgpu.layout_cast(jnp.full(HALF, LOWEST), by_row)
@@ -111,7 +111,7 @@ def _nothing_yet(head_dim: int):
     return top, total, plgpu.layout_cast(jnp.zeros((HALF, head_dim)), plgpu.Layout.WGMMA)
 
 
-def _look_at(shared: Shared, warpgroup, visible, limit, heads: Heads, step, carry):
+def _attend_tile(shared: Shared, warpgroup, visible, limit, heads: Heads, step, carry):
     """The carry after one more step's context tokens."""
     top, total, weighted = carry
     slot = lax.rem(step, STAGES)

@@ -1,4 +1,4 @@
-"""How large the Triton kernels' tiles are, as a pure function of the shapes and the GPU's generation. Knows no kernels.
+"""The tile sizes of the Triton kernels, a pure function of the shapes and the GPU's generation. Knows no kernels.
 
 The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling
 them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and `programs` are the first to try.
@@ -7,7 +7,7 @@ them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` a
 from typing import NamedTuple
 
 SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448}
-"""The most that one block may have, by compute capability; what is not listed is taken for a chip with little."""
+"""Shared memory that one block may have, by compute capability; `LITTLE_SHARED_MEMORY_BYTES` for all others."""
 
 LITTLE_SHARED_MEMORY_BYTES = 101_376
 HOPPER = 90
@@ -19,7 +19,7 @@ LEAST_SPLIT = 256
 
 
 class Tile(NamedTuple):
-    """One kernel's tile, and how Triton compiles it.
+    """One kernel's tile, and Triton's compiler parameters.
 
     Attributes:
         rows: (query, head) pairs; the query heads of one KV head lie side by side.
@@ -38,10 +38,10 @@ class Tiles(NamedTuple):
     """Both kernels' tiles.
 
     Attributes:
-        decode: of rows that have one query.
-        chunk: of rows that have more.
-        programs: what decoding is split into, if the contexts are long enough: a few times what the chip runs at once.
-        least_split: context tokens under which splitting does not pay.
+        decode: tile of rows with one query.
+        chunk: tile of rows with several queries.
+        programs: pieces of the decode rows' contexts, if these are long enough: a few times the programs that run at once.
+        least_split: context tokens of the shortest piece.
     """
 
     decode: Tile
@@ -78,12 +78,12 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
 
 
 def power_of_two(number: int) -> int:
-    """The smallest one that is not less."""
+    """The smallest power of two that is not less."""
     return 1 << (number - 1).bit_length()
 
 
 def _tokens(rows: int, row_bytes: int, buffers: int, shared_bytes: int) -> int:
-    """The most context tokens per turn that fit, but 16 at least.
+    """The most context tokens per turn that fit into shared memory, at least 16.
 
     In three stages a tile of keys and values has one buffer, or two where tensor cores read it from shared memory (Hopper):
     the loads of the page numbers, which it waits for, take the other stages.

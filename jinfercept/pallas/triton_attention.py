@@ -1,9 +1,9 @@
-"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels and a small third that joins.
+"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels, and a small third one that joins.
 
 The whole pool is an operand without blocks, and pages are found by the numbers in the tables: the cost does not depend on
 the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor cores, float32 as float32, never as TF32.
 
-* Decode rows have one query each. Their contexts are cut into pieces (`ragged_work.split_contexts`), so that few long rows
+* Decode rows have one query each. Their contexts are cut into pieces (`work_schedule.split_contexts`), so that few long rows
   fill the chip as well as many short ones; a piece leaves its maximum, its sum and its weighted values, and `_join_kernel`
   makes one result of a row's pieces (flash-decoding).
 * Chunks are cut into tiles of queries of one row, and every tile reads its row's context up to its last query.
@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles, power_of_two
-from jinfercept.pallas.triton_softmax import LOWEST, load_rows, look_at, nothing_yet, store_rows
+from jinfercept.pallas.triton_softmax import LOWEST, attend_tile, empty_carry, load_rows, store_rows
 from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
 
 AMPERE = 80  # its compute capability
@@ -65,7 +65,7 @@ def paged_attention_triton(
 
 
 class Heads(NamedTuple):
-    """What the kernels have to know of a model: its heads, and the bytes of a number."""
+    """A model's numbers of heads, and the bytes of a number in its pages."""
 
     num_heads: int
     num_kv_heads: int
@@ -79,7 +79,7 @@ class Heads(NamedTuple):
 
 
 def schedule_work(batch: Batch, heads: Heads, tiles: Tiles | None = None) -> tuple[WorkSchedule, WorkSchedule]:
-    """The units of the chunks and of the decode rows: the same for all layers of a step, so that they are made once."""
+    """The work schedules of the chunks and of the decode rows, the same for all layers of a step."""
     if tiles is None:
         tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, compute_capability())
     chunks = tile_chunks(batch, batch.tokens.shape[0], tiles.chunk.rows // heads.group)
@@ -156,13 +156,15 @@ def _chunk_kernel(
         mine = (token < end) & (place < tile_queries * group)
 
         queries = load_rows(q_ref, (token, head), head_dim, mine)  # [rows, D]
-        carry = nothing_yet(tile.rows, head_dim)
-        look = partial(look_at, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end + offset)
+        carry = empty_carry(tile.rows, head_dim)
+        attend = partial(attend_tile, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end + offset)
         num_seen_by_all = (first + offset + 1) // tile.tokens
-        carry = jax.lax.fori_loop(0, num_seen_by_all, lambda turn, carry: look(turn * tile.tokens, None, carry), carry)
+        carry = jax.lax.fori_loop(
+            0, num_seen_by_all, lambda turn, carry: attend(turn * tile.tokens, None, carry), carry
+        )
         num_turns = pl.cdiv(end + offset, tile.tokens)
         carry = jax.lax.fori_loop(
-            num_seen_by_all, num_turns, lambda turn, carry: look(turn * tile.tokens, token + offset, carry), carry
+            num_seen_by_all, num_turns, lambda turn, carry: attend(turn * tile.tokens, token + offset, carry), carry
         )
         _, total, weighted = carry
         store_rows(out_ref, (token, head), head_dim, mine, weighted / total[:, None])
@@ -235,13 +237,13 @@ def _decode_kernel(
 
         queries = load_rows(q_ref, (row, head), head_dim, mine)  # [rows, D]; a decode row's token has the row's number
         visible = jnp.full(tile.rows, end - 1)
-        look = partial(look_at, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end)
+        attend = partial(attend_tile, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end)
         num_turns = pl.cdiv(end - start, tile.tokens)
         top, total, weighted = jax.lax.fori_loop(
             0,
             num_turns,
-            lambda turn, carry: look(start + turn * tile.tokens, visible, carry),
-            nothing_yet(tile.rows, head_dim),
+            lambda turn, carry: attend(start + turn * tile.tokens, visible, carry),
+            empty_carry(tile.rows, head_dim),
         )
         plgpu.store(top_ref.at[unit, head], top, mask=mine)
         plgpu.store(total_ref.at[unit, head], total, mask=mine)
@@ -277,7 +279,7 @@ def _join_kernel(
             added = jnp.sum(values * scale[:, None], axis=0)
             return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
 
-        nothing_yet = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
-        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, nothing_yet)
+        initial = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
+        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
         column = jnp.arange(power_of_two(head_dim))
         plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)

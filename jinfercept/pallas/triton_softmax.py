@@ -1,4 +1,4 @@
-"""What the Triton kernels are made of: the online softmax of a tile of queries, one tile of context after the other.
+"""The online softmax of a tile of queries, one tile of context after the other: shared by the Triton kernels.
 
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
 """
@@ -17,12 +17,12 @@ LOG2_E = 1.4426950408889634
 LOWEST = -1e30  # of a masked score: its weight is exactly 0
 
 
-def nothing_yet(rows: int, head_dim: int):
-    """The carry of an online softmax: maximum [rows], sum [rows], weighted values [rows, D]; scores count in powers of 2."""
+def empty_carry(rows: int, head_dim: int):
+    """The initial carry of an online softmax in base 2: maximum [rows], sum [rows], weighted values [rows, Dp]."""
     return jnp.full(rows, LOWEST), jnp.zeros(rows), jnp.zeros((rows, power_of_two(head_dim)))
 
 
-def look_at(
+def attend_tile(
     queries: Float[Array, "rows Dp"],
     pages_ref,  # [N, B, 2, K, D]
     tables_ref,  # [S, P]
@@ -38,7 +38,8 @@ def look_at(
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
 
     Args:
-        visible: each query's last visible position, below `limit`; None if `limit` lies behind all and all see all.
+        visible: each query's last visible position, below `limit`; None if every query sees the whole tile, and `limit` is
+            beyond it.
         limit: positions from here on are not read.
     """
     page_size, head_dim = pages_ref.shape[1], pages_ref.shape[4]
@@ -48,7 +49,7 @@ def look_at(
         written = None
         page = tables_ref[row, position // page_size]
     else:
-        written = position < limit  # slots behind it may hold anything
+        written = position < limit  # slots beyond it may hold anything
         page = plgpu.load(tables_ref.at[row, position // page_size], mask=written, other=SCRATCH_PAGE)
     slot = position % page_size
     key = load_rows(pages_ref, (page, slot, 0, kv_head), head_dim, written)  # [tokens, D]
@@ -71,7 +72,7 @@ def load_rows(ref, where, head_dim: int, mask: Array | None) -> Float[Array, "ro
 
 
 def store_rows(ref, where, head_dim: int, mask: Array, rows: Float[Array, "rows Dp"]) -> None:
-    """Put rows back without their padding, where the mask [rows] is true."""
+    """Write rows without their padding, where the mask [rows] is true."""
     where, inside = _columns(where, head_dim, mask)
     plgpu.store(ref.at[where], rows.astype(ref.dtype), mask=inside)
 

@@ -1,6 +1,6 @@
-"""How a batch is dealt out to the programs of a kernel's static grid: plain arrays, made outside of the kernels.
+"""Distributes a batch over the programs of a kernel's static grid: plain arrays, made outside of the kernels.
 
-The grid is as large as a bucket's fullest batch needs; the programs behind the last unit in use have nothing to do.
+The grid is as large as a bucket's fullest batch needs; the programs after the last unit in use do nothing.
 """
 
 from typing import NamedTuple

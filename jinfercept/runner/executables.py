@@ -1,4 +1,4 @@
-"""Functions compiled ahead of time for fixed shapes. What was not compiled cannot be called, so nothing compiles later."""
+"""Functions compiled ahead of time for fixed shapes. Others cannot be called, so that nothing compiles after warm-up."""
 
 import os
 import time
@@ -12,11 +12,11 @@ COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """On a GPU, XLA would merge products of one operand by joining their weights: a copy of them in every step."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of a task, the number of its parts that are done, and their total."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A `Progress` that nobody sees."""
+    """A `Progress` that shows nothing."""
 
 
 @final
@@ -24,7 +24,7 @@ class Executables:
     """A set of executables by key: add them all, compile them together, call them.
 
     Attributes:
-        compile_s: seconds that compiling took, tracing included, by key; they ran beside each other.
+        compile_s: seconds of tracing and compiling, by key; they ran in parallel.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class Executables:
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
 
     def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
-        """Note what to compile.
+        """Add a function to compile.
 
         Args:
-            key: by what it will be called.
+            key: selects the executable.
             function: a pure function.
-            arguments: arrays, or shapes with shardings, as it will be called with.
-            donate: numbers of the arguments whose memory it may reuse.
+            arguments: arrays, or shapes with shardings, like those of the calls.
+            donate: indices of the arguments whose memory it may reuse.
         """
         self._pending[key] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
 
     def compile(self, progress: Progress = silent) -> None:
-        """Compile what was added, in parallel."""
+        """Compile the added functions, in parallel."""
         total = len(self._pending)
 
         def build(
@@ -64,7 +64,7 @@ class Executables:
 
     @property
     def extra_bytes(self) -> int:
-        """Device memory that all of them take together beside their arguments: temporaries and new results."""
+        """Device memory, in bytes, of all executables together beside their arguments: temporaries and new results."""
         analyses = [compiled.memory_analysis() for compiled in self._compiled.values()]
         return sum(
             analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes

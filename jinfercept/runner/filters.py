@@ -1,7 +1,7 @@
-"""Among which tokens a row is drawn: `min_p`, `top_k` and `top_p` as one bound on its logits, so that ties stay together.
+"""The filters `min_p`, `top_k` and `top_p` as one lower bound on a row's logits, so that equal logits stay together.
 
-The k-th largest of a row, or where its largest probabilities reach a sum, is found without sorting the row: by its few hundred
-largest where they are enough and cheap to have, or by bisection over the bits of the float.
+The k-th largest logit of a row, and the logit at which the largest probabilities reach a sum, are found without sorting the
+row: from its few hundred largest logits where they are enough and cheap to have, or by bisection over the bits of the float.
 """
 
 from collections.abc import Callable
@@ -14,27 +14,29 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jinfercept.runner.logits_processors import SampleRows
 
 NUM_BEST = 512
+"""Largest logits of a row that `_by_best` sorts."""
 
 
 def is_filtered(rows: SampleRows) -> Bool[Array, "R"]:
-    """Whether any of the three is on."""
+    """Whether a row has one of the three filters."""
     return (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
 
 
 def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
     """The smallest logit that a row keeps.
 
-    First `min_p` of the largest probability, then the `top_k` largest of what is left, then of these the fewest whose
-    probabilities, relative to theirs together, reach `top_p`; each keeps what equals the last that it keeps.
+    First `min_p` of the largest probability, then the `top_k` largest of the rest, then the fewest of these whose share of
+    their common probability reaches `top_p`. Logits that equal the last one kept are kept too.
 
     Args:
-        scaled: logits, divided by the temperature.
+        scaled: logits divided by the temperature.
+        rows: the filters.
     """
     return jax.lax.platform_dependent(scaled, rows, cpu=_by_best, default=_by_bisection)
 
 
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
-    """From the largest logits, for rows that they suffice for."""
+    """From a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
     best, _ = jax.lax.optimization_barrier(pairs)  # or XLA sees that the indices are not used, and sorts everything
     last = jnp.clip(rows.top_k, 1, best.shape[-1]) - 1
@@ -71,7 +73,7 @@ def _weights(scaled: Float[Array, "R n"], top: Float[Array, "R"], floor: Float[A
 
 
 def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
-    """Whole numbers in the order of the floats."""
+    """Unsigned integers in the order of the floats."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     return jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
 

@@ -1,6 +1,6 @@
-"""What is done to logits before a draw: masks, biases, penalties; and what the device remembers for it by sequence slot.
+"""Logits processors: masks, biases and penalties before a draw, and the state by sequence slot that they read.
 
-A row that asks for none of it passes unchanged, bit by bit, whatever the rows beside it ask for.
+The logits of a row without options pass unchanged, bit by bit, whatever the options of other rows.
 """
 
 from typing import NamedTuple
@@ -10,21 +10,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, UInt32
 
 NOTHING = -1
-"""A place in a bad sequence that anything fits, or a token in a slot's recent ones that fits nothing."""
+"""In a bad sequence, a place that every token matches; in a slot's recent tokens, a place that no token matches."""
 IN_PROMPT = 1 << 30
-"""Added to the count of a token that the slot's prompt, or a result of its tools, holds."""
+"""Added to the count of a token that occurs in the slot's prompt or in a result of its calls."""
 
 
 class SampleRows(NamedTuple):
-    """How `R` rows are drawn; see `SamplingParams`. The rows that a plan does not need write to the scratch slot, the last."""
+    """Sampling parameters of `R` rows; see `SamplingParams`. Unused rows write to the scratch slot, the last one."""
 
     token_index: Int[Array, "R"]  # of the step's tokens, whose logits they are
     slot: Int[Array, "R"]
     seed: Int[Array, "R"]
     position: Int[Array, "R"]  # of the token to be drawn, in its sequence
-    masked: Int[Array, "R"]  # whether the row's mask counts
-    remembered: Int[Array, "R"]  # whether what its slot holds counts
-    held: Int[Array, "R"]  # whether the ends are still forbidden
+    masked: Int[Array, "R"]  # 1: the row's mask applies
+    remembered: Int[Array, "R"]  # 1: the state of its slot applies
+    held: Int[Array, "R"]  # 1: end tokens are forbidden
     top_k: Int[Array, "R"]  # 0: all
     temperature: Float[Array, "R"]
     top_p: Float[Array, "R"]
@@ -35,14 +35,14 @@ class SampleRows(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """What the device remembers of the sequences, by slot; of those without options, only the last token counts.
+    """Sampling state of the sequences, by slot; for those without options, only the last token is valid.
 
-    The numbers of a vocabulary's size `V` in `biased` and at the end of a bad sequence are no token: places not used.
+    The number `V` in `biased` and at the end of a bad sequence marks an unused place.
     """
 
     last_tokens: Int32[Array, "slots"]
-    recent: Int32[Array, "slots recent"]  # generated last, the newest at the end
-    counts: Int32[Array, "slots V"]  # how often generated, and `IN_PROMPT`
+    recent: Int32[Array, "slots recent"]  # the tokens generated last, the newest at the end
+    counts: Int32[Array, "slots V"]  # how often a token was generated, plus `IN_PROMPT`
     allowed: UInt32[Array, "slots words"]
     ends: UInt32[Array, "slots words"]
     biased: Int32[Array, "slots biased"]
@@ -64,9 +64,10 @@ def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array,
 def shape_logits(
     logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows
 ) -> Float[Array, "R V"]:
-    """Biases, penalties, and -inf for what may not come.
+    """Logits with biases and penalties, and -inf for forbidden tokens.
 
-    If nothing may, bad words and the ban of ends give way, and if that is not enough, what the slot allows: a mask never does.
+    If no token is left, bad words and end tokens are allowed; if still none is left, all tokens of the mask. A mask always
+    holds.
     """
     remembered = rows.remembered != 0
     biased = _penalize(_bias(logits, slots, rows, remembered), slots, rows, remembered)
@@ -74,7 +75,7 @@ def shape_logits(
 
 
 def remember(slots: Slots, slot: Int[Array, "R"], tokens: Int[Array, "R"]) -> Slots:
-    """The slots after these tokens were drawn in them."""
+    """The slots with one more token each."""
     recent = jnp.concatenate([slots.recent[slot, 1:], tokens[:, None]], axis=1)
     return slots._replace(
         last_tokens=slots.last_tokens.at[slot].set(tokens),

@@ -1,4 +1,4 @@
-"""A plan's chunks as one int32 vector, so that a step needs one upload; and back, inside the executable."""
+"""Packs a plan's chunks into one int32 vector, so that a step needs one upload, and unpacks it inside the executable."""
 
 from itertools import chain
 from typing import NamedTuple
@@ -29,10 +29,10 @@ def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> No
 def pack(
     chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"], page_size: int, shape: PackedShape
 ) -> Int32[np.ndarray, "packed"]:
-    """The batch of a plan. Chunks of one token come first.
+    """The packed batch of a plan.
 
     Args:
-        chunks: at most `num_rows`, of at most `num_tokens` tokens together.
+        chunks: at most `num_rows`, of at most `num_tokens` tokens together; those of one token come first.
         tables: device slots of every sequence slot's pages.
     """
     num_tokens, num_rows, _ = shape
@@ -64,7 +64,7 @@ def pack(
 
 
 def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:
-    """The batch on the device, with the tokens that only the device knows filled in."""
+    """The batch on the device, with `FROM_DEVICE` replaced by the slots' last tokens."""
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
         packed, shape
     )

@@ -1,4 +1,4 @@
-"""What a plan samples as one int32 matrix, so that sampling needs one upload; and back, inside the executable."""
+"""Packs a plan's sampled rows into one int32 matrix, so that sampling needs one upload, and unpacks it on the device."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
 
 
 def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
-    """Rows of which nothing is drawn: their logits are wanted."""
+    """Rows whose logits are computed and from which no token is drawn."""
     rows = _blank(num_rows, scratch_slot)
     rows[0, : len(token_indices)] = token_indices
     return rows

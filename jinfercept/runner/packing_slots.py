@@ -1,4 +1,4 @@
-"""What the device has to know of a sequence in a slot, as one int32 vector; and back, inside the executable."""
+"""Packs a slot's sampling state into one int32 vector, and unpacks it on the device."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ _RECENT = MAX_BAD_TOKENS - 1
 
 
 class _Parts(NamedTuple):
-    """A slot as the host writes it: what `Slots` holds but the last token, in one vector."""
+    """A slot's state without the last token: the parts of the vector, by the names of `Slots`."""
 
     recent: np.ndarray
     counts: np.ndarray
@@ -27,7 +27,7 @@ class _Parts(NamedTuple):
 
 
 def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> Int32[np.ndarray, "slot"]:
-    """What the device has to know of a sequence that gets a slot."""
+    """The packed state of a sequence that gets a slot."""
     params = options.params
     vector = np.zeros(slot_size(vocab_size), np.int32)
     parts = _split_slot(vector, vocab_size)
@@ -50,7 +50,7 @@ def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> I
 
 
 def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
-    """The slots with one of them as it was packed."""
+    """The slots, with the state of one of them replaced by a packed one."""
     recent, counts, allowed, ends, biased, bias, bad = _split_slot(packed, slots.counts.shape[1])
     return Slots(
         last_tokens=slots.last_tokens,
@@ -65,7 +65,7 @@ def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) 
 
 
 def slot_shapes(num_slots: int, vocab_size: int) -> Slots:
-    """Shapes and types of what the device remembers, the scratch slot included."""
+    """Shapes and types of the slots' state, the scratch slot included."""
     words, rows = mask_words(vocab_size), num_slots + 1
     shapes = {
         "last_tokens": ((), jnp.int32),
@@ -81,12 +81,12 @@ def slot_shapes(num_slots: int, vocab_size: int) -> Slots:
 
 
 def slot_size(vocab_size: int) -> int:
-    """Numbers in the vector of a slot."""
+    """Length of a slot's vector."""
     return _slot_ends(vocab_size)[-1]
 
 
 def _count(parts: _Parts, history: TokenHistory, vocab_size: int) -> None:
-    """How often every token was generated, which came from outside, and what was generated last."""
+    """Fill in the counts of generated tokens, the marks of tokens from outside, and the tokens generated last."""
     tokens = np.array(history.tokens, np.int32)
     generated = np.ones(len(tokens), bool)
     for start, end in history.external_spans:

@@ -1,9 +1,9 @@
 """The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
 
-A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer carries l layers
-of it; they are freed when their last reference goes. With one part a page crosses the link whole, beside all of the step's
-compute; with more, each part crosses beside the compute of its own layers. Transfers come in a few static sizes, padded with
-the scratch page, so that nothing recompiles.
+A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer moves l layers of
+it; they are freed with their last reference. With one part a page crosses the link whole, during all of the step's compute;
+with more, each part crosses during the compute of its own layers. Transfers have a few static sizes, padded with the scratch
+page, so that nothing recompiles.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[H
 
 
 def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
-    """Note the transfers' executables for so many layers, for arrays or for their shapes.
+    """Add the transfers' executables for a part of the layers, for arrays or for their shapes.
 
     Args:
         run: to which they are added.
@@ -55,7 +55,7 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage)
 class KVArrays:
     """All pages of a model on one device, and their copies on the host.
 
-    A step moves pages so: `begin`, then for each part `start`, the compute of its layers, `land`.
+    A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.
@@ -85,14 +85,14 @@ class KVArrays:
         self._blank = {n: jax.device_put(np.zeros((n, *shape[1:]), dtype), self._on_device) for n in sizes}
         self.layers: tuple[KVPages, ...] = ()
         self.host: dict[int, list[HostPage]] = {}
-        self._coming: list[tuple[int, list[HostPage]]] = []
+        self._fetches: list[tuple[int, list[HostPage]]] = []
         self._offloading: Sequence[PageCopy] = ()
         self._fetching: list[HostPage] = []
-        self._under_way: deque[list[HostPage]] = deque(maxlen=2)  # the copies out of the last two steps
+        self._in_flight: deque[list[HostPage]] = deque(maxlen=2)  # offloaded pieces of the last two steps
         self.reset()
 
     def add_executables(self, run: Executables) -> None:
-        """Note the transfers' executables, which `start` and `land` will call."""
+        """Add the transfers' executables, which `start` and `scatter` call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
             add_transfers(run, self.layers[first:end], self._blank[end - first])
@@ -101,24 +101,24 @@ class KVArrays:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._coming, self._offloading, self._fetching = [], (), []
-        self._under_way.clear()
+        self._fetches, self._offloading, self._fetching = [], (), []
+        self._in_flight.clear()
 
     def reset(self) -> None:
-        """Forget everything; the pool starts empty."""
+        """Forget all pages; the pool is zeros again."""
         self.close()
         self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
 
     def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]) -> None:
-        """What a step moves: a host slot may be fetched, dropped and filled anew by one step, in this order.
+        """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
-        Copies of the step before the last one have arrived long since if they hid behind its compute; if not, this waits for
-        them, so that what is on its way takes no more memory than two steps' pages.
+        Waits for the offloads of the step before the last one, if its compute did not hide them, so that pages in flight take
+        no more memory than two steps' transfers.
         """
-        if len(self._under_way) == 2 and self._under_way[0]:
-            jax.block_until_ready(self._under_way[0])
-        self._under_way.append([])
-        self._coming = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
+        if len(self._in_flight) == 2 and self._in_flight[0]:
+            jax.block_until_ready(self._in_flight[0])
+        self._in_flight.append([])
+        self._fetches = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
         for slot in drop:
             del self.host[slot]
         self._offloading = offload
@@ -126,22 +126,22 @@ class KVArrays:
             self.host[copy.host_slot] = []
 
     def start(self, part: int) -> None:
-        """Start the copies of one part, both ways: pages leave as they are before anything that is dispatched later."""
+        """Dispatch the copies of one part, both ways: pages are offloaded as they are before anything dispatched later."""
         first, end = self.parts[part]
-        if self._coming:
-            self._fetching = jax.device_put([pieces[part] for _, pieces in self._coming], self._on_device)
+        if self._fetches:
+            self._fetching = jax.device_put([pieces[part] for _, pieces in self._fetches], self._on_device)
         for start, size in _cover(len(self._offloading)):
             group = self._offloading[start : start + size]
             gather = self._run["gather", size, end - first]
             pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
             for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
                 self.host[copy.host_slot].append(piece)
-                self._under_way[-1].append(piece)
+                self._in_flight[-1].append(piece)
 
     def scatter(self, part: int) -> None:
-        """Write what one part has fetched to its device slots, after everything that was dispatched before."""
+        """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
         first, end = self.parts[part]
-        slots = [slot for slot, _ in self._coming]
+        slots = [slot for slot, _ in self._fetches]
         for start, size in _cover(len(slots)):
             group = slots[start : start + size]
             pages = self._fetching[start : start + size] + [self._blank[end - first]] * (size - len(group))
@@ -151,7 +151,7 @@ class KVArrays:
         self._fetching = []
 
     def wait(self) -> None:
-        """Wait for every copy that was started: for a plan that does nothing else."""
+        """Wait for every copy in flight."""
         jax.block_until_ready((self.layers, list(self.host.values())))
 
 
@@ -162,7 +162,7 @@ def _padded(slots: Sequence[int], size: int) -> Int32[np.ndarray, "k"]:
 
 
 def _cover(count: int) -> list[tuple[int, int]]:
-    """(first, static size) of the transfers that carry `count` pages: full ones, then the smallest that holds the rest."""
+    """(first, static size) of the transfers of `count` pages: full ones, then the smallest that holds the rest."""
     largest = TRANSFER_PAGES[0]
     transfers = [(first, largest) for first in range(0, count - largest + 1, largest)]
     first = len(transfers) * largest

@@ -1,8 +1,9 @@
-"""Executes plans: weights, KV arrays, packing, layer-group steps, sampling, transfers. Knows no requests and decides nothing.
+"""Executes plans: page transfers, the forward pass in groups of layers, sampling. Knows no requests and decides nothing.
 
 Every executable has a static shape and is compiled by `warm_up`: per token bucket one embedding and one group of
 `layers_per_step` layers (and one remainder group), per number of sampled rows one head and one sampler, and the transfers.
-Nothing waits for the device but `collect`.
+A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
+while the device runs the forward pass. Nothing waits for the device but `collect`.
 """
 
 import time
@@ -22,12 +23,29 @@ from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import PackedShape, enter, pack, unpack
 from jinfercept.runner.page_arrays import KVArrays
-from jinfercept.runner.sampler import Drawn, Sampler, add_sampler, slots_bytes
+from jinfercept.runner.sampler import Drawn, Hidden, Sampler, add_sampler, slots_bytes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
+class ForwardTicket(NamedTuple):
+    """A plan whose transfers and forward pass were dispatched.
+
+    Attributes:
+        hidden: the arrays that sampling reads; None if the plan computes nothing.
+        submitted_s: when `forward` was called, in monotonic seconds.
+    """
+
+    hidden: Hidden | None
+    submitted_s: float
+
+
 class StepTicket(NamedTuple):
-    """A submitted plan: what it draws, and when it was submitted."""
+    """A plan that was dispatched in full.
+
+    Attributes:
+        drawn: its tokens and reports, on the device.
+        submitted_s: when `forward` was called, in monotonic seconds.
+    """
 
     drawn: Drawn
     submitted_s: float
@@ -44,8 +62,8 @@ class RunnerShape:
         max_model_len: tokens per sequence.
         buckets: query tokens of the executables, ascending.
         layers_per_step: layers per executable.
-        transfer_parts: pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole
-            pages, beside all of a step's compute.
+        transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
+            pages, during all of a step's compute.
     """
 
     num_pages: int
@@ -57,12 +75,12 @@ class RunnerShape:
     transfer_parts: int = 1
 
     def bucket(self, num_tokens: int) -> PackedShape:
-        """The batch of a bucket."""
+        """The packed sizes of a bucket."""
         pages_per_row = -(-self.max_model_len // self.page_size)
         return PackedShape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
 
     def groups(self, num_layers: int) -> list[tuple[int, int]]:
-        """First layer and end of every executable's layers."""
+        """First and end layer of every group, the layers of one executable."""
         step = self.layers_per_step
         return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
 
@@ -84,7 +102,7 @@ class ModelRunner:
     """One model on one device.
 
     Args:
-        model, params: what runs; every layer has the same shapes.
+        model, params: the model and its weights; every layer has the same shapes.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
     """
@@ -111,22 +129,38 @@ class ModelRunner:
         add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self._run)
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepTicket:
-        """Dispatch a plan; the order is the one that `StepPlan` promises.
+    def forward(self, plan: StepPlan) -> ForwardTicket:
+        """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
 
-        Args:
-            masks: what constrained rows may draw; called after the forward was dispatched, before sampling is.
+        A plan without chunks waits for its transfers: there is no compute to hide them behind.
         """
         submitted_s = time.monotonic()
         assert plan.scatter == plan.fetch
         self.kv.begin(plan.fetch, plan.drop, plan.offload)
         if plan.chunks:
-            return StepTicket(self._compute(plan, masks), submitted_s)
+            enter(plan.chunks, self._tables)
+            bucket = self._shape.bucket(plan.bucket)
+            x = self._forward(plan.bucket, pack(plan.chunks, self._tables, self._shape.page_size, bucket))
+            return ForwardTicket(self._sampler.head(x, plan.chunks, self.params.head), submitted_s)
         for part in range(len(self._parts)):
             self.kv.start(part)
             self.kv.scatter(part)
-        self.kv.wait()  # there is nothing to hide the transfers behind
-        return StepTicket(Drawn(), submitted_s)
+        self.kv.wait()
+        return ForwardTicket(None, submitted_s)
+
+    def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
+        """Dispatch the sampling of the plan whose forward pass was dispatched last.
+
+        Args:
+            masks: of the plan's constrained rows.
+        """
+        hidden = forward.hidden
+        drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
+        return StepTicket(drawn, forward.submitted_s)
+
+    def submit(self, plan: StepPlan) -> StepTicket:
+        """Dispatch both phases of a plan that has no constrained rows."""
+        return self.sample(self.forward(plan), {})
 
     def collect(self, ticket: StepTicket) -> StepResult:
         """Wait for a plan's tokens."""
@@ -134,7 +168,7 @@ class ModelRunner:
         return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores)
 
     def update(self, params: Params) -> None:
-        """Take other weights, of the structure, shapes and dtypes that were compiled for, and forget all KV."""
+        """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
         self.params = jax.device_put(params, self._home)
         self.reset()
 
@@ -155,16 +189,10 @@ class ModelRunner:
 
     @property
     def layers_compile_s(self) -> list[float]:
-        """Seconds that compiling took, by executable of layers."""
+        """Seconds that each executable of layers took to compile."""
         return [
             seconds for key, seconds in self._run.compile_s.items() if isinstance(key, tuple) and key[0] == "layers"
         ]
-
-    def _compute(self, plan: StepPlan, masks: Masks | None) -> Drawn:
-        enter(plan.chunks, self._tables)
-        shape = self._shape
-        x = self._forward(plan.bucket, pack(plan.chunks, self._tables, shape.page_size, shape.bucket(plan.bucket)))
-        return self._sampler.draw(x, plan.chunks, self.params.head, masks)
 
     def _forward(self, size: int, packed: np.ndarray) -> Array:
         x, batch = self._run["embed", size](self.params.embed, self._sampler.last_tokens, packed)
@@ -188,11 +216,11 @@ def add_steps(
     params: Params,
     layers: tuple[KVPages, ...],
 ) -> None:
-    """Note every executable that a plan's chunks can need, for arrays or for their shapes.
+    """Add every executable that a plan's chunks can need, for arrays or for their shapes.
 
     Args:
         run: to which they are added.
-        attention: see `pallas.attention`; `auto` only for the backend that is here.
+        attention: see `pallas.attention`; `auto` only for the default backend.
         params, layers: the weights and the KV: arrays, or shapes with shardings.
     """
     leaf = jax.tree.leaves(params.embed)[0]
@@ -216,7 +244,7 @@ def add_steps(
 
 
 def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
-    """Device memory that a step of the largest bucket takes beside weights and pages, what is remembered by slot included.
+    """Device memory, in bytes, that a step of the largest bucket takes beside weights and pages, the slots' state included.
 
     Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
     """
@@ -258,7 +286,7 @@ def _layers(
     layers: tuple[KVPages, ...],
     batch: Batch,
 ) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
-    """A group of consecutive layers: each writes all of the step's keys and values before anybody attends.
+    """A group of consecutive layers: each writes all of the step's keys and values before its attention.
 
     A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
     whose calls follow each other in the order of the layers.

@@ -1,7 +1,7 @@
-"""Draws a plan's tokens: the head, the sampler, and what the device remembers by sequence slot. Knows no requests and no KV.
+"""Draws a plan's tokens: the logits, the draws, and the sampling state by sequence slot. Knows no requests and no KV.
 
-A slot is written when a sequence with options gets it, from the host's tokens; after that every draw enters its own token, so
-that what was drawn counts before the host has read it.
+A slot's state is written when a sequence with options gets the slot, from the host's tokens; after that every draw adds its own
+token on the device, so that it counts before the host has read it.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,45 @@ from jinfercept.runner.packing_samples import pack_positions, pack_samples, unpa
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
 from jinfercept.runner.sampling import logprobs, sample
 from jinfercept.sampling_params import MAX_LOGPROBS
-from jinfercept.sched.plan import Chunk, Masks, Sample, TokenLogprobs
+from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
+
+
+class Logits(NamedTuple):
+    """The logits of a plan's sampled rows.
+
+    Attributes:
+        values: `[R, V]`, on the device.
+        packed: the rows' parameters, see `pack_samples`; no row is masked yet.
+        num_best: by row, how many likeliest tokens are reported beside the drawn one; None: nothing is reported.
+    """
+
+    values: Array
+    packed: np.ndarray
+    num_best: tuple[int | None, ...]
+
+
+class Hidden(NamedTuple):
+    """The output of a plan's forward pass, which sampling reads.
+
+    Attributes:
+        x: `[T, E]`, the last layer's output, on the device.
+        chunks: of the plan.
+        logits: of the sampled rows; None if nothing is sampled.
+    """
+
+    x: Array
+    chunks: tuple[Chunk, ...]
+    logits: Logits | None
 
 
 class Drawn(NamedTuple):
-    """What a plan samples, on the device.
+    """The tokens and reports of a plan, on the device.
 
     Attributes:
-        tokens: `[R]`, None if it samples nothing.
-        num_best: of every sampled row, how many likeliest tokens to report; None: not even its own.
-        reports: `[R, columns]` of the rows, None if none is wanted.
-        scores: of every chunk with a score, how many likeliest tokens, how many targets, and their reports.
+        tokens: `[R]`; None if nothing is sampled.
+        num_best: as `Logits` has it.
+        reports: `[R, columns]`, see `_report`; None if no row asks for one.
+        scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
     """
 
     tokens: Array | None = None
@@ -67,36 +95,54 @@ class Sampler:
 
     @property
     def last_tokens(self) -> Int[Array, "slots"]:
-        """By slot, the last one drawn; the last slot is scratch."""
+        """By slot, the token drawn last; the last slot is scratch."""
         return self._slots.last_tokens
 
     def reset(self) -> None:
-        """Forget all slots."""
+        """Clear all slots."""
         shapes = slot_shapes(self._num_slots, self._vocab_size)
         self._slots: Slots = jax.device_put(
             jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home
         )
 
     def close(self) -> None:
-        """Free what is remembered."""
+        """Free the slots' arrays."""
         for array in self._slots:
             array.delete()
 
-    def draw(self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights, masks: Masks | None) -> Drawn:
-        """Dispatch the sampling of a plan, and what it reports.
+    def head(self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights) -> Hidden:
+        """Dispatch the end of a plan's forward pass: the logits of its sampled rows, and the history of new slots.
 
         Args:
-            x: what the layers made of the plan's tokens.
+            x: the last layer's output.
             chunks: of the plan.
             params: `Params.head`.
-            masks: see `sched.plan`.
         """
-        drawn = Drawn()
         samples = [(chunk.slot, chunk.sample) for chunk in chunks if chunk.sample is not None]
-        if samples:
-            drawn = self._sample(x, chunks, samples, params, masks)
-        if any(chunk.score is not None for chunk in chunks):
-            drawn = drawn._replace(scores=tuple(self._scores(x, chunks, params)))
+        if not samples:
+            return Hidden(x, chunks, None)
+        num_best: list[int | None] = []
+        for slot, asked in samples:
+            if asked.options is not None and asked.history is not None:
+                vector = pack_slot(asked.options, asked.history, self._vocab_size)
+                self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
+            num_best.append(None if asked.options is None else asked.options.params.logprobs)
+        num_rows = next(rows for rows in self._row_counts if rows >= len(samples))
+        packed = pack_samples(chunks, num_rows, self._num_slots)
+        values = self._run["head", x.shape[0], num_rows](params, x, packed)
+        return Hidden(x, chunks, Logits(values, packed, tuple(num_best)))
+
+    def draw(self, hidden: Hidden, params: Weights, masks: Masks) -> Drawn:
+        """Dispatch the sampling of a plan, and its reports.
+
+        Args:
+            hidden: of `head`, for the same plan.
+            params: `Params.head`.
+            masks: of the plan's constrained rows.
+        """
+        drawn = Drawn() if hidden.logits is None else self._sample(hidden.logits, masks)
+        if any(chunk.score is not None for chunk in hidden.chunks):
+            drawn = drawn._replace(scores=tuple(self._scores(hidden.x, hidden.chunks, params)))
         return drawn
 
     def read(
@@ -114,42 +160,28 @@ class Sampler:
             scores.append(tuple(_logprobs(row, num_best) for row in rows))
         return tokens, reported, tuple(scores)
 
-    def _sample(
-        self,
-        x: Float[Array, "T E"],
-        chunks: tuple[Chunk, ...],
-        samples: list[tuple[int, Sample]],
-        params: Weights,
-        masks: Masks | None,
-    ) -> Drawn:
-        num_best: list[int | None] = []
-        for slot, asked in samples:
-            if asked.options is not None and asked.history is not None:
-                vector = pack_slot(asked.options, asked.history, self._vocab_size)
-                self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
-            num_best.append(None if asked.options is None else asked.options.params.logprobs)
-        num_rows = next(rows for rows in self._row_counts if rows >= len(samples))
-        packed = pack_samples(chunks, num_rows, self._num_slots)
-        logits = self._run["head", x.shape[0], num_rows](params, x, packed)
-        mask = self._mask(packed, masks) if masks is not None else self._no_masks[num_rows]
-        tokens, self._slots = self._run["sample", num_rows](logits, mask, self._slots, packed)
+    def _sample(self, logits: Logits, masks: Masks) -> Drawn:
+        values, packed, num_best = logits
+        num_rows = len(values)
+        mask = self._no_masks[num_rows]
+        if masks:
+            mask, packed = self._masked(packed, masks)
+        tokens, self._slots = self._run["sample", num_rows](values, mask, self._slots, packed)
         tokens.copy_to_host_async()
         reports = None
         if num_best.count(None) < len(num_best):
-            reports = self._run["logprobs", num_rows](logits, tokens)
+            reports = self._run["logprobs", num_rows](values, tokens)
             reports.copy_to_host_async()
-        return Drawn(tokens, tuple(num_best), reports)
+        return Drawn(tokens, num_best, reports)
 
-    def _mask(self, packed: np.ndarray, masks: Masks) -> UInt32[Array, "R words"] | np.ndarray:
-        """The rows' masks; notes in `packed` whose counts."""
-        num_rows, wanted = packed.shape[1], masks()
-        if not wanted:
-            return self._no_masks[num_rows]
-        mask = self._ones(num_rows)
-        for row, words in wanted.items():
+    def _masked(self, packed: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
+        """The masks of all rows, `[R, words]`, and the rows' parameters, with `masked` set where there is a mask."""
+        packed = packed.copy()
+        mask = self._ones(packed.shape[1])
+        for row, words in masks.items():
             mask[row] = words
             SampleRows(*packed).masked[row] = 1  # pyright: ignore[reportIndexIssue]
-        return mask
+        return mask, packed
 
     def _scores(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights
@@ -183,11 +215,11 @@ def add_sampler(
     row_counts: tuple[int, ...],
     num_slots: int,
 ) -> None:
-    """Note every executable that sampling can need.
+    """Add every executable that sampling can need.
 
     Args:
         params: `Params.head`, or shapes.
-        x_by_size: what the layers make of a bucket, by its tokens.
+        x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
     """
     home, vocab_size = jax.tree.leaves(params)[0].sharding, model.config.vocab_size
@@ -208,7 +240,7 @@ def add_sampler(
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
-    """Device memory of what is remembered by slot."""
+    """Device memory of the slots' state, in bytes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in slot_shapes(num_slots, vocab_size))
 
 

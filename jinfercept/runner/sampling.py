@@ -20,7 +20,7 @@ def sample(
     `softmax(logits / temperature)` among the tokens that `filters.bounds` keeps.
 
     Drawing is Gumbel-max with the key `fold_in(key(seed), position)`, so that a request's tokens are the same whatever runs
-    beside it and however often it is interrupted. What no row asks for is not computed.
+    beside it and however often it is interrupted. Options that no row has are not computed.
     """
     shaped = jnp.any((rows.masked != 0) | (rows.remembered != 0))
     return jax.lax.cond(
@@ -40,7 +40,7 @@ def logprobs(
 
 
 def _largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
-    """Where a row's largest value is, the first of several."""
+    """The column of each row's largest value, the first of equals."""
     return jax.lax.platform_dependent(values, cpu=_largest_twice, default=partial(jnp.argmax, axis=-1)).astype(
         jnp.int32
     )

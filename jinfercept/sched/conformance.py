@@ -1,4 +1,4 @@
-"""Whether an object that a user gives has what a Protocol asks for, checked before a step needs it."""
+"""Checks a user's object against a Protocol, before a step uses it."""
 
 from collections.abc import Callable
 from inspect import isfunction, signature
@@ -8,10 +8,10 @@ from jinfercept.errors import ConfigError
 
 
 def check_shape(what: str, value: object, protocol: type) -> None:
-    """Raise `ConfigError` unless an object has what a Protocol asks for: the attributes, and methods of as many arguments.
+    """Raise `ConfigError` unless an object has a Protocol's attributes, and its methods with as many arguments.
 
     Args:
-        what: the object is meant to be, as "a policy".
+        what: noun for the error, such as "a policy".
     """
     if isinstance(value, type):
         raise ConfigError(f"{what} is an object", got=f"the class {value.__name__}", fix=f"{value.__name__}(…)")
@@ -35,6 +35,6 @@ def _takes(value: object, name: str, method: Callable[..., object]) -> bool:
         signature(found).bind(*arguments)
     except TypeError:
         return False
-    except ValueError:  # it is not written in Python, and does not tell
+    except ValueError:  # a method that is not written in Python may have no signature
         return True
     return True

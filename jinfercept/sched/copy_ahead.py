@@ -1,7 +1,7 @@
-"""Ours: copy paused contexts to the host while the link is idle, keep the device copy, lose pages only on demand.
+"""Ours: copy paused contexts to the host while the link is idle, keep the device copy, evict pages only on demand.
 
-A page with a host copy is clean: dropping it is free and instant. So memory that nobody wants is not wasted, and memory that
-somebody wants is there at once. What is expected back last is copied first and dropped first.
+A page with a host copy is clean: dropping it is free and instant. So paused contexts fill memory that would be idle, and give
+it up at once when a sequence needs it. The context that is expected back last is copied first and dropped first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ from jinfercept.sched.policy import Action, Budget, Move
 from jinfercept.sched.sequence import Sequence, State
 
 LATER = 2.0
-"""How many times as far away a return has to be for its copy on the host to make room for another one."""
+"""A host copy gives way to another one if its sequence is expected back after so many times the seconds of the other."""
 REFUSALS = 3
-"""Contexts whose copy is refused before a plan stops trying: the link is used up, or the host full of what is wanted sooner."""
+"""Refused copies after which a plan stops trying: the link is used up, or the host is full of contexts expected sooner."""
 
 
 @final
 class CopyAhead:
     """Spend the free link budget on copies of paused contexts; evict on demand.
 
-    A plan looks at the contexts that it moves and at a few estimates, not at everybody who is paused.
+    A plan reads the contexts that it moves and a few estimates, not all paused contexts: its cost does not grow with them.
 
     Args:
-        estimator: how long an interception still lasts.
+        estimator: expected seconds until an interception ends.
     """
 
     requeues_at_tail = False
@@ -55,7 +55,7 @@ class CopyAhead:
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
         """Copies, longest expected remaining first."""
         for group in (self._paused, self._clean, self._dirty):
-            group.look_again(now)
+            group.refresh(now)
         if budget.link_tokens <= 0:
             return
         refused = 0
@@ -74,7 +74,7 @@ class CopyAhead:
                 return
 
     def victims(self, now: float) -> Iterator[Move]:
-        """Clean pages of whoever is expected back last, then dirty ones in the same order, tail first."""
+        """Clean pages, of the sequence expected back last first, tail first; then dirty ones in the same order."""
         for group, wanted, why in ((self._clean, Residency.CLEAN, "clean"), (self._dirty, Residency.DIRTY, "dirty")):
             for sequence in group:
                 for page in reversed(sequence.context.pages):
@@ -83,8 +83,11 @@ class CopyAhead:
                 group.discard(sequence)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """What is expected back much later than the sequence, last first. No copy is traded for one that is wanted as late:
-        estimates of nearly equal contexts change places all the time."""
+        """Host copies of contexts that are expected back much later than the sequence, last first.
+
+        Contexts expected back at nearly the same time never replace each other's copies, since their estimates often change
+        places.
+        """
         soon_s = LATER * self._remaining_s(sequence, now)
         for other in self._paused:
             if other is sequence or self._remaining_s(other, now) <= soon_s:

@@ -1,4 +1,4 @@
-"""What a step costs in seconds, as the scheduler believes it: `sched.profile.Profile`, or whatever answers like it."""
+"""The scheduler's estimate of a step's seconds; `sched.profile.Profile` is one."""
 
 from typing import Protocol
 

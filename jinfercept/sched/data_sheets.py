@@ -1,10 +1,10 @@
-"""Data sheets of GPUs, and the share of them that programs reach. For rooflines; nothing here is measured by us."""
+"""Data sheets of GPUs, and the share of them that programs reach: the input of rooflines. Nothing here is measured by us."""
 
 from typing import NamedTuple
 
 
 class Link(NamedTuple):
-    """Bytes per second that a host link really moves, below its nominal rate."""
+    """Bytes per second that a host link reaches in practice."""
 
     one_way_bytes_per_s: float
     both_ways_bytes_per_s: float

@@ -1,7 +1,7 @@
-"""How long the calls of one tool last: the last few durations, the calls still in flight, and the distribution they make.
+"""The distribution of a tool's call durations, from its last calls and from the calls in flight.
 
-Censored durations, of which only a lower bound is known, enter by Kaplan and Meier's estimate. Knows no costs and no clock:
-the present is the latest time at which a call began or ended.
+Censored durations, of which only a lower bound is known, count by Kaplan and Meier's estimate. Knows no costs and reads no
+clock: now is the latest time at which a call began or ended.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -11,31 +11,31 @@ from itertools import accumulate, chain
 from typing import NamedTuple, Self, final
 
 RING = 256
-"""Durations that are remembered per tool."""
+"""Durations kept per tool."""
 
 SHARE = 8
-"""Durations of one tenant in a `SharedHistory`."""
+"""Durations kept per tenant in a `SharedHistory`."""
 
 MOST_IN_FLIGHT = 2048
-"""Calls in flight that a history counts; beyond them it forgets the oldest."""
+"""Calls in flight that a history counts; beyond them it drops the oldest."""
 
 
 class Seen(NamedTuple):
-    """A duration, or how long a call lasted at least. At equal times, ends come before what was only seen to last so long."""
+    """A duration in seconds, or a lower bound of one (`censored`). Equal times sort durations before bounds."""
 
     duration_s: float
     censored: bool
 
 
 class SurvivalCurve(NamedTuple):
-    """A distribution of durations X, as atoms in ascending order. Every question costs O(log n).
+    """A distribution of durations X, as atoms in ascending order. Every method costs O(log n).
 
     Attributes:
         times: where the n atoms are, in seconds.
         mass: entry k is the probability of the atoms from the k-th on; n + 1 entries.
         moment: entry k is the sum of probability · time of the atoms from the k-th on; n + 1 entries.
-        outlasted_s: the last end that something has outlasted; then the last atom stands for what did. None if nothing has.
-        num_seen: durations behind it, censored ones included.
+        outlasted_s: the longest duration, if a censored one exceeds it; the last atom stands for those that do. Else None.
+        num_seen: durations that it is made of, censored ones included.
     """
 
     times: tuple[float, ...]
@@ -46,7 +46,7 @@ class SurvivalCurve(NamedTuple):
 
     @classmethod
     def from_seen(cls, seen: list[Seen]) -> Self:
-        """Kaplan and Meier's estimate. What lasts longer than anything that ended is put at twice its longest age.
+        """Kaplan and Meier's estimate. The mass beyond the longest duration is put at twice the longest censored one.
 
         Args:
             seen: ascending.
@@ -79,8 +79,8 @@ class SurvivalCurve(NamedTuple):
     def remaining_s(self, age_s: float) -> float:
         """E[X - age | X > age], for an age with `left(age) > 0`, or any if `outlasted_s` is there.
 
-        A call that has outlasted every end may never end, as when nobody comes back: its rest begins with twice the longest
-        age and grows with its own, so that of such calls the oldest is expected last, and younger ones before all of them.
+        A call that has outlasted every known duration may never end. Its expected rest is twice the longest known age, and
+        grows with its own: of such calls the oldest is expected last, and calls that have outlasted less are expected earlier.
         """
         index = bisect_right(self.times, age_s)
         if self.outlasted_s is None:
@@ -99,7 +99,7 @@ class DurationHistory:
     def __init__(self) -> None:
         self._ring: deque[Seen] = deque()
         self._sorted: list[Seen] = []
-        self._running: dict[Hashable, float] = {}  # when they began
+        self._running: dict[Hashable, float] = {}  # by call key: when it began
         self._now_s = 0.0
         self._curve = SurvivalCurve.from_seen([])
         self._num_changes = 0  # since the curve was made
@@ -112,7 +112,7 @@ class DurationHistory:
         self._pass(at_s)
 
     def end(self, call_key: Hashable, seen: Seen) -> None:
-        """A call ended by itself or was aborted; of one whose begin is not known only the duration counts."""
+        """A call ended; one that `start` does not know counts with its duration only."""
         began_s = self._running.pop(call_key, None)
         if len(self._ring) == RING:
             del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
@@ -122,7 +122,7 @@ class DurationHistory:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is anything to learn from."""
+        """Whether a call has ended."""
         return bool(self._ring)
 
     @property
@@ -144,7 +144,7 @@ class DurationHistory:
 
 @final
 class SharedHistory:
-    """What the calls of one tool took, by tenant: the last `SHARE` of each of the last `RING // SHARE` tenants.
+    """Durations of one tool's calls for all tenants: the last `SHARE` of each of the last `RING // SHARE` tenants.
 
     Only calls that have ended count. So none of K tenants that have all made `SHARE` calls weighs more than 1/K, however many
     calls it makes or has in flight.
@@ -170,7 +170,7 @@ class SharedHistory:
 
 
 def recent[K, V](entries: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
-    """The entry of a key, made if there is none: the last in the dict from now on. Of more than `most` the first one goes."""
+    """The entry of a key, made if there is none, and moved to the end; the first entry is dropped if there are over `most`."""
     found = entries.pop(key, None)
     if found is None:
         found = make()

@@ -1,7 +1,7 @@
-"""How long an interception will last, as a function of how long it has lasted. Moves nothing, reads no clock.
+"""Predicts how long an interception lasts from how long it has lasted. Moves nothing, reads no clock.
 
-Durations are learned by tool and by tenant; hints and true durations belong to single calls. Censored means seen to last at
-least so long, without an end: a call in flight, a time-out, a kill.
+Durations are learned by tool and by tenant; hints and true durations belong to single calls. A censored duration is a lower
+bound: that of a call in flight, or of one that timed out or was killed.
 """
 
 import math
@@ -12,19 +12,19 @@ from jinfercept.sched.durations import DurationHistory, Seen, SharedHistory, Sur
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 TRUST = 1 / 64
-"""λ of `HistoryEstimator` unless another is asked for: as small as the smallest age that it weighs against leaving at once.
+"""Default λ of `HistoryEstimator`: as small as the smallest age that it weighs against leaving at once.
 On InferCept's six tools it costs 1.07 times the optimum after 3 calls and 1.03 after 20, at worst 65 times; 0.1 would cost
 1.10 and 1.08, at worst 11 times."""
 
 MOST_TENANTS = 256
 MOST_TOOLS = 64
 MOST_SHARED = 256
-"""Histories that `HistoryEstimator` keeps: of so many tenants, of so many tools for each, and shared ones of so many tools that
-the server runs. Beyond them the one goes that was called least recently."""
+"""Histories that `HistoryEstimator` keeps: tenants, tools per tenant, and server tools with a shared history. Beyond them the
+least recently called one is dropped."""
 
 
 class Estimator(Protocol):
-    """Predicts durations of interceptions. Calls are alike whose `PendingCall` has the same `name` and `tenant`.
+    """Predicts durations of interceptions. Calls with the same `name` and `tenant` are alike.
 
     Queries about a call that has lasted `age_s` assume that it has not ended at that age.
     """
@@ -34,12 +34,12 @@ class Estimator(Protocol):
         ...
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
-        """A call ended after so many seconds.
+        """A call ended.
 
         Args:
-            call: as given to `started`, if it was.
-            duration_s: how long it lasted.
-            clean: it ended by itself; False for a time-out, a kill or an abort, where it might have lasted longer.
+            call: as given to `started`, if it was given.
+            duration_s: its seconds.
+            clean: it ended by itself; False for a timeout, a kill or an abort: the duration is censored.
         """
         ...
 
@@ -56,17 +56,17 @@ class Estimator(Protocol):
         ...
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """τ: the age until which to hold the context, and leave then if the call has not returned.
+        """τ, in seconds: hold the context until the call has this age, and leave if it has not returned by then.
 
         Args:
-            hold_cost_per_s: c > 0, waste of a second of holding.
-            leave_cost: B >= 0, waste of leaving, paid once.
+            hold_cost_per_s: c > 0, token·seconds per second of holding.
+            leave_cost: B >= 0, token·seconds of leaving, paid once.
         """
         ...
 
 
 def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float:
-    """Expected seconds until the last of a paused sequence's calls has returned: the longest of them."""
+    """Expected seconds until the last of a paused sequence's calls returns; as many as it has waited if it has no calls."""
     return max((estimator.remaining_s(call, age_s) for call in sequence.calls), default=age_s)
 
 
@@ -79,13 +79,13 @@ class ElapsedEstimator:
     """
 
     def started(self, call: PendingCall, at_s: float) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def duration_s(self, call: PendingCall, age_s: float) -> float:
-        """The age: what the paper puts for T_int."""
+        """The age, which the paper takes for T_int."""
         return age_s
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
@@ -100,20 +100,20 @@ class ElapsedEstimator:
 
 @final
 class OracleEstimator:
-    """Knows: `expected_s` of a call is the truth. For simulations only."""
+    """Takes `expected_s` of a call for its true duration. For simulations only."""
 
     def __init__(self) -> None:
         self._durations: dict[Hashable, float] = {}
 
     def started(self, call: PendingCall, at_s: float) -> None:
-        assert call.expected_s is not None, "an oracle is told the truth"
+        assert call.expected_s is not None, "an oracle needs the true duration"
         self._durations[call.key] = call.expected_s
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._durations.pop(call.key, None)
 
     def duration_s(self, call: PendingCall, age_s: float) -> float:
-        assert call.key in self._durations, "an oracle answers for calls that it was told of"
+        assert call.key in self._durations, "an oracle knows only the calls that have started"
         return max(age_s, self._durations[call.key])
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
@@ -123,7 +123,7 @@ class OracleEstimator:
         return float(self.remaining_s(call, age_s) > horizon_s)
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """For ever if holding to the end costs no more than leaving, else not at all."""
+        """Infinity if holding to the end costs no more than leaving, else 0."""
         return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
 
 
@@ -140,13 +140,13 @@ class _Tenant:
 
 @final
 class HistoryEstimator:
-    """Learns a distribution of durations per tool from its last calls; what has not ended counts as censored.
+    """Learns a distribution of durations per tool from its last calls; calls in flight count as censored.
 
     Every tenant has histories of its own. While a tenant has no history of a tool, the first of these that there is stands in:
     for a tool that the server runs, the shared history of that tool; the tenant's pooled history of all its tools;
     `ElapsedEstimator`, which also answers for a call that has outlasted everything known. A tenant's calls change nothing for
-    another but the shared histories, where it has a bounded share (`SharedHistory`). A caller's hint is believed until the call
-    has outlasted it. Memory is bounded by `MOST_TENANTS`, `MOST_TOOLS` and `MOST_SHARED`.
+    another but the shared histories, where it has a bounded share (`SharedHistory`). A hint counts as the duration until the
+    call has outlasted it. Memory is bounded by `MOST_TENANTS`, `MOST_TOOLS` and `MOST_SHARED`.
 
     Args:
         trust: λ in (0, 1]. Holding by `hold_until_s` costs at most `1 + 1/λ` times the optimum, whatever the durations, the
@@ -177,7 +177,7 @@ class HistoryEstimator:
         return age_s + self.remaining_s(call, age_s)
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        """Mean of `x - age` over the durations `x > age`; the age itself if nothing is known to have lasted longer."""
+        """Mean of `x - age` over the durations `x > age`; the age itself if no known duration is longer."""
         hint_s = _hint_s(call, age_s)
         if hint_s is not None:
             return hint_s - age_s
@@ -209,7 +209,7 @@ class HistoryEstimator:
         return min(max(tau_s, self._trust * even_s), even_s / self._trust)
 
     def _curve(self, call: PendingCall) -> SurvivalCurve:
-        """The distribution that stands for a call, in the order that the class names."""
+        """The distribution for a call: the first that the class names and that has durations."""
         tenant = self._tenants.get(call.tenant)
         own = tenant.tools.get(call.name) if tenant is not None else None
         if own is not None and own.has_ended:
@@ -221,7 +221,7 @@ class HistoryEstimator:
 
 
 def _hint_s(call: PendingCall, age_s: float) -> float | None:
-    """What the caller said, unless the call has lasted longer already."""
+    """The hint, unless the call has outlasted it."""
     return call.expected_s if call.expected_s is not None and call.expected_s > age_s else None
 
 

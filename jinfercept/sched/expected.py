@@ -1,4 +1,4 @@
-"""Paused sequences in the order in which they are expected back, kept while the estimates change. Moves nothing."""
+"""Paused sequences, sorted by when they are expected back, while the estimates change. Moves nothing."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from typing import NamedTuple, final
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import Sequence, State
 
-LOOKED_AT = 2
-"""Estimates that a plan looks at again."""
+REFRESHED = 2
+"""Estimates that a plan takes anew."""
 
 
 class _Rank(NamedTuple):
@@ -21,21 +21,21 @@ class _Rank(NamedTuple):
 
 @final
 class LastExpectedFirst:
-    """A set of paused sequences, whoever is expected back last first, and those that wait to run at the end.
+    """A set of paused sequences: the one expected back last first, those that wait to run at the end.
 
-    An estimate is taken when a sequence is added and again whenever its turn comes, `LOOKED_AT` at every plan: so a plan
-    costs the same whether ten or ten thousand are paused. Ranks are times of return, not times remaining, which makes
-    estimates of different moments comparable.
+    A sequence's estimate is taken when it is added, and then in turn, `REFRESHED` estimates per plan: a plan costs the same
+    whether ten or ten thousand sequences are paused. Ranks are times of return, not times remaining, so that estimates of
+    different moments compare.
 
     Args:
-        estimator: how long an interception still lasts.
+        estimator: expected seconds until an interception ends.
     """
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
         self._sorted: list[tuple[_Rank, Sequence]] = []
         self._ranks: dict[str, _Rank] = {}
-        self._turns: list[Sequence] = []
+        self._unrefreshed: list[Sequence] = []
         self._serial = 0
 
     def __len__(self) -> int:
@@ -45,11 +45,11 @@ class LastExpectedFirst:
         return sequence.id in self._ranks
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In order, as it is now: members may be added and discarded meanwhile."""
+        """The members in order, as of now: members may be added and discarded during the iteration."""
         return (sequence for _, sequence in list(self._sorted))
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Add a sequence, or look at it again."""
+        """Add a sequence, or take its estimate anew."""
         self.discard(sequence)
         if sequence.state is State.INTERCEPTED:
             key = -(now + remaining_s(self._estimator, sequence, now - sequence.paused_s))
@@ -61,16 +61,16 @@ class LastExpectedFirst:
         insort(self._sorted, (rank, sequence))
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence if it is in."""
+        """Remove a sequence if it is a member."""
         rank = self._ranks.pop(sequence.id, None)
         if rank is not None:
             del self._sorted[bisect_left(self._sorted, (rank,))]
 
-    def look_again(self, now: float) -> None:
-        """Take new estimates of the few whose turn it is."""
-        for _ in range(min(LOOKED_AT, len(self._sorted))):
-            if not self._turns:
-                self._turns = [sequence for _, sequence in self._sorted]
-            sequence = self._turns.pop()
+    def refresh(self, now: float) -> None:
+        """Take the next `REFRESHED` estimates anew."""
+        for _ in range(min(REFRESHED, len(self._sorted))):
+            if not self._unrefreshed:
+                self._unrefreshed = [sequence for _, sequence in self._sorted]
+            sequence = self._unrefreshed.pop()
             if sequence.id in self._ranks:
                 self.add(sequence, now)

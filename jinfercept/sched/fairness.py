@@ -1,9 +1,9 @@
-"""Which tenant comes first while several compete for slots, pages and the bucket. Numbers only: moves nothing, reads no clock.
+"""The order of service among tenants that compete for slots, pages and query tokens. Moves nothing, reads no clock.
 
 A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds (token·seconds). Paused
-and retained contexts cost nothing, since anybody may evict them. The order is that of virtual token counters (Sheng et al.,
-"Fairness in Serving Large Language Models", OSDI 2024, section 4): the tenant that has used least is served next, and one
-that becomes active begins no lower than the least that an active tenant has used, so that idle time earns no credit.
+and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual token counters (Sheng
+et al., "Fairness in Serving Large Language Models", OSDI 2024, section 4): the tenant that has used least is served next, and
+a tenant that becomes active begins no lower than the least that an active tenant has used, so that idle time earns no credit.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
 a running sequence has a right to one. A tenant that would still run at most half as many as another one after its next, or
@@ -29,7 +29,7 @@ class FairShare:
     """The use and the rights of the tenants of one scheduler.
 
     Args:
-        queues: whose sequences compete.
+        queues: the sequences of all tenants.
     """
 
     def __init__(self, queues: Queues) -> None:
@@ -44,19 +44,19 @@ class FairShare:
         Args:
             now: seconds on the engine's clock.
         """
-        lines, elapsed_s = self._queues.lines, now - self._at_s
+        queues, elapsed_s = self._queues.by_tenant, now - self._at_s
         self._at_s = now
-        if len(lines) < 2:  # alone there is nothing to compare with
-            self._active = set(lines)
+        if len(queues) < 2:  # alone there is nothing to compare with
+            self._active = set(queues)
             return False
         used = self._used
-        least = min((used.get(tenant, 0.0) for tenant in self._active if tenant in lines), default=0.0)
-        for tenant, line in lines.items():
+        least = min((used.get(tenant, 0.0) for tenant in self._active if tenant in queues), default=0.0)
+        for tenant, queue in queues.items():
             before = used.get(tenant, 0.0) if tenant in self._active else max(used.pop(tenant, 0.0), least)
-            used[tenant] = before + elapsed_s * sum([len(sequence.tokens) for sequence in line.running])
-        self._active = set(lines)
-        if len(used) > len(lines) + _MOST_IDLE:
-            del used[next(tenant for tenant in used if tenant not in lines)]
+            used[tenant] = before + elapsed_s * sum([len(sequence.tokens) for sequence in queue.running])
+        self._active = set(queues)
+        if len(used) > len(queues) + _MOST_IDLE:
+            del used[next(tenant for tenant in used if tenant not in queues)]
         return True
 
     def used(self, tenant: str) -> float:
@@ -66,53 +66,50 @@ class FairShare:
     def service_order(self) -> list[Sequence]:
         """The running sequences: each tenant's oldest, by arrival; behind them the others, by their tenant's use.
 
-        Whoever lacks a page takes it from the last of this order. Its first is always the oldest of all.
+        Its last one is preempted when a device slot is lacking; its first one is the oldest of all tenants.
         """
         return sorted(self._queues.running, key=self._rank)
 
     def last_served(self) -> Sequence:
-        """The end of the service order."""
+        """The last sequence of the service order."""
         return max(self._queues.running, key=self._rank)
 
-    def rooms(self, order: list[Sequence], room: int) -> dict[str, int]:
-        """How many query tokens each running sequence may compute in a step: one each, the rest for prompts by use.
+    def query_tokens(self, order: list[Sequence], total: int) -> dict[str, int]:
+        """Shares of a step's query tokens, by sequence id: one each, the rest for prompts by their tenant's use.
 
         Args:
-            order: of the running sequences that are still to be planned.
-            room: query tokens of the step.
-
-        Returns:
-            Tokens by sequence id.
+            order: the running sequences that are still to be planned.
+            total: query tokens of the step.
         """
-        rest = room - len(order)
-        rooms = {}
+        rest = total - len(order)
+        shares = {}
         for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
             wanted = max(0, sequence.length - sequence.context.ready - 1)
-            rooms[sequence.id] = 1 + min(wanted, max(0, rest))
+            shares[sequence.id] = 1 + min(wanted, max(0, rest))
             rest -= wanted
-        return rooms
+        return shares
 
     def next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next: by priority, tenants without a running sequence first, then by use."""
-        heads = [(self._claim(tenant, line, head), head) for tenant, line, head in self._heads()]
+        heads = [(self._start_rank(tenant, queue, head), head) for tenant, queue, head in self._heads()]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
     def entitled(self, refused: Container[str]) -> Sequence | None:
         """The waiting sequence whose tenant has the first right to a slot.
 
         Args:
-            refused: tenants that are not asked for.
+            refused: tenants that are left out.
         """
         heads = [
-            (self._claim(tenant, line, head), head)
-            for tenant, line, head in self._heads()
+            (self._start_rank(tenant, queue, head), head)
+            for tenant, queue, head in self._heads()
             if tenant not in refused
-            and (not line.running or self._above(tenant, head, pages=False) or self._above(tenant, head, pages=True))
+            and (not queue.running or self._above(tenant, head, pages=False) or self._above(tenant, head, pages=True))
         ]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
-    def giver(self, head: Sequence, *, pages: bool) -> Sequence | None:
-        """The running sequence that gives way to a right of a tenant's; None if all others have their share.
+    def victim(self, head: Sequence, *, pages: bool) -> Sequence | None:
+        """The running sequence that is preempted for a tenant's right; None if no tenant is above its share.
 
         It is not planned yet, and it is not its tenant's oldest.
 
@@ -121,32 +118,32 @@ class FairShare:
             pages: it lacks pages; else it lacks a slot.
         """
         above = self._above(head.tenant, head, pages=pages)
-        givers = [one for name in above for one in self._queues.lines[name].running[1:] if not one.planned]
-        return max(givers, key=self._rank, default=None)
+        victims = [one for name in above for one in self._queues.by_tenant[name].running[1:] if not one.planned]
+        return max(victims, key=self._rank, default=None)
 
     def _above(self, tenant: str, head: Sequence, *, pages: bool) -> list[str]:
-        """Tenants that have to give way to the next sequence of this one: all that run several, if this one runs none."""
-        lines = self._queues.lines
-        own, used = lines[tenant].running, self.used(tenant)
-        others = [(name, line.running) for name, line in lines.items() if name != tenant and len(line.running) > 1]
+        """Tenants that this one's right is measured against: all that run several sequences, if this one runs none."""
+        queues = self._queues.by_tenant
+        own, used = queues[tenant].running, self.used(tenant)
+        others = [(name, queue.running) for name, queue in queues.items() if name != tenant and len(queue.running) > 1]
         if not own:
             return [name for name, _ in others]
         size, least = (_num_tokens, 2 * (_num_tokens(own) + head.length)) if pages else (len, 2 * (len(own) + 1))
         return [name for name, running in others if size(running) >= least and self.used(name) >= used]
 
     def _heads(self) -> list[tuple[str, TenantQueue, Sequence]]:
-        """Of each tenant the first waiting sequence that does not wait for another one to compute its prompt."""
+        """Each tenant's first waiting sequence that does not wait for its leader."""
         return [
-            (tenant, line, head)
-            for tenant, line in self._queues.lines.items()
-            if (head := next((one for one in line.waiting if not one.follows), None)) is not None
+            (tenant, queue, head)
+            for tenant, queue in self._queues.by_tenant.items()
+            if (head := next((one for one in queue.waiting if not one.waits_for_leader), None)) is not None
         ]
 
-    def _claim(self, tenant: str, line: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:
-        return head.priority, bool(line.running), self.used(tenant), head.order
+    def _start_rank(self, tenant: str, queue: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:
+        return head.priority, bool(queue.running), self.used(tenant), head.order
 
     def _rank(self, sequence: Sequence) -> Rank:
-        oldest = self._queues.lines[sequence.tenant].running[0] is sequence
+        oldest = self._queues.by_tenant[sequence.tenant].running[0] is sequence
         return (
             (False, 0, 0.0, sequence.order)
             if oldest

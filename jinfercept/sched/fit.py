@@ -1,7 +1,7 @@
-"""The terms of a step's price, fitted to measured steps. Plain Python; measures nothing itself.
+"""Fits the terms of a step's price to measured steps. Plain Python; measures nothing itself.
 
-A step costs what its bucket costs, and something for what its rows read. Slopes come from steps of the same bucket only, and
-are medians, so that neither the buckets' own times nor a disturbed measurement move them.
+The price is a base per bucket, and a slope in the context tokens that the rows read. Slopes come from steps of the same bucket
+only, and are medians, so that neither the buckets' own times nor a disturbed measurement moves them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,17 +12,17 @@ from jinfercept.errors import ConfigError
 from jinfercept.sched.saturation import Saturation, saturation
 
 LEAST_SHARE = 0.1
-"""Of a bucket's fastest step: the least of it that is not reading contexts."""
+"""Share of a bucket's fastest step that its base has at least."""
 
 
 class MeasuredStep(NamedTuple):
-    """One kind of step and how long it took.
+    """One kind of step, and its measured seconds.
 
     Attributes:
         bucket: query tokens of the executable, all of them used.
-        context_tokens: that its rows read.
-        depth: tokens before its chunk; None: rows that decode, and a chunk from the first token if they leave room.
-        seconds: of the step.
+        context_tokens: tokens that its rows read.
+        depth: tokens before its one chunk; None: a step of decoding rows, and of a prompt's first chunk if they do not fill it.
+        seconds: its duration.
     """
 
     bucket: int
@@ -32,8 +32,8 @@ class MeasuredStep(NamedTuple):
 
 
 class StepFit(NamedTuple):
-    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line through
-    the buckets, of which S is a part."""
+    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line
+    through the buckets, with the saturation point S."""
 
     bucket_tokens: tuple[int, ...]
     bucket_s: tuple[float, ...]
@@ -67,7 +67,7 @@ def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
 
 
 def _base_s(steps: Sequence[MeasuredStep], context_s: float) -> float:
-    """Seconds of a bucket without its contexts: the median, and never next to nothing."""
+    """Seconds of a bucket without its contexts: the median, at least `LEAST_SHARE` of its fastest step."""
     rest = sorted(step.seconds - context_s * step.context_tokens for step in steps)
     return max(rest[(len(rest) - 1) // 2], LEAST_SHARE * min(step.seconds for step in steps))
 
@@ -79,8 +79,9 @@ def _pairs(steps: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, Measur
 
 
 def _median_slope(pairs: Iterable[tuple[int, float, float]]) -> float:
-    """The median of growth over distance, each weighted by how far its distance stands out of a noise that grows with
-    the level; 0 if there are none, or if it is negative.
+    """The weighted median of growth over distance; 0 if there are no pairs, or if it is negative.
+
+    A pair's weight is distance over level: noise grows with the level.
 
     Args:
         pairs: (distance, growth, level).

@@ -1,4 +1,4 @@
-"""What engines with a prefix cache do today: keep every paused context, evict the one paused longest when a slot is needed."""
+"""The policy of engines with a prefix cache: keep every paused context, and evict the one paused longest."""
 
 from collections.abc import Iterable, Iterator
 from typing import final
@@ -23,7 +23,7 @@ class LeastRecentlyUsed:
 
     def __init__(self, writes_through: bool) -> None:
         self._writes_through = writes_through
-        self._resident: dict[str, Sequence] = {}  # paused, and may have pages on the device; longest paused first
+        self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
         self._dirty: dict[str, Sequence] = {}
         self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
         self._running: dict[str, Sequence] = {}
@@ -36,7 +36,7 @@ class LeastRecentlyUsed:
             self._dirty[sequence.id] = self._hosted[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
-        """It stays where it is in the order."""
+        """Changes nothing: the order is that of pausing."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)

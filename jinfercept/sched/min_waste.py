@@ -1,13 +1,13 @@
-"""InferCept's own policy, to the letter: each iteration, swap what wastes most inside the free budget, keep or drop the rest.
+"""InferCept's own policy: each iteration, swap the most wasteful contexts within the free budget, keep or drop the rest.
 
-Where the paper leaves room: the link serves those who return first; a host part survives any later loss of the device part,
-and the return too, but swapping it out again takes budget like the first time (the paper frees it at swap-in); a context of
-age 0 wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure paused
-pages go by ascending waste.
+Where the paper is silent: fetches take the link's budget before swaps; a host copy outlives the device page, and the resumption
+too, but swapping the page out again takes budget like the first time (the paper frees the copy at swap-in); a context of age 0
+wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure paused pages are
+evicted by ascending waste.
 
-One correction: what the link will take for nothing in a moment is not dropped now. Keeping is priced until the call returns
-or the link has taken the context, whichever is sooner. With the paper's own estimate that changes next to nothing, since it
-believes every call short at first; without it, whoever knows that a call is long would recompute more than who does not.
+One correction: a context that the link will swap for free soon is not dropped now. Keeping is priced until the call returns or
+the link has moved the context, whichever is sooner. With the paper's own estimate this changes next to nothing, since that
+takes every call for a short one at first; with a better estimate, long calls would otherwise be recomputed more often.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +24,13 @@ SHORT_KINDS = frozenset({"math", "qa", "ve"})
 
 
 class Verdict(NamedTuple):
-    """What keeping and dropping one context would waste from now on, in token·seconds.
+    """The waste of keeping and of dropping one context from now on.
 
     Attributes:
-        tokens: its own on the device.
+        sequence: whose context it is.
+        preserve: equation (2), in token·seconds.
+        discard: equation (4), in token·seconds.
+        tokens: on the device, shared with no other context.
     """
 
     sequence: Sequence
@@ -45,7 +48,7 @@ Keep = Callable[[Verdict], bool]
 
 
 def keep_if_cheaper(verdict: Verdict) -> bool:
-    """Equation (5): keep what is cheaper to keep."""
+    """Equation (5): keep a context if that wastes no more than dropping it."""
     return verdict.preserve <= verdict.discard
 
 
@@ -55,7 +58,7 @@ def keep_short_kinds(verdict: Verdict) -> bool:
 
 
 def keep_none(verdict: Verdict) -> bool:
-    """Drop whatever the link budget does not save (ablation)."""
+    """Drop every context that the link budget does not reach (ablation)."""
     return False
 
 
@@ -64,12 +67,12 @@ class MinWaste:
     """The paper's choice, re-evaluated every iteration (InferCept §4.4).
 
     Args:
-        estimator: how long an interception still lasts; `elapsed` is the paper's.
+        estimator: expected seconds until an interception ends; `elapsed` is the paper's.
         forward_s: T_fwd, seconds of an iteration by query tokens.
         saturation: S, the query tokens after which an iteration grows longer.
         page_size: the least recompute chunk.
-        link_tokens_per_s: what the host link moves.
-        keep: what stays on the device of what the link did not take.
+        link_tokens_per_s: KV tokens per second of the host link.
+        keep: whether a context stays on the device that the link budget does not reach.
     """
 
     requeues_at_tail = False
@@ -92,14 +95,14 @@ class MinWaste:
         self._link_tokens_per_s = link_tokens_per_s
         self._keep = keep
         self._paused: dict[str, Sequence] = {}
-        self._hosted: dict[str, Sequence] = {}  # those too that have nothing on the device any more
+        self._hosted: dict[str, Sequence] = {}  # paused, with or without pages on the device
         self._last = Budget(0, 0)
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = self._hosted[sequence.id] = sequence
 
     def wait(self, sequence: Sequence) -> None:
-        """Its state says so."""
+        """Changes nothing: `moves` reads the sequence's state."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.pop(sequence.id, None)
@@ -142,14 +145,14 @@ class MinWaste:
         return longest_paused(list(self._hosted.values()), sequence)
 
     def _until_saved(self, verdict: Verdict, ahead: int) -> Verdict:
-        """The verdict if the context is kept no longer than until the link has taken it, and all that waste more."""
+        """The verdict, if the context is kept only until the link has moved it and the more wasteful ones before it."""
         if not self._link_tokens_per_s:
             return verdict
         until_s = ahead / self._link_tokens_per_s
         return verdict._replace(preserve=min(verdict.preserve, preserve_waste(until_s, verdict.tokens)))
 
     def _verdicts(self, now: float) -> list[Verdict]:
-        """Equations (2) and (4) for every intercepted context, by what is still on the device."""
+        """Equations (2) and (4) for the device pages of every intercepted context."""
         chunk = chunk_tokens(self._saturation, self._last.running_queries, self._page_size)
         verdicts = []
         for sequence in list(self._paused.values()):

@@ -1,4 +1,4 @@
-"""Who wants to know what a scheduler does: decision records, trace exports, studies. An observer decides nothing."""
+"""Callbacks of the scheduler, for decision records, trace exports and studies. An observer decides nothing."""
 
 from typing import Protocol, final
 
@@ -7,29 +7,29 @@ from jinfercept.sched.sequence import Sequence
 
 
 class Observer(Protocol):
-    """Told of what has just been done. What time it is, it asks its own clock."""
+    """Called after every change of state and every move. Reads its own clock."""
 
     def changed(self, sequence: Sequence) -> None:
-        """The sequence's state is another one than before; `sequence.preemptions` tells a preemption from a return."""
+        """The sequence's state has changed; `sequence.preemptions` tells a preemption from a return."""
         ...
 
     def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
         """A policy's move was executed, as far as the page allowed.
 
         Args:
-            move: the page, its sequence, and why.
-            copied_tokens: what the link carries to the host for it; 0 if nothing.
-            freed: its device slot is free now.
+            move: the page, its sequence, and the reason.
+            copied_tokens: tokens that the link moves to the host for it.
+            freed: whether the page's device slot is free now.
         """
         ...
 
 
 @final
 class Observers:
-    """Several, told in turn.
+    """Several observers as one.
 
     Args:
-        parts: who is told.
+        parts: called in this order.
     """
 
     def __init__(self, *parts: Observer) -> None:

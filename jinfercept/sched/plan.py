@@ -1,6 +1,6 @@
 """A complete, printable description of one iteration. Made by the scheduler, executed by a runner, priced by a simulator."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,19 +10,19 @@ from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""
 
-Masks = Callable[[], Mapping[int, Any]]
-"""What some of a plan's sampled rows may draw, by the row's number among them: an array of 32-bit words, in which bit `v % 32`
-of word `v // 32` allows token `v`. Called by the runner once the plan's compute was dispatched; not if nothing is sampled."""
+Masks = Mapping[int, Any]
+"""The tokens that constrained rows may draw, by the row's place among a plan's sampled chunks: an array of uint32 words, in
+which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may draw every token."""
 
 
 class Sample(NamedTuple):
     """How a chunk's next token is drawn.
 
     Attributes:
-        position: the new token's place in the sequence (the seed's counter).
-        options: what else the request asks for.
-        held: it may not end yet.
-        history: what the device has to remember of the sequence, if that has a new slot.
+        position: the new token's place in the sequence, which the draw's random key depends on.
+        options: sampling options besides temperature and seed.
+        held: end tokens are forbidden, since the request has not generated `min_tokens`.
+        history: the sequence's tokens, if its slot is new to the device and an option depends on them.
     """
 
     temperature: float
@@ -34,12 +34,12 @@ class Sample(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Which tokens of a prompt are to be scored by a chunk's logits.
+    """The tokens of a prompt whose log probabilities a chunk's logits give.
 
     Attributes:
-        first: the first of the chunk's tokens whose successor is.
+        first: the chunk's first token whose successor is scored, counted from the chunk's start.
         targets: that successor, and those of the tokens after it.
-        num_best: likeliest tokens to report beside each.
+        num_best: likeliest tokens to report for each.
     """
 
     first: int
@@ -55,8 +55,8 @@ class Chunk(NamedTuple):
         start: position of the first token.
         tokens: token ids, or `(FROM_DEVICE,)`.
         new_pages: (index in the page table, device slot) pairs that the runner does not know yet.
-        sample: draw the next token from the last one's logits, or None.
-        score: report log probabilities of tokens that are known already.
+        sample: how to draw the next token from the last one's logits; None: nothing is drawn.
+        score: tokens of the prompt to score; None: none.
     """
 
     slot: int
@@ -69,16 +69,16 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration, executed as: fetch, drop, copy-out, compute, sample, land.
+    """One iteration, executed in two phases: forward (fetch, drop, offload, compute, scatter), then sample.
 
     Attributes:
         number: counts the plans of one scheduler.
-        bucket: query tokens of the executable that runs it; 0 if nothing is computed.
-        chunks: what is computed, chunks of one token first.
+        bucket: query tokens of the executable that runs the chunks; 0 if there are none.
+        chunks: the query tokens, chunks of one token first.
         offload: pages copied to the host, as they were before this plan's compute.
-        fetch: pages brought to landing buffers.
-        land: landing buffers written to their device slots after the compute: readable from the next plan on.
-        drop: host slots whose arrays are to be forgotten.
+        fetch: pages copied from the host to staging buffers on the device.
+        scatter: staging buffers written to their device slots after the compute; the pages are readable from the next plan on.
+        drop: host slots whose arrays are freed.
     """
 
     number: int
@@ -107,13 +107,13 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What came of a plan.
+    """The tokens of a plan.
 
     Attributes:
         tokens: one per sampled chunk, in the plan's order.
-        elapsed_s: seconds that it took.
-        logprobs: one per sampled chunk, None where nobody asked; empty if nobody did at all.
-        scores: for each chunk with a score, in the plan's order, its targets'.
+        elapsed_s: seconds from the dispatch of the forward pass until the tokens were read.
+        logprobs: one per sampled chunk, None where the request asks for none; empty if no request asks for any.
+        scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""A plan while the scheduler makes it, and what is remembered of it until its result arrives."""
+"""A plan while the scheduler makes it, the finished plan with its sequences, and the counters of all plans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,21 +11,30 @@ from jinfercept.sched.sequence import Sequence
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan in the making.
+    """A plan while the scheduler makes it; mutable.
 
     Attributes:
-        link_tokens: what the host link can still move.
-        room: query tokens that the largest bucket can still take.
+        now: when it is made, in seconds of the engine's clock.
+        link_tokens: tokens of KV that the host link can still move.
+        bucket_tokens: query tokens of the largest bucket.
         context_tokens: context of the running sequences.
-        now: when it is made.
-        victims: the policy's order of loss, as far as it was used up.
-        host_victims: the same on the host, and for the sake of whom.
+        tenants_compete: sequences of several tenants run or wait.
+        query_tokens: query tokens that the largest bucket can still take.
+        stalled: a running sequence lacks a device slot, so that none starts any more.
+        chunks: the query tokens, with their sequences.
+        recomputing: sequences with a chunk that was computed before, at least in part.
+        recomputed: how many query tokens that were.
+        victims: the policy's order of eviction from the device, as far as it was not used up.
+        host_victims: a sequence, and the order of eviction from the host for its copies, likewise.
     """
 
-    link_tokens: int
-    room: int
-    context_tokens: int
     now: float
+    link_tokens: int
+    bucket_tokens: int
+    context_tokens: int
+    tenants_compete: bool
+    query_tokens: int = field(init=False)
+    stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     offload: list[PageCopy] = field(default_factory=list)
     fetch: list[PageCopy] = field(default_factory=list)
@@ -34,13 +43,16 @@ class PlanBuilder:
     victims: Iterator[Move] | None = None
     host_victims: tuple[Sequence, Iterator[Move]] | None = None
 
-    def seal(self, number: int, bucket: int, drop: tuple[int, ...]) -> "Planned":
-        """The plan, decoding rows first.
+    def __post_init__(self) -> None:
+        self.query_tokens = self.bucket_tokens
+
+    def build(self, number: int, bucket: int, drop: tuple[int, ...]) -> "PlannedStep":
+        """The plan, decoding chunks first.
 
         Args:
-            number: of plans that were made before.
+            number: plans that were made before.
             bucket: query tokens of the executable that runs it.
-            drop: host slots that are free.
+            drop: host slots whose arrays are freed.
         """
         self.chunks.sort(key=_is_long)
         plan = StepPlan(
@@ -54,18 +66,18 @@ class PlanBuilder:
         )
         sampled = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.sample])
         scored = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.score])
-        return Planned(plan, sampled, tuple(self.recomputing), self.recomputed, scored)
+        return PlannedStep(plan, sampled, tuple(self.recomputing), self.recomputed, scored)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, and what the scheduler has to know when the result arrives.
+class PlannedStep:
+    """A plan, and the sequences that its result is for.
 
     Attributes:
-        sampled: the sequences of the sampled chunks, with the epoch that the sample is for.
-        recomputing: the sequences whose chunks were computed before, at least in part.
+        sampled: the sequence of every sampled chunk, with its epoch: a sample of another epoch is void.
+        recomputing: sequences with a chunk that was computed before, at least in part.
         recomputed_tokens: how many of the plan's query tokens that were.
-        scored: the sequences of the chunks with scores, likewise.
+        scored: the sequence of every chunk with a score, with its epoch.
     """
 
     plan: StepPlan
@@ -81,7 +93,7 @@ def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
 
 @dataclass(slots=True)
 class Counters:
-    """What a scheduler has done since it began; tokens unless the name says otherwise."""
+    """Totals since the scheduler was made: plans, preemptions and interceptions; the others are tokens."""
 
     plans: int = 0
     computed: int = 0

@@ -1,4 +1,4 @@
-"""The policies by name, made from what a profile and an estimator know."""
+"""The policies by name, and how each is made from a profile and an estimator."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from jinfercept.sched.policy import Policy, discard, improved_discard, preserve,
 
 
 class PolicyInputs(NamedTuple):
-    """What policies are told of the machine and of durations.
+    """The inputs of policies: prices of the machine, and durations of interceptions.
 
     Attributes:
         cost: prices a step.
         saturation: S, the query tokens after which a step grows longer.
         page_size: tokens per page.
-        estimator: how long interceptions last.
+        estimator: predicts durations of interceptions.
     """
 
     cost: CostModel
@@ -29,11 +29,11 @@ class PolicyInputs(NamedTuple):
     estimator: Estimator
 
     def forward_s(self, query_tokens: int) -> float:
-        """T_fwd of the paper: context reading is not in it."""
+        """T_fwd of the paper: seconds of a step, without the reading of contexts."""
         return self.cost.step_s(query_tokens, 0)
 
     def make(self, name: str) -> Policy:
-        """A policy by name. Raises `ConfigError` if there is none."""
+        """Make a policy by name. Raises `ConfigError` if none has it."""
         check_name(name)
         return SETTINGS[name].make(self)
 
@@ -46,7 +46,7 @@ def check_name(name: str) -> None:
 
 
 def check_policy(policy: object) -> None:
-    """Raise `ConfigError` unless this is None, the name of a policy, or has the shape of one."""
+    """Raise `ConfigError` unless this is None, the name of a policy, or an object with the members of `Policy`."""
     if isinstance(policy, str):
         check_name(policy)
     elif policy is not None:
@@ -54,11 +54,12 @@ def check_policy(policy: object) -> None:
 
 
 class PolicyEntry(NamedTuple):
-    """A policy, and how its published form prefills.
+    """A policy that can be selected.
 
     Attributes:
-        make: the policy.
-        chunked_prefill: False: whole prompts, before anybody decodes (vLLM when InferCept was written).
+        make: makes the policy.
+        chunked_prefill: whether its published form chunks prefill; False: whole prompts, before any sequence decodes, as vLLM
+            did when InferCept was written.
     """
 
     make: Callable[[PolicyInputs], Policy]
@@ -83,5 +84,5 @@ SETTINGS: dict[str, PolicyEntry] = {
     "lru_host": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=True)),
     "copy_ahead": PolicyEntry(lambda known: CopyAhead(known.estimator)),
 }
-"""What can be selected. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
+"""The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -1,8 +1,8 @@
-"""What becomes of the context of a paused request. One small final class per policy, selected by name.
+"""The `Policy` protocol, and the policies that decide once, when a request pauses.
 
-A paused request is one that is intercepted, or that waits with pages of its own (it has returned, or was preempted). A policy
-hears when a request pauses and when it runs again, proposes moves at the start of every plan, and names victims when a page
-is needed and none is free. It moves nothing itself: the scheduler checks and executes every `Move`.
+A request is paused while it is intercepted, and while it waits with pages of its own, after its calls or after a preemption.
+The scheduler calls a policy when a request pauses and when it runs again, asks it for moves in every plan, and for victims when
+a device or host slot is needed and none is free. A policy moves nothing itself: the scheduler executes every `Move` it may.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ class Action(Enum):
 
 
 class Move(NamedTuple):
-    """One page of one paused request, what to do with it, and why."""
+    """An action for one page of a paused request, and its reason, in a few words."""
 
     sequence: Sequence
     page: Page
@@ -33,11 +33,11 @@ class Move(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What one iteration has left for paused contexts, and who runs in it; all in tokens.
+    """What one iteration has left for paused contexts, and the sizes of its running sequences; all in tokens.
 
     Attributes:
-        query_tokens: room in the largest bucket.
-        link_tokens: what the host link can still move behind the iteration's compute.
+        query_tokens: query tokens that the largest bucket can still take.
+        link_tokens: KV that the host link can still move while the iteration computes.
         running_context: context of the running sequences.
         running_queries: their query tokens in this iteration.
     """
@@ -52,9 +52,9 @@ class Policy(Protocol):
     """The choice between keeping, copying and dropping.
 
     Attributes:
-        requeues_at_tail: a returning request loses its place in the queue.
-        protects_paused: intercepted contexts give no page while anybody runs.
-        synchronous: transfers wait for nobody's budget; the step waits for them.
+        requeues_at_tail: a request whose calls have returned is queued last.
+        protects_paused: intercepted contexts lose no page while a sequence runs.
+        synchronous: transfers have no budget; the step waits for them.
     """
 
     requeues_at_tail: bool
@@ -62,27 +62,27 @@ class Policy(Protocol):
     synchronous: bool
 
     def pause(self, sequence: Sequence, now: float) -> None:
-        """The sequence's pages are claims from here on (it was intercepted or preempted)."""
+        """The sequence was intercepted or preempted: the references on its pages are evictable from now on."""
         ...
 
     def wait(self, sequence: Sequence) -> None:
-        """The calls of a paused sequence have returned: it will run as soon as it can, and is not intercepted any more."""
+        """The calls of a paused sequence have returned: it waits, and will run as soon as it can."""
         ...
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        """The sequence runs or is gone: its pages are not to be moved."""
+        """The sequence runs or is finished: its pages are not to be moved."""
         ...
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
-        """What to do at the start of this plan, most urgent first; copies beyond the budget are refused."""
+        """Moves for this plan, most urgent first; copies beyond the budget are refused."""
         ...
 
     def victims(self, now: float) -> Iterator[Move]:
-        """Pages to lose, next first, while somebody needs a device slot. Must in the end offer every paused page."""
+        """Evictions from the device, in order, while a slot is needed. Must offer every paused page in the end."""
         ...
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Host copies of other paused requests to drop, next first, while the host has no room for one of `sequence`'s.
+        """Evictions from the host, in order, while a copy of one of the sequence's pages needs a host slot.
 
         A page that is on the device too stays there, and is dirty again.
         """
@@ -99,21 +99,23 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
 
 
 class PausedSequences:
-    """The paused requests, and those among them that paused since the last plan."""
+    """The paused sequences, and those of them that paused since the last plan."""
 
     def __init__(self) -> None:
         self._all: dict[str, Sequence] = {}
         self._fresh: dict[str, Sequence] = {}
 
     def add(self, sequence: Sequence) -> None:
+        """Add a sequence that has just paused."""
         self._all[sequence.id] = self._fresh[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence if it is a member."""
         self._all.pop(sequence.id, None)
         self._fresh.pop(sequence.id, None)
 
     def take_fresh(self) -> list[Sequence]:
-        """Those that paused since the last call."""
+        """The sequences that paused since the last call."""
         fresh = list(self._fresh.values())
         self._fresh.clear()
         return fresh
@@ -122,23 +124,23 @@ class PausedSequences:
         return iter(list(self._all.values()))
 
     def youngest_first(self, action: Action, why: str) -> Iterator[Move]:
-        """Every page, youngest request first, tail first."""
+        """A move for every page, youngest sequence first, tail first."""
         for sequence in sorted(self._all.values(), key=lambda sequence: -sequence.order):
             for page in reversed(sequence.context.pages):
                 yield Move(sequence, page, action, why)
 
 
 Placement = Callable[[Sequence, int], Residency]
-"""Where page `index` of a sequence that has just paused shall be, as far as the pools allow."""
+"""The residency wanted for page `index` of a sequence that has just paused, as far as the pools allow."""
 
 
 @final
 class AtPause:
-    """Decides once, when a request pauses, where each of its pages shall be.
+    """Decides the residency of each page once, when its request pauses.
 
     Args:
-        placement: where each page shall be; DIRTY leaves it as it is.
-        evict: what happens to a paused page when somebody needs its slot: `SWAP` or `LOSE`.
+        placement: the residency wanted; DIRTY leaves a page as it is.
+        evict: action for a paused page whose slot is needed: `SWAP` or `LOSE`.
         requeues_at_tail, protects_paused, synchronous: see `Policy`.
     """
 
@@ -164,7 +166,7 @@ class AtPause:
         self._places[sequence.id] = [self._placement(sequence, index) for index in range(len(sequence.context.pages))]
 
     def wait(self, sequence: Sequence) -> None:
-        """What was decided at the pause stands."""
+        """Changes nothing: the pages are placed once, at the pause."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.remove(sequence)
@@ -202,15 +204,10 @@ def improved_discard() -> Policy:
 
 
 def preserve() -> Policy:
-    """Keep every intercepted context on the device; lose one only when nobody else could run (InferCept §3.2)."""
+    """Keep every intercepted context on the device; evict one only when no other sequence can run (InferCept §3.2)."""
     return AtPause(_keep_intercepted, evict=Action.LOSE, protects_paused=True)
 
 
 def swap() -> Policy:
     """Move every paused context to the host at once, and back when it runs again; steps wait for it (InferCept §3.2)."""
     return AtPause(lambda sequence, index: Residency.HOST, evict=Action.SWAP, synchronous=True)
-
-
-def scripted(placement: Placement) -> Policy:
-    """Force any residency mix, page by page: for tests and studies."""
-    return AtPause(placement, evict=Action.SWAP, synchronous=True)

@@ -1,4 +1,4 @@
-"""Whether long contexts are computed in chunks beside the decodes of others, or whole and first. A pure choice."""
+"""Chooses between chunked prefill and whole prompts. A pure function."""
 
 from jinfercept.errors import ConfigError
 
@@ -9,14 +9,14 @@ def chunks_prefill(
     """Whether prefill is chunked.
 
     Args:
-        asked: by the user; None: as published where that can be, else chunked.
+        asked: the user's choice; None: as published where steps are large enough for that, else chunked.
         published: whether the policy was published with chunked prefill.
         largest_step: query tokens of the largest executable.
         longest: tokens of the longest sequence, which without chunks has to fit into one step.
-        chunk_tokens: a limit on chunks; there are chunks then.
+        chunk_tokens: the user's limit on chunks, which implies them; None: none.
 
     Raises:
-        ConfigError: whole prompts were asked for, and there is no step for them.
+        ConfigError: the user asks for whole prompts, and no step holds the longest.
     """
     fits = longest <= largest_step and chunk_tokens is None
     if asked is False and not fits:

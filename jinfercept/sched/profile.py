@@ -1,7 +1,7 @@
-"""What steps and transfers cost on one machine with one model: a `Profile`, from a file, by name, or from data sheets.
+"""Prices of steps and transfers for one machine and model: a `Profile`, from a file, by name, or from data sheets.
 
-Profiles are JSON files with a version. The paper's constants and a few roofline estimates have names. Measuring is the
-profiler's work.
+Profiles are JSON files with a version. The paper's constants and a few roofline estimates have names. `startup.profiler`
+measures a profile.
 """
 
 import json
@@ -29,13 +29,13 @@ Source = Literal["paper", "roofline", "measured"]
 class Profile:
     """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + per_context_s · context tokens`.
 
-    A profile with buckets is a staircase instead of the line: a step costs what the executable costs that runs it.
+    With buckets, the price of a step without contexts is that of the executable that runs it, instead of the line.
     Raises `ConfigError` for numbers that no machine can have.
 
     Attributes:
         name: of the model and the machine.
         source: "paper" (the InferCept authors' constants), "roofline" (derived from data sheets) or "measured".
-        fixed_s: seconds that a step costs whatever is in it; below 0 only as the intercept of a line that starts at `flat_s`.
+        fixed_s: seconds of a step without tokens; below 0 only as the intercept of a line that starts at `flat_s`.
         per_query_s: seconds per query token.
         per_context_s: seconds per context token that the step's rows read.
         flat_s: least seconds of a step (reading the weights); 0 if there is no such floor.
@@ -44,11 +44,11 @@ class Profile:
         link_in_tokens_per_s: the same from the host to the device.
         link_both_tokens_per_s: both directions together when both are busy.
         kv_bytes_per_token: over all layers and devices.
-        dispatch_s: seconds of host work to enqueue a step; for the record, a measured step has them in its time.
+        dispatch_s: seconds of host work to dispatch a step; already part of a measured step's seconds.
         per_pair_s: seconds per pair of a chunk's query token and a token before the chunk, for `plan_s`.
-        bucket_tokens: query tokens of the executables, ascending; none: a step of any size runs at its own price.
-        bucket_s: seconds of each, full, without its contexts.
-        tables: what was measured or derived on the way: anything that JSON can hold.
+        bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
+        bucket_s: seconds of each executable, full, without its contexts.
+        tables: measurements and derivations behind the numbers: any JSON values.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Profile:
     def step_s(self, query_tokens: int, context_tokens: int) -> float:
         """Seconds of a step with so many query tokens whose rows read so many context tokens.
 
-        With buckets: the price of the one that runs so many query tokens. More than the largest holds are several steps.
+        With buckets: the price of the one that runs so many query tokens. More than the largest holds take several steps.
         """
         sizes = self.bucket_tokens
         if not sizes:
@@ -99,7 +99,7 @@ class Profile:
         return seconds + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
-        """Seconds of a plan's compute: `step_s`, and the attention of chunks to what lies before them."""
+        """Seconds of a plan's compute: `step_s`, and the attention of chunks to the tokens before them."""
         context_tokens = pairs = 0
         for chunk in plan.chunks:
             num_tokens = len(chunk.tokens)
@@ -213,10 +213,10 @@ def _ascends(values: Any) -> bool:
 
 
 class ProfiledModel(NamedTuple):
-    """What a roofline needs to know of a model.
+    """The numbers of a model that a roofline needs.
 
     Attributes:
-        name: for the profile's name.
+        name: part of the profile's name.
         params: weights.
         num_layers, num_kv_heads, head_dim: shape of the KV.
         bytes_per_number: of weights and KV alike; 2 is bfloat16.
@@ -236,14 +236,14 @@ class ProfiledModel(NamedTuple):
 
 
 def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
-    """A profile derived from a model's size and a data sheet, for machines that are not at hand. Nothing of it is measured.
+    """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
     reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own;
-    what they say to each other is left out, as are the operations of attention.
+    communication between them is left out, and so are the operations of attention.
 
     Args:
-        model: its numbers.
+        model: the model's numbers.
         gpu: a name in `GPUS`.
         num_gpus: GPUs that share every layer.
 

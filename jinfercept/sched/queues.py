@@ -1,4 +1,4 @@
-"""Who runs, who waits, who is intercepted: the sequences by state, in order of service. Knows no pages and no budgets."""
+"""The running, waiting and intercepted sequences, in order of service. Knows no pages and no budgets."""
 
 from bisect import insort
 from dataclasses import dataclass, field
@@ -9,8 +9,7 @@ from jinfercept.sched.observer import Observer
 from jinfercept.sched.sequence import Sequence, State
 
 _PRIORITY = 1 << 40
-"""More than all sequences that ever arrive."""
-
+"""Distance in `Sequence.order` between two priorities: more than all sequences that ever arrive."""
 
 _ORDER = attrgetter("order")
 
@@ -25,34 +24,34 @@ class TenantQueue:
 
 @final
 class Queues:
-    """Every unfinished sequence is on one of them.
+    """The queues of one scheduler; every unfinished sequence is on one of them.
 
     Args:
         max_num_seqs: sequences that may run at once: the runner's slots.
-        observer: told of every change of state.
+        observer: called with every change of state.
 
     Attributes:
         running, waiting: by `Sequence.order`, oldest first.
         intercepted: by id.
-        lines: the same running and waiting sequences by tenant; a tenant with none of them has no line.
+        by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
 
     def __init__(self, max_num_seqs: int, observer: Observer | None = None) -> None:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
-        self.lines: dict[str, TenantQueue] = {}
+        self.by_tenant: dict[str, TenantQueue] = {}
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._observer = observer
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more may run."""
+        """Whether one more sequence may run."""
         return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind everybody of its priority who was ever put last before it."""
+        """The sequence waits, behind all sequences of its priority that were put last before it."""
         self.leave(sequence)
         self._next_order += 1
         sequence.order = sequence.priority * _PRIORITY + self._next_order
@@ -64,10 +63,10 @@ class Queues:
         self._queue(sequence)
 
     def run(self, sequence: Sequence) -> None:
-        """The sequence runs, in a slot that the runner knows nothing of yet."""
+        """The sequence runs, in a slot whose page table the runner does not have yet."""
         self.leave(sequence)
         insort(self.running, sequence, key=_ORDER)
-        insort(self._line(sequence).running, sequence, key=_ORDER)
+        insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
         sequence.slot = self._slots.pop()
         sequence.table.clear()
         sequence.remembered = False
@@ -80,7 +79,7 @@ class Queues:
         self._enter(sequence, State.INTERCEPTED)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence is gone."""
+        """The sequence is finished."""
         self.leave(sequence)
         self._enter(sequence, State.FINISHED)
 
@@ -88,28 +87,28 @@ class Queues:
         """Take the sequence off the queue that it is on, if it is on one."""
         if sequence.slot is not None:
             self.running.remove(sequence)
-            self._line(sequence).running.remove(sequence)
+            self._tenant_queue(sequence).running.remove(sequence)
             self._slots.append(sequence.slot)
             sequence.slot = None
         elif sequence.state is State.INTERCEPTED:
             del self.intercepted[sequence.id]
         elif sequence.state is State.WAITING and sequence.order:
             self.waiting.remove(sequence)
-            self._line(sequence).waiting.remove(sequence)
-        line = self.lines.get(sequence.tenant)
-        if line is not None and not line.running and not line.waiting:
-            del self.lines[sequence.tenant]
+            self._tenant_queue(sequence).waiting.remove(sequence)
+        queue = self.by_tenant.get(sequence.tenant)
+        if queue is not None and not queue.running and not queue.waiting:
+            del self.by_tenant[sequence.tenant]
 
     def _queue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
-        insort(self._line(sequence).waiting, sequence, key=_ORDER)
+        insort(self._tenant_queue(sequence).waiting, sequence, key=_ORDER)
         self._enter(sequence, State.WAITING)
 
-    def _line(self, sequence: Sequence) -> TenantQueue:
-        line = self.lines.get(sequence.tenant)
-        if line is None:
-            line = self.lines[sequence.tenant] = TenantQueue()
-        return line
+    def _tenant_queue(self, sequence: Sequence) -> TenantQueue:
+        queue = self.by_tenant.get(sequence.tenant)
+        if queue is None:
+            queue = self.by_tenant[sequence.tenant] = TenantQueue()
+        return queue
 
     def _enter(self, sequence: Sequence, state: State) -> None:
         sequence.state = state

@@ -1,4 +1,4 @@
-"""What shapes a request's draws besides temperature, seed and position. Plain values: the arrays are the runner's."""
+"""Sampling options besides temperature, seed and position. Plain values: the arrays are the runner's."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,8 +12,8 @@ class DrawOptions:
 
     Attributes:
         params: of the request.
-        end_token_ids: what may not be drawn before `min_tokens`.
-        remembered: the device keeps something of the request by its slot: what it said, what it may say.
+        end_token_ids: tokens that may not be drawn before `min_tokens`.
+        remembered: the device keeps state by the request's slot: token counts, biases, allowed and bad tokens.
     """
 
     params: SamplingParams
@@ -22,11 +22,11 @@ class DrawOptions:
 
 
 class TokenHistory(NamedTuple):
-    """A sequence when it gets a slot of the device.
+    """The tokens of a sequence at the time it gets a slot.
 
     Attributes:
-        tokens: all of them.
-        external_spans: ranges, in order, that the model did not generate: the prompt, results of tools.
+        tokens: prompt, generated, and results of calls.
+        external_spans: ranges that the model did not generate, in order: the prompt, results of calls.
     """
 
     tokens: tuple[int, ...]
@@ -34,9 +34,10 @@ class TokenHistory(NamedTuple):
 
 
 def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:
-    """What a request asks for besides a temperature; None if that is all.
+    """The options of a request; None if it has none besides temperature and seed.
 
     Args:
+        params: of the request.
         end_token_ids: tokens that would end the request.
     """
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)

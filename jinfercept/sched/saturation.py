@@ -1,4 +1,4 @@
-"""Where steps begin to take longer: the saturation point S, from measured step times. Plain Python; measures nothing itself."""
+"""The saturation point S, at which steps begin to take longer, from measured step times. Plain Python."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jinfercept.errors import ConfigError
 
 FLAT = 1.1
-"""Times whose largest is less than so many times the smallest do not grow: that much is noise."""
+"""Step times do not grow if the largest is less than so many times the smallest: the difference is noise."""
 
 
 class Saturation(NamedTuple):

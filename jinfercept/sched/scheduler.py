@@ -1,30 +1,25 @@
-"""Makes one `StepPlan` after another: who runs, who waits, who is paused, and what moves. Runs nothing, knows no text.
+"""Makes one `StepPlan` after another: which sequences run, which wait, which pages move. Runs nothing, knows no text.
 
-A plan is drafted in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what
-it lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
-contexts, into what is left of the link. Whoever needs a device slot takes, in this order, a free one, a finished prefix's,
-a paused context's (the policy says which), and at last the youngest running sequence's. While sequences of several tenants
-compete, `FairShare` says who is first, and who gives way.
+A plan is built in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
+lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
+contexts, into what is left of the link. `Eviction` frees the device slots that this takes. While sequences of several tenants
+compete, `FairShare` gives the order of service and says which sequences give way.
 """
 
-from typing import Literal
-
-from jinfercept.kv.context import Found
+from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.eviction import Eviction, Preemption
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
-from jinfercept.sched.plan_builder import Counters, PlanBuilder, Planned
-from jinfercept.sched.policy import Action, Budget, Policy
+from jinfercept.sched.plan_builder import Counters, PlanBuilder, PlannedStep
+from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
-
-Preemption = Literal["auto", "recompute", "swap"]
-"""What becomes of a preempted sequence's pages."""
 
 _FROM_DEVICE = (FROM_DEVICE,)
 
@@ -34,17 +29,16 @@ class Scheduler:
 
     Args:
         kv: the pages; the scheduler is its only user.
-        policy: what becomes of paused contexts.
+        policy: decides what becomes of paused contexts.
         cost: prices a step, for the link budget.
-        estimator: is told when calls start and end; policies that want it hold it too.
+        estimator: learns how long calls last; policies may share it.
         buckets: query tokens of the executables, ascending; the last is the most that one step computes.
         max_num_seqs: sequences that may run at once.
         max_model_len: tokens that a sequence may have; the device pool must hold them.
         chunk_tokens: most query tokens of one sequence in one step.
-        whole_prompts: no chunked prefill: whoever can start is computed whole, several together, before anybody decodes.
-        observer: told of states and moves.
-        preemption: what becomes of the pages of a running sequence that gives way: the policy's choice (`auto`), or, for
-            studies, dropped at once (`recompute`) or moved to the host whatever the link has left (`swap`).
+        whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
+        observer: called with changes of state and with moves.
+        preemption: what becomes of a preempted sequence's pages; anything but "auto" is for studies.
     """
 
     def __init__(
@@ -69,16 +63,14 @@ class Scheduler:
         self.running, self.waiting = self._queues.running, self._queues.waiting
         self.intercepted = self._queues.intercepted
         self._fair = FairShare(self._queues)
-        self._several = False  # tenants compete in the plan that is made
         self._transfers = Transfers(kv, policy, self.counters, observer)
+        self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preemption)
         self._policy = policy
         self._estimator = estimator
-        self._room = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
+        self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._largest = buckets[-1]
         self._chunk_tokens = chunk_tokens
         self._whole_prompts = whole_prompts
-        self._preemption: Preemption = preemption
-        self._stalled = False
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -87,14 +79,14 @@ class Scheduler:
         self._queues.put_last(sequence)
 
     def accept(self, sequence: Sequence, token: int) -> None:
-        """A sampled token was read: it is the sequence's next one."""
+        """Append a sampled token to its sequence."""
         sequence.pending -= 1
         sequence.generated += 1
         sequence.tokens.append(token)
         self.kv.commit(sequence.context, sequence.tokens)
 
     def intercept(self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = ()) -> None:
-        """The sequence has called out: samples still in flight are void, its pages become claims."""
+        """Pause a sequence that has called out: its samples in flight are void, its references evictable."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         sequence.paused_s, sequence.calls = now, calls
@@ -108,42 +100,43 @@ class Scheduler:
         self._policy.pause(sequence, now)
 
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[CallDuration, ...] = ()) -> None:
-        """All calls have returned: append their tokens and queue the sequence by its original arrival (or at the tail).
+        """Append the results of a sequence's calls, and queue it by its original arrival (or last, as the policy says).
 
         Args:
-            ended: how each of the sequence's calls ended.
+            tokens: of the results.
+            ended: the duration of each of the sequence's calls.
         """
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.calls, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
         sequence.external_spans.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
         sequence.tokens.extend(tokens)
-        self._come_back(sequence, in_place=True)
+        self._queue_again(sequence, in_place=True)
 
-    def follow(self, kept: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
-        """A new sequence goes on from one that has ended and was kept, intercepted: it takes over its context, and its pause.
+    def extend(self, retained: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
+        """Hand the context of a finished request's sequence to the sequence of its follow-up, and queue that.
 
         Args:
-            kept: is gone afterwards.
+            retained: intercepted; finished afterwards.
             sequence: new, not added.
-            num_tokens: leading tokens that both have; at least the new one's last is not among them.
-            in_place: it is queued by the kept one's arrival, as after a call; else behind all others.
+            num_tokens: leading tokens that both have, without the new one's last.
+            in_place: queue it by the arrival of `retained`, as after a call; else last.
         """
-        for call in kept.calls:
-            self._estimator.observe(call, now - kept.paused_s)
-        self._policy.resume(kept, now)
-        self._queues.finish(kept)
+        for call in retained.calls:
+            self._estimator.observe(call, now - retained.paused_s)
+        self._policy.resume(retained, now)
+        self._queues.finish(retained)
         self.kv.close(sequence.context)
-        sequence.context, kept.context = kept.context, sequence.context
+        sequence.context, retained.context = retained.context, sequence.context
         self.kv.cut(sequence.context, num_tokens)
-        sequence.max_computed = min(kept.max_computed, num_tokens)
-        sequence.adopted = Found(0, 0, 0)
-        self._queues.intercept(sequence)  # for a moment, for the policy: it has been here since the kept one paused
-        sequence.order, sequence.paused_s, sequence.calls = kept.order, kept.paused_s, kept.calls
-        self._policy.pause(sequence, kept.paused_s)
-        self._come_back(sequence, in_place)
+        sequence.max_computed = min(retained.max_computed, num_tokens)
+        sequence.retained = ContextResidency(0, 0, 0)
+        self._queues.intercept(sequence)  # for the policy, which sees a pause that goes on and then ends
+        sequence.order, sequence.paused_s, sequence.calls = retained.order, retained.paused_s, retained.calls
+        self._policy.pause(sequence, retained.paused_s)
+        self._queue_again(sequence, in_place)
 
-    def _come_back(self, sequence: Sequence, in_place: bool) -> None:
+    def _queue_again(self, sequence: Sequence, in_place: bool) -> None:
         if in_place and not self._policy.requeues_at_tail:
             self._queues.wait(sequence)
         else:
@@ -151,7 +144,7 @@ class Scheduler:
         self._policy.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
-        """The sequence is done or given up, in whatever state it is: its pages are free or cached at once."""
+        """Remove a sequence in whatever state it is: its pages are free or cached at once."""
         if sequence.state is State.FINISHED:
             return
         if sequence.state is State.INTERCEPTED:
@@ -164,72 +157,69 @@ class Scheduler:
 
     @property
     def protects_paused(self) -> bool:
-        """Whether nothing is taken from a paused context while anybody runs."""
+        """Whether paused contexts lose no page while a sequence runs."""
         return self._policy.protects_paused
 
-    @property
-    def num_unfinished(self) -> int:
-        return len(self.running) + len(self.waiting) + len(self.intercepted)
-
     def num_waiting_of(self, tenant: str) -> int:
-        """Sequences of a tenant that wait for their turn. From any thread."""
-        line = self._queues.lines.get(tenant)
-        return len(line.waiting) if line is not None else 0
+        """Sequences of a tenant in the waiting queue. From any thread."""
+        queue = self._queues.by_tenant.get(tenant)
+        return len(queue.waiting) if queue is not None else 0
 
     @property
     def unfinished(self) -> list[Sequence]:
+        """The sequences that run, wait or are intercepted."""
         return [*self.running, *self.waiting, *self.intercepted.values()]
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> Planned:
-        """The next iteration; its plan is empty (false) if nothing can be done before a result or a return arrives."""
+    def plan(self, now: float) -> PlannedStep:
+        """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.store.begin()
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
-        hidden = self._room.link_tokens(len(self.running), context_tokens)
-        draft = PlanBuilder(hidden, self._largest, context_tokens, now)
-        self._stalled = False
-        self._several = self._fair.charge(now)
+        hidden = self._budget.link_tokens(len(self.running), context_tokens)
+        builder = PlanBuilder(now, hidden, self._largest, context_tokens, tenants_compete=self._fair.charge(now))
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
-            self._admit_all(draft, now)
-        elif self._several:
-            self._admit_entitled(draft, now)
-        if not self._whole_prompts or not draft.chunks:
-            self._run_all(draft, now)
+            self._admit_all(builder)
+        elif builder.tenants_compete:
+            self._admit_entitled(builder)
+        if not self._whole_prompts or not builder.chunks:
+            self._run_all(builder)
         if not self._whole_prompts:
-            self._admit_all(draft, now)
-        draft.link_tokens += self._room.link_tokens(self._largest - draft.room, context_tokens) - hidden
-        self._move_all(draft, now)
-        planned = draft.seal(
-            self.counters.plans, self._room.bucket(self._largest - draft.room), self.kv.store.drain_dropped()
+            self._admit_all(builder)
+        builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
+        self._eviction.move_paused(builder)
+        planned = builder.build(
+            self.counters.plans,
+            self._budget.bucket(self._largest - builder.query_tokens),
+            self.kv.store.drain_dropped(),
         )
         self.counters.plans += bool(planned.plan)
         return planned
 
-    def _run_all(self, draft: PlanBuilder, now: float) -> None:
-        """Give every running sequence its token or its next chunk, oldest first, keeping one token for each still to come."""
-        if self._several:
-            self._run_fairly(draft, now)
+    def _run_all(self, builder: PlanBuilder) -> None:
+        """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
+        if builder.tenants_compete:
+            self._run_fairly(builder)
             return
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
             index += 1
-            if not self._decode(draft, sequence):
-                self._run(draft, sequence, draft.room - (len(self.running) - index), now)
+            if not self._decode(builder, sequence):
+                self._run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
-    def _run_fairly(self, draft: PlanBuilder, now: float) -> None:
-        """The same for several tenants: in the order of service, prompts by their tenant's use."""
+    def _run_fairly(self, builder: PlanBuilder) -> None:
+        """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use."""
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
-        rooms = self._fair.rooms(order, draft.room)
+        shares = self._fair.query_tokens(order, builder.query_tokens)
         for sequence in order:
-            if sequence.state is State.RUNNING and not self._decode(draft, sequence):
-                self._run(draft, sequence, rooms[sequence.id], now)
+            if sequence.state is State.RUNNING and not self._decode(builder, sequence):
+                self._run(builder, sequence, shares[sequence.id])
 
-    def _decode(self, draft: PlanBuilder, sequence: Sequence) -> bool:
-        """Plan the next token of a sequence that lacks nothing for it: what `_run` comes to almost always, in short."""
+    def _decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `_run`."""
         context, known = sequence.context, len(sequence.tokens)
         start = known + sequence.pending - 1
         if (
@@ -244,80 +234,80 @@ class Scheduler:
         tokens = (sequence.tokens[start],) if start < known else _FROM_DEVICE
         sample = sequence.draw(start + 1)
         assert sequence.slot is not None
-        draft.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
-        draft.room -= 1
+        builder.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
+        builder.query_tokens -= 1
         self.counters.computed += 1
         sequence.max_computed = start + 1
         sequence.planned = True
         sequence.pending += 1
         return True
 
-    def _admit_all(self, draft: PlanBuilder, now: float) -> None:
-        """Start waiting sequences in order while there is room; the first that cannot start holds back the rest.
+    def _admit_all(self, builder: PlanBuilder) -> None:
+        """Start waiting sequences in order while query tokens are left; the first that cannot start holds back the rest.
 
-        Those whose prompt another one is about to compute do not: they let others pass until it is there.
+        A sequence that waits for its leader is passed over.
         """
-        while self.waiting and self._queues.has_slot and draft.room > 0 and not self._stalled:
-            if self._several:
+        while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
+            if builder.tenants_compete:
                 sequence = self._fair.next_waiting()
             else:
-                sequence = next((waiting for waiting in self.waiting if not waiting.follows), None)
+                sequence = next((waiting for waiting in self.waiting if not waiting.waits_for_leader), None)
             if sequence is None:
                 return
-            if self._whole_prompts and draft.chunks:
+            if self._whole_prompts and builder.chunks:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
-                if missing > draft.room:
+                if missing > builder.query_tokens:
                     return
-            if sequence.pending or not self._admit(draft, sequence, now):
+            if sequence.pending or not self._admit(builder, sequence):
                 return
-            self._run(draft, sequence, draft.room, now)
+            self._run(builder, sequence, builder.query_tokens)
 
-    def _admit_entitled(self, draft: PlanBuilder, now: float) -> None:
-        """Start waiting sequences of tenants below their share, before anybody else is served; others give way to them."""
+    def _admit_entitled(self, builder: PlanBuilder) -> None:
+        """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
         refused = set[str]()
-        while not self._stalled and (sequence := self._fair.entitled(refused)) is not None:
-            room = draft.room - sum([not running.planned for running in self.running])
-            if room <= 0:
+        while not builder.stalled and (sequence := self._fair.entitled(refused)) is not None:
+            most = builder.query_tokens - sum([not running.planned for running in self.running])
+            if most <= 0:
                 return
-            if sequence.pending or not self._place(draft, sequence, now):
+            if sequence.pending or not self._place(builder, sequence):
                 refused.add(sequence.tenant)
             else:
-                self._run(draft, sequence, room, now)
+                self._run(builder, sequence, most)
 
-    def _place(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
-        """Admit a sequence by its tenant's right to a slot and to pages: sequences of tenants above their share give way."""
-        while not (self._queues.has_slot and self._admit(draft, sequence, now)):
-            giver = self._fair.giver(sequence, pages=self._queues.has_slot)
-            if giver is None:
+    def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants above their share."""
+        while not (self._queues.has_slot and self._admit(builder, sequence)):
+            victim = self._fair.victim(sequence, pages=self._queues.has_slot)
+            if victim is None:
                 return False
-            self._preempt(draft, giver, now)
+            self._eviction.preempt(builder, victim)
         return True
 
-    def _admit(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
-        """Turn the head of the line's claims into references if its whole context can be placed."""
+    def _admit(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Start a waiting sequence, if the device has slots for its whole context; False if not."""
         kv, context = self.kv, sequence.context
         if not sequence.wants_scores:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)
         needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
-        to_be_had = (
-            kv.store.num_free + kv.store.num_cached + (0 if self._policy.protects_paused else kv.store.num_paused)
-        )
-        if self.running and needed > to_be_had:
+        available = kv.store.num_free + kv.store.num_cached
+        if not self._policy.protects_paused:
+            available += kv.store.num_paused
+        if self.running and needed > available:
             kv.release(context)
             if not sequence.max_computed:
-                kv.close(context)  # it has nothing of its own yet: what it adopted stays a finished prefix
+                kv.close(context)  # all its pages are shared ones: they stay cached prefixes
             return False
         self._queues.run(sequence)
         sequence.planned = False
-        draft.context_tokens += sequence.length
+        builder.context_tokens += sequence.length
         if not sequence.max_computed:
             sequence.max_computed = len(context.pages) * kv.page_size
-        sequence.found = kv.survey(context, sequence.max_computed)
+        sequence.residency = kv.survey(context, sequence.max_computed)
         if sequence.num_cached is None:
-            sequence.num_cached = sequence.found.device + sequence.found.host
-            sequence.adopted = sequence.adopted and sequence.found
-        self._policy.resume(sequence, now)
+            sequence.num_cached = sequence.residency.device + sequence.residency.host
+            sequence.retained = sequence.retained and sequence.residency
+        self._policy.resume(sequence, builder.now)
         return True
 
     def _slots_needed(self, sequence: Sequence) -> int:
@@ -328,27 +318,31 @@ class Scheduler:
         wanted = sequence.length // self.kv.page_size + 1
         return self.kv.missing_slots(context) + max(0, wanted - len(context.pages))
 
-    def _run(self, draft: PlanBuilder, sequence: Sequence, room: int, now: float) -> None:
-        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow."""
+    def _run(self, builder: PlanBuilder, sequence: Sequence, most: int) -> None:
+        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow.
+
+        Args:
+            most: query tokens that it may take.
+        """
         kv, context, length = self.kv, sequence.context, sequence.length
         if context.ready < length - 1:
             kv.advance(context)
-            self._fetch(draft, sequence, now)
+            self._fetch(builder, sequence)
         if not sequence.wants_token or length >= self.max_model_len:
             return
         start = min(context.ready, length - 1)
         end = length if start == length - 1 else kv.gap_end(context, length)
-        end = min(end, start + max(0, min(room, self._chunk_tokens)))
+        end = min(end, start + max(0, min(most, self._chunk_tokens)))
         for position in range(start, end):
             if kv.needs_slot(context, position):
-                if not self._free_slot(draft, sequence, now):
+                if not self._eviction.free_slot(builder, sequence):
                     end = position
                     break
                 kv.give_slot(context, position)
         if start < end:
-            self._add_chunk(draft, sequence, start, end)
+            self._add_chunk(builder, sequence, start, end)
 
-    def _add_chunk(self, draft: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
+    def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         assert sequence.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
@@ -361,14 +355,14 @@ class Scheduler:
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:
             sequence.recomputed += recomputed
-            draft.recomputed += recomputed
-            draft.recomputing.append(sequence)
+            builder.recomputed += recomputed
+            builder.recomputing.append(sequence)
         sequence.planned = True
         sequence.pending += sample is not None
         self.counters.computed += end - start
         self.counters.recomputed += recomputed
-        draft.chunks.append((sequence, chunk))
-        draft.room -= end - start
+        builder.chunks.append((sequence, chunk))
+        builder.query_tokens -= end - start
 
     def _new_pages(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
         """Entries of the page table, up to the chunk's end, that the runner does not know yet."""
@@ -381,69 +375,16 @@ class Scheduler:
             new.append((index, slot))
         return tuple(new)
 
-    def _fetch(self, draft: PlanBuilder, sequence: Sequence, now: float) -> None:
-        """Bring the sequence's host pages back, first token first, as far as the link's budget and the slots go."""
+    def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
-            if not self._transfers.may_move(draft) or not self._free_slot(draft, sequence, now):
+            if not self._transfers.may_move(builder) or not self._eviction.free_slot(builder, sequence):
                 return
-            if not self._transfers.may_move(draft):
+            if not self._transfers.may_move(builder):
                 return
-            self._transfers.fetch(draft, sequence, page)
-
-    # -- slots -----------------------------------------------------------------------------------------------------
-
-    def _free_slot(self, draft: PlanBuilder, sequence: Sequence, now: float) -> bool:
-        """See to it that a device slot is free; False if `sequence` has to wait for one."""
-        kv, policy = self.kv, self._policy
-        if kv.store.num_free or kv.store.evict_cached():
-            return True
-        if not policy.protects_paused and self._evict(draft, now):
-            return True
-        while self.running and (last := self._last_served()) is not sequence and not last.planned:
-            self._preempt(draft, last, now)
-            if kv.store.num_free or kv.store.evict_cached() or (not policy.protects_paused and self._evict(draft, now)):
-                return True
-        if self.running[0] is sequence and policy.protects_paused and self._evict(draft, now):
-            return True
-        self._stalled = True
-        return False
-
-    def _last_served(self) -> Sequence:
-        """The running sequence that gives way first."""
-        return self._fair.last_served() if self._several else self.running[-1]
-
-    def _evict(self, draft: PlanBuilder, now: float) -> bool:
-        """Take one slot from the paused contexts, in the policy's order."""
-        if not self.kv.store.num_paused:
-            return False
-        for victims in (draft.victims or iter(()), self._policy.victims(now)):
-            draft.victims = victims
-            if any(self._transfers.move(draft, move) for move in victims):
-                return True
-        return self.kv.store.evict_paused()
-
-    def _preempt(self, draft: PlanBuilder, sequence: Sequence, now: float) -> None:
-        """Send a running sequence back to the queue; its pages become claims."""
-        self._queues.wait(sequence)
-        self.kv.release(sequence.context)
-        draft.victims = None
-        sequence.preemptions += 1
-        self.counters.preemptions += 1
-        if self._preemption == "auto":
-            self._policy.pause(sequence, now)
-            self._move_all(draft, now)
-        else:
-            action = Action.SWAP if self._preemption == "swap" else Action.LOSE
-            self._transfers.force_out(draft, sequence, action)
-
-    def _move_all(self, draft: PlanBuilder, now: float) -> None:
-        queries = self._largest - draft.room
-        budget = Budget(draft.room, draft.link_tokens, draft.context_tokens, queries)
-        for move in self._policy.moves(budget, now):
-            self._transfers.move(draft, move)
-
-    # -- bookkeeping -----------------------------------------------------------------------------------------------
+            self._transfers.fetch(builder, sequence, page)
 
     def _void_pending(self, sequence: Sequence) -> None:
+        """Void the samples in flight."""
         sequence.pending = 0
         sequence.epoch += 1

@@ -1,16 +1,16 @@
-"""A request as the scheduler sees it: token ids, a state, a context. Knows no text, no tools and no clock."""
+"""A request as the scheduler has it: token ids, a state, a context. Knows no text, no tools and no clock."""
 
 from collections.abc import Hashable
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from jinfercept.kv.context import Context, Found
+from jinfercept.kv.context import Context, ContextResidency
 from jinfercept.sched.plan import Sample, Score
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
 
 class State(Enum):
-    """Where a request stands. A returning request waits like any other, with some pages missing or on the host."""
+    """A request's state. One whose calls have returned waits like a new one, with some pages on the host or missing."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -19,8 +19,8 @@ class State(Enum):
 
 
 CallKind = Literal["server_tool", "client_tool", "reader", "unknown_tool"]
-"""Who answers a call: a tool that the server runs, for all tenants alike; one that the client runs; the reader of a finished
-answer; or, of a name that no tool has, an error message."""
+"""Who answers a call: a tool that the server runs, for all tenants alike; a tool that the client runs; the reader of a finished
+answer, who may write a follow-up; or the engine, with an error, since no tool has the name."""
 
 
 class PendingCall(NamedTuple):
@@ -28,9 +28,9 @@ class PendingCall(NamedTuple):
 
     Attributes:
         name: of the tool, or of the reader.
-        key: tells it from all other calls in flight.
-        expected_s: seconds that it takes, if its caller says so.
-        tenant: on whose behalf it is made.
+        key: unique among the calls in flight.
+        expected_s: hint of its duration in seconds; None if there is none.
+        tenant: whose request calls.
         kind: who answers it.
     """
 
@@ -42,7 +42,7 @@ class PendingCall(NamedTuple):
 
 
 class CallDuration(NamedTuple):
-    """How a call ended: after so many seconds, and by itself (`clean`) or because it was given up."""
+    """A call's duration in seconds, and whether the call ended by itself (`clean`) or was cut off."""
 
     duration_s: float
     clean: bool = True
@@ -51,13 +51,12 @@ class CallDuration(NamedTuple):
 class Sequence:
     """One request's tokens and place; mutable, owned by the `Scheduler`.
 
-    `tokens` are the accepted ones: prompt, generated and returned. `pending` counts samples that were planned and are not
-    read yet. `epoch` grows whenever pending samples become void (an interception, an end). `external_spans` are the ranges of
-    tokens that the model did not generate: the prompt first, then results of tools.
+    `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
+    collected yet. `epoch` grows whenever pending samples become void, by an interception or the end. `external_spans` are the
+    ranges of tokens that the model did not generate: the prompt first, then results of calls.
     """
 
     __slots__ = (
-        "adopted",
         "arrival_s",
         "calls",
         "context",
@@ -65,7 +64,6 @@ class Sequence:
         "copied_out",
         "epoch",
         "external_spans",
-        "found",
         "generated",
         "id",
         "leader",
@@ -82,6 +80,8 @@ class Sequence:
         "priority",
         "recomputed",
         "remembered",
+        "residency",
+        "retained",
         "scored",
         "seed",
         "slot",
@@ -108,14 +108,16 @@ class Sequence:
         priority: int = 0,
         tenant: str = "",
     ) -> None:
-        """A sequence that waits.
+        """A waiting sequence.
 
         Args:
-            options: what shapes its draws besides the temperature.
-            num_best: likeliest tokens to report beside each of the prompt's; None: nothing is reported.
-            leader: a sequence of the same prompt, which computes it for both; this one does not start before.
-            priority: a smaller one is served first, whenever the sequence arrived.
-            tenant: on whose behalf it runs.
+            context: empty.
+            max_tokens: tokens to generate at most.
+            options: sampling options besides temperature and seed; None for the defaults.
+            num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
+            leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
+            priority: smaller ones are served first, in whatever order the sequences arrived.
+            tenant: whose use the sequence counts to.
         """
         self.id = sequence_id
         self.tokens = tokens
@@ -128,24 +130,24 @@ class Sequence:
         self.num_best = num_best
         self.leader = leader
         self.external_spans = [(0, len(tokens))]
-        self.remembered = False  # the device knows its history, under `slot`
+        self.remembered = False  # the device has its token history, under `slot`
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
         self.tenant = tenant
         self.order = 0  # place in the queues; smaller is served first
         self.state = State.WAITING
         self.slot: int | None = None
-        self.table: list[int] = []  # device slots that the runner knows under `slot`
+        self.table: list[int] = []  # the runner's page table under `slot`: device slots
         self.pending = 0
         self.planned = False  # has a chunk in the plan being made
         self.generated = 0
         self.epoch = 0
         self.paused_s = 0.0  # when it was intercepted
-        self.calls: tuple[PendingCall, ...] = ()  # and by what
+        self.calls: tuple[PendingCall, ...] = ()  # that intercepted it
         self.max_computed = 0  # tokens whose KV was ever computed
-        self.num_cached: int | None = None  # prompt tokens that were there already when it first started to run
-        self.adopted: Found | None = None  # where they were, and how many were lost, if it goes on from a kept one
-        self.found = Found(0, 0, 0)  # when it last started to run
+        self.num_cached: int | None = None  # prompt tokens with KV on device or host at its first start
+        self.residency = ContextResidency(0, 0, 0)  # when it last started to run
+        self.retained: ContextResidency | None = None  # at its first start, if it extends a retained context
         self.copied_out = 0
         self.copied_in = 0
         self.recomputed = 0
@@ -153,7 +155,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, those sampled and not yet read included."""
+        """Tokens, pending ones included."""
         return len(self.tokens) + self.pending
 
     @property
@@ -163,12 +165,12 @@ class Sequence:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether tokens of its prompt are still to be scored: it has to compute them itself."""
+        """Whether tokens of its prompt are still to be scored, which needs their logits: cached KV does not do."""
         return self.num_best is not None and self.scored < self.external_spans[0][1] - 1
 
     @property
-    def follows(self) -> bool:
-        """Whether it waits for its leader to compute their prompt."""
+    def waits_for_leader(self) -> bool:
+        """Whether its leader has still to compute their prompt."""
         leader = self.leader
         if leader is not None and (
             leader.state is State.FINISHED or leader.max_computed >= leader.external_spans[0][1]
@@ -177,7 +179,7 @@ class Sequence:
         return leader is not None
 
     def draw(self, position: int) -> Sample:
-        """How the token at `position` is drawn, with whatever the device does not know yet."""
+        """How to draw the token at `position`; with the token history, if the device does not have it under this slot."""
         options = self.options
         if options is None:
             return Sample(self.temperature, self.seed, position)
@@ -189,7 +191,7 @@ class Sequence:
         return Sample(self.temperature, self.seed, position, options, held, history)
 
     def score(self, start: int, end: int) -> Score | None:
-        """What a chunk of the tokens `start … end - 1` has to report."""
+        """The prompt's tokens that a chunk of the tokens `start … end - 1` scores; None if there are none."""
         first, last = max(start, self.scored), min(end, self.external_spans[0][1] - 1)
         if self.num_best is None or first >= last:
             return None

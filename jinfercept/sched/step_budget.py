@@ -1,4 +1,4 @@
-"""How much fits into a step: the executable that takes it, and what the host link moves behind it. Plans nothing."""
+"""The bucket of a step, and the tokens of KV that the host link moves meanwhile. Plans nothing."""
 
 from bisect import bisect_left
 from typing import NamedTuple
@@ -12,13 +12,13 @@ _UNLIMITED = 1 << 60
 
 
 class StepBudget(NamedTuple):
-    """The sizes of steps and of their transfers.
+    """Sizes of steps and of the transfers that their compute hides.
 
     Attributes:
         cost: prices a step.
         buckets: query tokens of the executables, ascending.
-        page_size: tokens that are moved at least.
-        waits_for_link: transfers have no budget, the step waits for them.
+        page_size: tokens of the smallest transfer.
+        waits_for_link: the step waits for its transfers, which therefore have no budget.
     """
 
     cost: CostModel
@@ -27,7 +27,7 @@ class StepBudget(NamedTuple):
     waits_for_link: bool
 
     def bucket(self, query_tokens: int) -> int:
-        """The executable that runs so many query tokens; 0 for none."""
+        """Query tokens of the smallest executable that runs so many; 0 for none."""
         return self.buckets[bisect_left(self.buckets, query_tokens)] if query_tokens else 0
 
     def link_tokens(self, query_tokens: int, context_tokens: int) -> int:

@@ -56,7 +56,7 @@ def preserve_waste(duration_s: float, context: int) -> float:
 
 
 def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float]) -> float:
-    """Equation (3), move the context out and back while everybody waits: `2·T_swap(C)·C_batch`, in token·seconds.
+    """Equation (3), move the context out and back while the whole batch waits: `2·T_swap(C)·C_batch`, in token·seconds.
 
     Args:
         context: C, tokens of the intercepted context.

@@ -23,7 +23,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.pause_account import residency
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.step_budget import IDLE_STEP_S
@@ -124,7 +124,7 @@ class ChromeTrace:
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def planned(self, planned: Planned, result: StepResult) -> None:
+    def planned(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived (the engine's `observe` hook)."""
         plan, end_us = planned.plan, self._now_us()
         start_us = max(0, end_us - round(result.elapsed_s * 1e6))

@@ -29,7 +29,7 @@ from jinfercept.meter.pause_account import PauseAccount, Prediction, own_tokens,
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.plan import StepPlan, StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action, Move
 from jinfercept.sched.sequence import Sequence, State
@@ -147,7 +147,7 @@ class DecisionLog:
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def planned(self, planned: Planned, result: StepResult) -> None:
+    def planned(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived (the engine's `observe` hook). With pipeline depth 1, the moves of the plan that was made
         meanwhile are counted here too."""
         self._forecast_fresh()
@@ -299,7 +299,7 @@ class DecisionLog:
             self._context = sum([sequence.length for sequence in self._running.values()])
         return self._context
 
-    def _pay_recoveries(self, planned: Planned, seconds: StepSeconds) -> None:
+    def _pay_recoveries(self, planned: PlannedStep, seconds: StepSeconds) -> None:
         """Charge a step, without its stall, to the resumed contexts that wait for tokens."""
         sampled = {sequence.id for sequence, _ in planned.sampled}
         step_s, recomputed = seconds.total_s - seconds.stall_s, planned.recomputed_tokens

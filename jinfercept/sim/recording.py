@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, final
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
@@ -108,15 +108,15 @@ class Recording:
         for part in self._parts:
             part.moved(move, copied_tokens, freed)
 
-    def planned(self, planned: Planned, result: StepResult) -> None:
+    def planned(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived (the engine's `observe` hook)."""
         for part in self._parts:
             part.planned(planned, result)
 
-    def after(self, observe: Callable[[Planned, StepResult], None]) -> Callable[[Planned, StepResult], None]:
+    def after(self, observe: Callable[[PlannedStep, StepResult], None]) -> Callable[[PlannedStep, StepResult], None]:
         """An `observe` hook that calls another one first."""
 
-        def both(planned: Planned, result: StepResult) -> None:
+        def both(planned: PlannedStep, result: StepResult) -> None:
             observe(planned, result)
             self.planned(planned, result)
 

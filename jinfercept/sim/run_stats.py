@@ -15,7 +15,7 @@ from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.sched.plan import StepResult
-from jinfercept.sched.plan_builder import Counters, Planned
+from jinfercept.sched.plan_builder import Counters, PlannedStep
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.scripted import PlayedRun, returned_tokens
@@ -43,7 +43,7 @@ class RunStats:
         self.priced_s: defaultdict[int, float] = defaultdict(float)
         self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
 
-    def __call__(self, planned: Planned, result: StepResult) -> None:
+    def __call__(self, planned: PlannedStep, result: StepResult) -> None:
         step_s = self._ledger.step(planned, result, self._clock.now()).total_s
         price, bucket = self._prices(planned.plan), planned.plan.bucket
         self.iterations += 1

@@ -38,7 +38,7 @@ class PricedStep(NamedTuple):
 class PricedRunner:
     """Prices plans and lets the clock pass: a device that works off its plans one after another.
 
-    At the engine's depth 1 a plan is submitted, and was made, while the one before it still runs.
+    At the engine's depth 1 a plan is made and dispatched while the one before it still runs.
 
     Args:
         prices: of the plans.
@@ -49,11 +49,16 @@ class PricedRunner:
         self._prices, self._clock = prices, clock
         self._free_s = 0.0  # when everything that was submitted is done
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> PricedStep:
+    def forward(self, plan: StepPlan) -> PricedStep:
+        """Price the plan, its sampling included."""
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
         return PricedStep(sum(chunk.sample is not None for chunk in plan.chunks), now, self._free_s)
+
+    def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
+        """Nothing is left to price."""
+        return forward
 
     def collect(self, ticket: PricedStep) -> StepResult:
         self._clock.time = max(self._clock.time, ticket.done_s)

@@ -26,12 +26,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.pallas.attention import paged_attention
-from jinfercept.pallas.layout import Batch, batch_shapes, kv_shape
+from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.page_arrays import add_transfers
 from jinfercept.runner.runner import RunnerShape, add_steps
+from tests.support.batch_shapes import batch_shapes
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
 HLO_CALL = re.compile(

@@ -66,7 +66,7 @@ def test_what_is_unfinished_is_counted_and_given_up(llm: LLM) -> None:
     report = replay(llm, "copy_ahead", [*requests()[:2], (0.05, make_request(99, slow, WRITE))], WRITE, 0.5).report
     assert report["unfinished"] == 1
     assert report["simulated_s"] < 3.0
-    assert llm.engine.scheduler.num_unfinished == 0
+    assert not llm.engine.scheduler.unfinished
 
 
 def test_an_interrupt_leaves_nothing_behind(llm: LLM) -> None:
@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replay(llm, "copy_ahead", requests(), WRITE, 20.0, interrupt)
-    assert llm.engine.scheduler.num_unfinished == 0
+    assert not llm.engine.scheduler.unfinished
     assert len(replay(llm, "copy_ahead", requests()[:2], WRITE, 20.0).streams) == 2
 
 

@@ -54,7 +54,7 @@ def test_an_engine_that_fails_ends_the_answer_and_not_the_chat(
     script(scripted, "How much?", "It costs 23.<|im_end|>")
     chat = TerminalChat(scripted.llm, GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr(scripted.llm.runner, "submit", None)
+        patch.setattr(scripted.llm.runner, "forward", None)
         chat.answer("How much?")
     assert "the engine failed: TypeError: " in capsys.readouterr().err
     assert chat.messages == []
@@ -125,7 +125,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_the_chat(
         {"role": "assistant", "content": "Let me see."},
     ]
     assert "stopped" in capsys.readouterr().err
-    assert not scripted.llm.engine.scheduler.num_unfinished
+    assert not scripted.llm.engine.scheduler.unfinished
     chat.answer("Well?")
     assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
 

@@ -1,5 +1,6 @@
 """Contexts that nobody comes back for: in nobody's way, and gone when their time is over."""
 
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -87,8 +88,8 @@ def test_what_has_lost_its_last_page_is_kept_no_more() -> None:
 
 
 def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_time_is_over() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()))
-    engine._retained = RetainedContexts(engine.scheduler, most=2, longest_s=100.0)
+    retain = partial(RetainedContexts, max_contexts=2, max_age_s=100.0)
+    engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()), retain=retain)
     for number in range(3):
         served(engine, ask(f"r{number}", [number] * 6, keep=Keep(f"s{number}")))
     assert engine.num_retained == 2
@@ -100,8 +101,8 @@ def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_tim
 
 
 def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=80)
-    engine._retained = RetainedContexts(engine.scheduler, most=6)
+    retain = partial(RetainedContexts, max_contexts=6)
+    engine = make_engine(policy("copy_ahead"), num_pages=80, retain=retain)
     mine = [
         served(engine, ask(f"mine{number}", [50 + number] * 10, keep=Keep(f"s{number}"), **POLITE))[0]
         for number in range(3)
@@ -128,8 +129,8 @@ def test_a_tenant_finds_and_drops_no_context_of_another_even_with_the_same_salt(
 
 
 def test_a_tenant_keeps_so_many_contexts() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=80)
-    engine._retained = RetainedContexts(engine.scheduler, most_of_owner=2)
+    retain = partial(RetainedContexts, max_per_tenant=2)
+    engine = make_engine(policy("copy_ahead"), num_pages=80, retain=retain)
     for number in range(4):
         served(engine, ask(f"r{number}", [number] * 10, keep=Keep(), tenant="a"))
     served(engine, ask("b", [9] * 10, keep=Keep(), tenant="b"))

@@ -84,17 +84,19 @@ class Broken:
 
 
 class Noting(FakeRunner):
-    """Notes when plans are submitted and collected."""
+    """Notes when the phases of plans are dispatched, and when plans are collected."""
 
     def __init__(self, page_size: int, buckets: tuple[int, ...]) -> None:
         super().__init__(page_size, buckets)
         self.log: list[str] = []
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
-        self.log.append("submit")
-        result = super().submit(plan, masks)
-        self.log.append("submitted")
-        return result
+    def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+        self.log.append("forward")
+        return super().forward(plan)
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        self.log.append("sample")
+        return super().sample(forward, masks)
 
     def collect(self, ticket: StepResult) -> StepResult:
         self.log.append("collect")
@@ -278,7 +280,7 @@ def test_the_step_before_is_read_early_only_for_constrained_rows() -> None:
     for grammar, early in ((None, False), (Counting(9, 9), True)):
         runner = Noting(4, (4, 16))
         run_all(engine_of(depth=1, runner=runner), [request("one", grammar), request("two")])
-        assert (("submit", "collect") in pairwise(runner.log)) is early
+        assert (("forward", "collect") in pairwise(runner.log)) is early
 
 
 def test_structured_outputs_without_a_grammar_are_refused() -> None:

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.request import CompletionOutput
-from jinfercept.sched.plan import StepPlan, StepResult
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policy import Policy, preserve, swap
 from jinfercept.sched.sequence import State
 from tests.support.engine_requests import DEPTHS, only, request, serve, state_of, steps, until
@@ -132,7 +133,7 @@ def test_closing_gives_everybody_up() -> None:
     engine.submit(request("still in the inbox", [1]))
     engine.close()
     assert sum(engine.scheduler.kv.store.occupancy()[1:3]) == 0
-    assert engine.scheduler.num_unfinished == 0
+    assert not engine.scheduler.unfinished
     assert not engine.has_work
 
 
@@ -158,6 +159,15 @@ def test_a_failed_step_ends_all_requests_loudly_and_the_next_one_is_served_corre
     assert output.token_ids == uninterrupted(again.prompt_token_ids, again.params, {2: [1, 2]}, 40)
 
 
+class SamplingFails(FakeRunner):
+    """Fails between the phases of the fourth plan: its forward pass was dispatched, its sampling is not."""
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        if len(self.plans) == 4:
+            raise RuntimeError("the sampler is gone")
+        return super().sample(forward, masks)
+
+
 class Lost(FakeRunner):
     """Fails when a result is collected, as a real device does."""
 
@@ -168,10 +178,31 @@ class Lost(FakeRunner):
         return ticket
 
 
+class AnyToken:
+    """A grammar that allows every token, as a text that has not begun and as one that has."""
+
+    ended = False
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "AnyToken":
+        return self
+
+    def allowed(self) -> list[int]:
+        return [0xFFFFFFFF] * 4
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+
 @DEPTHS
-def test_a_result_that_cannot_be_read_is_a_failed_step(depth: int) -> None:
-    engine = serve(preserve(), num_pages=10, depth=depth, runner=Lost(4, (4, 16)))
-    outputs = run_all(engine, [request("a", [1] * 9, 9), request("b", [2] * 9, 9)])
-    assert {done.outputs[0].stop_reason for done in outputs.values()} == {"RuntimeError: the result is lost"}
+@pytest.mark.parametrize("grammar", [None, AnyToken()])
+@pytest.mark.parametrize("runner", [SamplingFails, Lost])
+def test_a_failure_after_the_forward_pass_is_a_failed_step(
+    depth: int, grammar: AnyToken | None, runner: type[FakeRunner]
+) -> None:
+    engine = serve(preserve(), num_pages=10, depth=depth, runner=runner(4, (4, 16)))
+    constrained = replace(request("a", [1] * 9, 9), grammar=grammar)
+    outputs = run_all(engine, [constrained, request("b", [2] * 9, 9)])
+    reason = "the sampler is gone" if runner is SamplingFails else "the result is lost"
+    assert {done.outputs[0].stop_reason for done in outputs.values()} == {f"RuntimeError: {reason}"}
     again = request("a", [1] * 9, 9)
     assert only(run_all(engine, [again])).token_ids == uninterrupted((1,) * 9, again.params, {}, 40)

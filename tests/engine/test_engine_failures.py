@@ -127,7 +127,7 @@ def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatc
     def told(events: object) -> None:
         raise ArithmeticError("cannot count")
 
-    monkeypatch.setattr(llm.thread, "_told", told)
+    monkeypatch.setattr(llm.thread, "_observe", told)
     for _ in range(2):
         with pytest.raises(EngineError, match="ArithmeticError: cannot count"):
             llm.generate(PROMPT, SHORT)

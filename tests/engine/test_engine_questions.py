@@ -29,7 +29,7 @@ def running() -> Iterator[Running]:
 
 def asked_who(running: Running) -> Future[tuple[str, int]]:
     thread, engine = running
-    return thread.ask(lambda: (threading.current_thread().name, engine.scheduler.num_unfinished))
+    return thread.ask(lambda: (threading.current_thread().name, len(engine.scheduler.unfinished)))
 
 
 def submit(running: Running, name: str, max_tokens: int) -> "queue.Queue[Any]":

@@ -9,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.policy import scripted
 from tests.support.engine_requests import DEPTHS, only, request, serve
-from tests.support.fake_engine import (
-    POLICIES,
-    VOCAB,
-    run_all,
-    uninterrupted,
-)
+from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
+from tests.support.placements import scripted
 
 
 @dataclass(frozen=True)

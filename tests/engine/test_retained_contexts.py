@@ -166,7 +166,7 @@ def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_c
     for _ in range(40):
         clock.time += 0.01
         engine.step()
-    assert engine.settled
+    assert engine.quiescent
     assert engine.num_retained == 16
     assert engine.scheduler.kv.store.occupancy().paused == 96
 

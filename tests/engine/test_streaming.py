@@ -44,7 +44,7 @@ def prompt(number: int) -> dict[str, Any]:
 def settle(llm: LLM) -> None:
     """Nothing runs any more, and no page is held."""
     deadline = time.monotonic() + 5
-    while llm.engine.scheduler.num_unfinished:
+    while llm.engine.scheduler.unfinished:
         assert time.monotonic() < deadline, "a request was left running"
         time.sleep(0.001)
     occupancy = llm.engine.scheduler.kv.store.occupancy()
@@ -129,7 +129,7 @@ def test_an_abandoned_stream_gives_its_request_up(llm: LLM, how: str) -> None:
         next(stream)
         if how == "closed":
             stream.close()
-            assert not llm.engine.scheduler.num_unfinished
+            assert not llm.engine.scheduler.unfinished
             assert list(stream) == []
         del stream
     gc.collect()
@@ -292,7 +292,7 @@ def test_a_cancelled_task_gives_its_request_up(llm: LLM, where: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.sleep(0.1)
-        assert not llm.engine.scheduler.num_unfinished
+        assert not llm.engine.scheduler.unfinished
 
     asyncio.run(cancel())
 
@@ -376,7 +376,7 @@ def test_an_engine_that_fails_tells_everybody_and_serves_on(llm: LLM, monkeypatc
         raise SystemExit("the end of the world")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.runner, "submit", broken)
+        patch.setattr(llm.runner, "forward", broken)
         with pytest.raises(SystemExit):
             list(stream)
     [output] = llm.generate(prompt(1), PARAMS)

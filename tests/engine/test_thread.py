@@ -28,7 +28,7 @@ def test_closing_tells_every_stream_that_still_runs() -> None:
         outputs: list[RequestOutput] = []
         waiting = threading.Thread(target=lambda: outputs.extend(llm.generate(prompt(7), LONG)))
         waiting.start()
-        while llm.engine.scheduler.num_unfinished < 4:
+        while len(llm.engine.scheduler.unfinished) < 4:
             time.sleep(0.001)
     for stream in streams:
         *_, last = stream

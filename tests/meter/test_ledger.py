@@ -7,7 +7,7 @@ from jinfercept.kv.store import PageCopy
 from jinfercept.meter.ledger import Ledger, StepSeconds, StepTimer
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sequence import PendingCall, Sequence
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
@@ -16,12 +16,12 @@ COST = AffineCost(fixed_s=1.0, per_query_s=0.125, link_tokens_per_s=4.0)
 COPY = PageCopy(1, 1)  # a second of the link
 
 
-def planned(query_tokens: int, recomputed: int = 0, copies: int = 0) -> Planned:
+def planned(query_tokens: int, recomputed: int = 0, copies: int = 0) -> PlannedStep:
     chunks = (Chunk(0, 0, (1,) * query_tokens, (), None),) if query_tokens else ()
-    return Planned(StepPlan(0, query_tokens, chunks, offload=(COPY,) * copies), (), (), recomputed)
+    return PlannedStep(StepPlan(0, query_tokens, chunks, offload=(COPY,) * copies), (), (), recomputed)
 
 
-def divide(step: Planned, elapsed_s: float, *, synchronous: bool = False, since_s: float = 100.0) -> StepSeconds:
+def divide(step: PlannedStep, elapsed_s: float, *, synchronous: bool = False, since_s: float = 100.0) -> StepSeconds:
     timer = StepTimer(Prices(COST, SIZE, synchronous=synchronous), 0.0)
     return timer.divide(step, StepResult((), elapsed_s), since_s)
 
@@ -70,7 +70,7 @@ def test_no_second_of_a_page_is_counted_twice() -> None:
     sequences[0].planned = True
     ledger = Ledger(kv, Prices(COST, SIZE, synchronous=True), sequences, 0.0)
     step = planned(9, recomputed=8, copies=2)
-    ledger.step(Planned(step.plan, (), (sequences[0],), 8), StepResult((), 5.0), 5.0)
+    ledger.step(PlannedStep(step.plan, (), (sequences[0],), 8), StepResult((), 5.0), 5.0)
     waste, pages = ledger.waste, 2 * SIZE
     assert (waste.stall, waste.recompute, waste.fetch) == (2 * pages * 2.0, 2 * pages * 1.0 + pages * 2.0, pages * 2.0)
     assert waste.stall + waste.recompute + waste.fetch == 2 * pages * 5.0

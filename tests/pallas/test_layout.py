@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, batch_shapes, kv_shape, write_kv
+from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape, write_kv
+from tests.support.batch_shapes import batch_shapes
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = kv_shape(6, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)

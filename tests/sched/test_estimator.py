@@ -142,7 +142,7 @@ def test_the_oracle_knows() -> None:
     assert estimator.hold_until_s(call, 1.0, 3.0) == math.inf
     assert estimator.hold_until_s(call, 1.0, 2.9) == 0.0
     estimator.observe(call, 3.0)
-    with pytest.raises(AssertionError, match="told of"):
+    with pytest.raises(AssertionError, match="that have started"):
         estimator.remaining_s(call, 1.0)
 
 

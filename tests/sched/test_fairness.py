@@ -219,7 +219,7 @@ def test_idle_time_is_no_credit() -> None:
 
 def test_use_is_remembered_through_a_short_absence() -> None:
     fair, queues, bench = fair_queues(("a", 10), ("b", 20), ("c", 5))
-    [b] = queues.lines["b"].running
+    [b] = queues.by_tenant["b"].running
     queues.finish(b)
     fair.charge(1.0)
     queues.put_last(Sequence("again", [1], bench.kv.open(), max_tokens=1, tenant="b"))

@@ -5,10 +5,11 @@ import pytest
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, scripted, swap
+from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import AffineCost, FakeRunner
+from tests.support.placements import scripted
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -119,7 +120,7 @@ def test_preserve_keeps_what_the_others_do_not_need() -> None:
         desk.step()
     desk.scheduler.resume(sequence, [1])
     desk.step()
-    assert sequence.found == (8, 0, 0)
+    assert sequence.residency == (8, 0, 0)
 
 
 def test_preserve_keeps_a_context_whose_call_returned_before_the_next_plan() -> None:

@@ -217,4 +217,4 @@ def test_finishing_frees_the_pages_in_every_state_at_once() -> None:
         assert sequence.state is State.FINISHED
         assert bench.kv.store.num_paused == 0
         assert bench.kv.store.occupancy().used == (1 if state is State.WAITING else 0)
-        assert bench.scheduler.num_unfinished == (1 if state is State.WAITING else 0)
+        assert len(bench.scheduler.unfinished) == (1 if state is State.WAITING else 0)

@@ -3,9 +3,10 @@
 import pytest
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.policy import improved_discard, preserve, scripted, swap
+from jinfercept.sched.policy import improved_discard, preserve, swap
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import POLICIES
+from tests.support.placements import scripted
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies
 
 # -- slots -------------------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_a_page_is_fetched_before_what_follows_it_is_computed() -> None:
     assert second.chunks[0].start == 8
     assert len(second.chunks[0].tokens) == 4
     assert sequence.recomputed == 0
-    assert sequence.found == (0, 8, 0)
+    assert sequence.residency == (0, 8, 0)
 
 
 def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
@@ -143,5 +144,5 @@ def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
     assert [(chunk.start, len(chunk.tokens), chunk.sample) for chunk in hole.chunks] == [(4, 4, None)]
     assert [copy.device_slot for copy in hole.fetch] == [sequence.context.pages[2].device]
     assert [(chunk.start, len(chunk.tokens)) for chunk in rest.chunks] == [(16, 3)]
-    assert (sequence.recomputed, sequence.found) == (4, (8, 4, 4))
+    assert (sequence.recomputed, sequence.residency) == (4, (8, 4, 4))
     bench.drain()

@@ -13,7 +13,7 @@ from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy, encode, encode_parts
 from jinfercept.server.errors import ApiError
 from jinfercept.server.logprob_limits import MAX_ENTRIES, check_report
-from tests.support.live_server import Running
+from tests.support.live_server import END, Running
 from tests.support.scripted_model import Scripted
 
 ROOM = 2**15

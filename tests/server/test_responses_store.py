@@ -13,7 +13,7 @@ from jinfercept.server.responses_items import Item, new_item, read_items, refere
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.stored_response import StoredResponse, measured
-from tests.support.live_server import MODEL, Running, running
+from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 

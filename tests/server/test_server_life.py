@@ -145,7 +145,7 @@ def test_the_line_of_a_request_that_the_engine_lost_says_so(
     scripted.follow()
     caplog.set_level(logging.INFO, "jinfercept.server")
     with running(scripted.llm) as server:
-        monkeypatch.setattr(scripted.llm.runner, "submit", None)
+        monkeypatch.setattr(scripted.llm.runner, "forward", None)
         answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
         assert server.http.get("/health").status_code == 200  # it has recovered
@@ -165,7 +165,7 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
         raise ArithmeticError("cannot count")
 
     with running(scripted.llm) as server:
-        monkeypatch.setattr(scripted.llm.thread, "_told", told)
+        monkeypatch.setattr(scripted.llm.thread, "_observe", told)
         for _ in range(2):  # while it fails, and afterwards
             answer = server.http.post("/v1/chat/completions", json=body)
             assert '"code":"engine_error"' in answer.text

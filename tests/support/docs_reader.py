@@ -50,19 +50,19 @@ class Voice:
     @contextmanager
     def heard(self) -> Iterator["Voice"]:
         """Until the end of the block."""
-        submit = self._runner.submit
+        forward = self._runner.forward
 
-        def speak(plan: Any, masks: Any = None) -> Any:
+        def speak(plan: Any) -> Any:
             for chunk in plan.chunks:
                 if self._is_turn(chunk):
                     self._say(chunk.start + len(chunk.tokens), chunk.tokens[-1])
-            return submit(plan, masks)
+            return forward(plan)
 
-        self._runner.submit = speak  # pyright: ignore[reportAttributeAccessIssue]
+        self._runner.forward = speak  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield self
         finally:
-            del self._runner.submit
+            del self._runner.forward
 
     def _is_turn(self, chunk: Chunk) -> bool:
         """Whether the token that is drawn next is the first of a turn."""

@@ -8,7 +8,8 @@ from threading import Event
 
 from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.ports import Endpoints
+from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Text
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
@@ -82,8 +83,12 @@ class FakeRunner:
         self.host: dict[int, dict[int, tuple[int, int]]] = {}
         self.tables: dict[int, dict[int, int]] = {}
         self.last: dict[int, int] = {}
+        self.unsampled = False  # a forward pass was dispatched, its sampling was not
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> StepResult:
+    def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+        """The slots and contexts of the plan's sampled chunks, as attention sees them: before pages are scattered."""
+        assert not self.unsampled, "a plan follows one that was not sampled"
+        self.unsampled = True
         self.plans.append(plan)
         if self.fail_at == len(self.plans):
             raise RuntimeError("the device is gone")
@@ -93,16 +98,27 @@ class FakeRunner:
         for copy in plan.offload:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
             self.host[copy.host_slot] = dict(self.device[copy.device_slot])
-        tokens = self._compute(plan, masks)
+        contexts = self._compute(plan)
         for copy in plan.scatter:
             self.device[copy.device_slot] = landing.pop(copy.device_slot)
         assert not landing
-        return StepResult(tokens, 0.0)
+        return contexts
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        assert self.unsampled
+        self.unsampled = False
+        tokens = [next_token(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        self.last |= {slot: token for (slot, _), token in zip(forward, tokens, strict=True)}
+        return StepResult(tuple(tokens), 0.0)
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        """Both phases of a plan without constrained rows."""
+        return self.sample(self.forward(plan), {})
 
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
 
-    def _compute(self, plan: StepPlan, masks: Masks | None) -> tuple[int, ...]:
+    def _compute(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
         assert plan.num_tokens <= plan.bucket
         assert not plan.chunks or plan.bucket in self.buckets
         assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
@@ -119,8 +135,7 @@ class FakeRunner:
                 slot, offset = table[position // self.page_size], position % self.page_size
                 assert slot != 0
                 self.device[slot][offset] = (position, token)
-        sampled = []
-        allowed = masks() if masks and any(chunk.sample for chunk in plan.chunks) else {}
+        contexts = []
         for chunk in plan.chunks:
             if chunk.sample is None:
                 continue
@@ -129,9 +144,8 @@ class FakeRunner:
             table = self.tables[chunk.slot]
             entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
             assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
-            self.last[chunk.slot] = next_token([entry[1] for entry in entries if entry], allowed.get(len(sampled)))
-            sampled.append(self.last[chunk.slot])
-        return tuple(sampled)
+            contexts.append((chunk.slot, [entry[1] for entry in entries if entry]))
+        return contexts
 
 
 class ManualClock:
@@ -191,6 +205,7 @@ def make_engine(
     open_text: Callable[[Request], Text] | None = None,
     encode: Callable[[str], list[int]] | None = None,
     estimator: Estimator | None = None,
+    retain: Callable[[Scheduler], RetainedContexts] = RetainedContexts,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -217,6 +232,7 @@ def make_engine(
         open_text=open_text,
         encode=encode,
         check=True,
+        retained=retain(scheduler),
     )
 
 

@@ -48,10 +48,10 @@ class Running:
     def wait_idle(self) -> None:
         """Until nothing is in the engine but what is kept for follow-ups: no page is in use, and none is lost."""
         engine = self.llm.engine
-        until(lambda: not self.llm.thread.busy and not engine.has_work and engine.settled)
+        until(lambda: not self.llm.thread.busy and not engine.has_work and engine.quiescent)
         engine.scheduler.kv.check([sequence.context for sequence in engine.scheduler.unfinished])
         assert engine.scheduler.kv.store.occupancy().used == 0
-        assert engine.scheduler.num_unfinished == engine.num_retained
+        assert len(engine.scheduler.unfinished) == engine.num_retained
 
 
 def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:

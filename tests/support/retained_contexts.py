@@ -25,7 +25,7 @@ def served(engine: Engine, *requests: Request) -> list[RequestOutput]:
 
 
 def settle(engine: Engine) -> None:
-    while not engine.settled:
+    while not engine.quiescent:
         engine.step()
 
 

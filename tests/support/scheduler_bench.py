@@ -7,7 +7,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sched.sequence import Sequence
@@ -46,7 +46,7 @@ class SchedulerBench:
         )
         self.runner = FakeRunner(SIZE, buckets)
         self.depth = depth
-        self.in_flight: list[tuple[Planned, tuple[int, ...]]] = []
+        self.in_flight: list[tuple[PlannedStep, tuple[int, ...]]] = []
         self.num_wasted = 0
         self.now_s = -1.0  # a second passes from plan to plan
 
@@ -68,7 +68,7 @@ class SchedulerBench:
         self.kv.check([sequence.context for sequence in self.scheduler.unfinished])
         return planned.plan
 
-    def apply(self, planned: Planned, tokens: tuple[int, ...]) -> None:
+    def apply(self, planned: PlannedStep, tokens: tuple[int, ...]) -> None:
         for (sequence, epoch), token in zip(planned.sampled, tokens, strict=True):
             if sequence.epoch != epoch:
                 self.num_wasted += 1

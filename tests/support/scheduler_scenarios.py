@@ -16,7 +16,7 @@ from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS as HONEST
 from jinfercept.sched.estimator import OracleEstimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.sched.plan_builder import Planned
+from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
@@ -144,9 +144,13 @@ class CheckedRunner:
     def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
         self._fake, self._priced, self._planned = fake, priced, planned
 
-    def submit(self, plan: StepPlan, masks: Masks | None = None) -> tuple[StepResult, Any]:
+    def forward(self, plan: StepPlan) -> tuple[Any, Any]:
         self._planned(plan)
-        return self._fake.submit(plan), self._priced.submit(plan)
+        return self._fake.forward(plan), self._priced.forward(plan)
+
+    def sample(self, forward: tuple[Any, Any], masks: Masks) -> tuple[StepResult, Any]:
+        fake, priced = forward
+        return self._fake.sample(fake, masks), self._priced.sample(priced, masks)
 
     def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:
         done, priced = ticket
@@ -176,7 +180,7 @@ class ScenarioRun:
     ) -> None:
         self.scenario = scenario
         self.outputs: dict[int, RequestOutput] = {}
-        self.plans: list[Planned] = []
+        self.plans: list[PlannedStep] = []
         self.clock = VirtualClock()
         self._watch = watch
         estimator = (HONEST | {"oracle": OracleEstimator} | SCALED_ESTIMATORS)[scenario.estimator]()

@@ -1,0 +1,291 @@
+"""Takes every request through its states: open, sampled token by token, intercepted, resumed, finished.
+
+Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to the
+list that the caller passes.
+"""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from jinfercept.engine.clock import Clock
+from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.engine.session import Session, Text
+from jinfercept.errors import RequestError, describe_failure
+from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
+from jinfercept.intercept.rendering import render_each
+from jinfercept.request import Call, FinishReason, Interception, Request, Result
+from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
+from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import CallDuration, Sequence, State
+
+
+@final
+class RequestLifecycle:
+    """The unfinished requests of one engine. Used by the engine's thread, except `reserve`.
+
+    What a user's detector, grammar or renderer raises ends its request with the reason "error", and no other request.
+
+    Args:
+        scheduler: receives the requests' sequences.
+        endpoints: answers calls.
+        clock: of the engine.
+        retained: contexts of finished requests.
+        vocab_size: token ids are below it.
+        eos_token_ids: end-of-text tokens.
+        open_text: makes a request's text; None for a model without a tokenizer.
+        encode: text of a result to token ids; None without a tokenizer.
+        seed: derives the seeds of requests that have none.
+
+    Attributes:
+        num_finished: requests that have finished, since the engine was made.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        endpoints: Endpoints,
+        clock: Clock,
+        retained: RetainedContexts,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        open_text: Callable[[Request], Text] | None,
+        encode: Callable[[str], list[int]] | None,
+        seed: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._endpoints = endpoints
+        self._clock = clock
+        self._retained = retained
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._open_text = open_text
+        self._encode = encode
+        self._seed = seed
+        self.num_finished = 0
+        self._num_opened = 0
+        self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
+        self._sessions: dict[str, Session] = {}
+        self._constrained: dict[str, Session] = {}  # those of them that have a constraint
+
+    def __len__(self) -> int:
+        """Open requests."""
+        return len(self._sessions)
+
+    def reserve(self, request_id: str) -> None:
+        """Take an id until its request finishes. Raises `RequestError` if it is taken. From any thread."""
+        mark = object()
+        if self._reserved.setdefault(request_id, mark) is not mark:  # atomic: two threads may submit one id
+            raise RequestError("a request of this id is not finished", got=request_id, fix="use another id")
+
+    def open(self, request: Request, events: list[Event]) -> None:
+        """Queue a request, on a retained context if it follows one."""
+        self._retained.drop(request.id, self._clock.now())  # one of the same name
+        params, number = request.params, self._num_opened
+        self._num_opened += 1
+        seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
+        stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        leader = self._sessions.get(request.leader) if request.leader else None
+        sequence = Sequence(
+            request.id,
+            list(request.prompt_token_ids),
+            self._scheduler.kv.open(request.cache_salt),
+            max_tokens=self._scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
+            temperature=params.temperature,
+            seed=seed & 0xFFFFFFFF,
+            arrival_s=self._clock.now(),
+            options=draw_options(params, stop),
+            num_best=params.prompt_logprobs,
+            leader=leader.sequence if leader else None,
+            priority=request.priority,
+            tenant=request.tenant,
+        )
+        session = self._sessions[request.id] = Session(request, sequence, stop)
+        if not self._retained.extend(request, sequence, self._clock.now()):
+            self._scheduler.add(sequence)
+        try:
+            session.text = self._open_text(request) if self._open_text else None
+            session.watch = request.detector.watch() if request.detector else None
+            self._constrain(session)
+        except Exception as error:
+            self._finish(session, "error", describe_failure(error), events)
+
+    def abort(self, request_id: str, events: list[Event]) -> None:
+        """End a request in whatever state it is; an id that is not open is ignored."""
+        session = self._sessions.get(request_id)
+        if session is not None:
+            self._finish(session, "abort", None, events)
+
+    def end_all(self, reason: FinishReason, failure: BaseException | None, events: list[Event]) -> None:
+        """End every open request."""
+        stop = describe_failure(failure) if failure is not None else None
+        for session in list(self._sessions.values()):
+            self._finish(session, reason, stop, events, failure)
+
+    def close(self) -> None:
+        """Abort every open request, and forget the ids of those that were never opened."""
+        self.end_all("abort", None, [])
+        self._reserved.clear()
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def is_constrained(self, planned: PlannedStep) -> bool:
+        """Whether the plan samples for a request with a constraint."""
+        constrained = self._constrained
+        return bool(constrained) and any(sequence.id in constrained for sequence, _ in planned.sampled)
+
+    def masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
+        """The masks of the plan's constrained rows. Every token sampled before must have been applied.
+
+        A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
+        """
+        masks = {}
+        for row, (sequence, epoch) in enumerate(planned.sampled):
+            session = self._constrained.get(sequence.id)
+            if session is not None and sequence.epoch == epoch:
+                words = self._allowed(session, events)
+                if words is not None:
+                    masks[row] = words
+        return masks
+
+    def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
+        """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
+        now = self._clock.now()
+        for (sequence, epoch), scores in zip(planned.scored, result.scores, strict=False):
+            if sequence.epoch == epoch:
+                self._sessions[sequence.id].note_scores(scores)
+        reports = result.logprobs or (None,) * len(result.tokens)
+        for (sequence, epoch), token, report in zip(planned.sampled, result.tokens, reports, strict=True):
+            if sequence.epoch == epoch:
+                self._scheduler.accept(sequence, token)
+                self._accept(self._sessions[sequence.id], token, report, now, events)
+
+    def _constrain(self, session: Session) -> None:
+        """Begin the constraint of the request's next turn, if its grammar has one."""
+        grammar = session.request.grammar
+        session.constraint = grammar.constrain(session.stop_token_ids) if grammar is not None else None
+        if session.constraint is not None:
+            self._constrained[session.request.id] = session
+        else:
+            self._constrained.pop(session.request.id, None)
+
+    def _allowed(self, session: Session, events: list[Event]) -> Any | None:
+        """The words of a constrained request's mask; None if the request finished."""
+        assert session.constraint is not None
+        try:
+            words = session.constraint.allowed()
+        except Exception as error:
+            self._finish(session, "error", describe_failure(error), events)
+            return None
+        if session.complete:
+            self._finish(session, "stop", None, events)
+            return None
+        return words
+
+    def _accept(
+        self, session: Session, token: int, report: TokenLogprobs | None, now: float, events: list[Event]
+    ) -> None:
+        sequence, text = session.sequence, session.text
+        if session.first_token_s is None:
+            session.first_token_s = now
+        if session.resumed:
+            session.note_context()
+        session.stream.append(token)
+        shown = text.add(token) if text is not None else ""
+        logprobs = None if report is None else session.note_logprobs(token, report)
+        events.append(Token(sequence.id, token, shown, logprobs))
+        calls: tuple[Call, ...] = ()
+        if session.watch is not None or session.constraint is not None:
+            try:
+                calls = session.watched(token)
+                if session.constraint is not None:
+                    session.constraint.accept(token)
+            except Exception as error:
+                self._finish(session, "error", describe_failure(error), events)
+                return
+        if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
+            not calls or token in (session.request.params.stop_token_ids or ())
+        ):
+            self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+        elif text is not None and text.stopped is not None:
+            self._finish(session, "stop", text.stopped, events)
+        elif session.constraint is not None and session.complete and not calls:
+            self._finish(session, "stop", None, events)
+        elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
+            self._finish(session, "length", None, events)
+        elif calls:
+            self._intercept(session, calls, now, events)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
+        session.interceptions.append(Interception(calls))
+        number = len(session.interceptions)
+        pending = tuple(
+            session.pending(call, (session.request.id, number, index), call.expected_s)
+            for index, call in enumerate(calls)
+        )
+        self._scheduler.intercept(session.sequence, now, pending)
+        if session.constraint is not None and session.constraint.ended:
+            self._constrain(session)
+        self._endpoints.call(session.request.id, calls, session.request.tools)
+        events.append(Intercepted(session.request.id, calls))
+
+    def resume(self, request_id: str, results: tuple[Result, ...], events: list[Event]) -> None:
+        """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""
+        session = self._sessions[request_id]
+        sequence = session.sequence
+        pause = session.interceptions[-1]
+        room = self._scheduler.max_model_len - len(sequence.tokens) - 1
+        renderer, tools = session.request.render, session.request.tools
+        try:
+            if renderer is not None:
+                tokens, rendered = renderer.render(pause.calls, results, room)
+            else:
+                tokens, rendered = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
+        except Exception as error:
+            self._finish(session, "error", describe_failure(error), events)
+            return
+        start = len(session.stream)
+        session.stream += tokens
+        session.logprobs += [None] * len(tokens)
+        waited_s = self._clock.now() - sequence.paused_s
+        session.resumed = True
+        session.interceptions[-1] = Interception(
+            pause.calls,
+            rendered,
+            (start, start + len(tokens)),
+            min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
+        )
+        shown = session.text.inject(tokens) if session.text else ""
+        ended = tuple(
+            CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results
+        )
+        self._scheduler.resume(sequence, tokens, ended)
+        events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        session: Session,
+        reason: FinishReason,
+        stop: str | int | None,
+        events: list[Event],
+        failure: BaseException | None = None,
+    ) -> None:
+        request, sequence, now = session.request, session.sequence, self._clock.now()
+        paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
+        self._endpoints.cancel(request.id)
+        if reason not in ("stop", "length") or not self._retained.keep(session, now):
+            self._scheduler.finish(sequence, now)
+        self.num_finished += 1
+        del self._sessions[request.id]
+        self._constrained.pop(request.id, None)
+        self._reserved.pop(request.id, None)
+        rest = session.text.finish() if session.text else ""
+        done = session.output(reason, stop, now, paused_s)
+        events.append(Finished(request.id, done, rest, failure))

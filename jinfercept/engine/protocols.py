@@ -1,0 +1,51 @@
+"""What the engine needs of its runner, which executes plans, and of its endpoints, which answer calls."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from jinfercept.request import Call, Result, Tool
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
+
+
+class Runner[Forward, Ticket](Protocol):
+    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device."""
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
+        ...
+
+    def sample(self, forward: Forward, masks: Masks) -> Ticket:
+        """Dispatch the sampling of the plan whose forward pass was dispatched last.
+
+        Args:
+            masks: of the plan's constrained rows; empty if it has none.
+        """
+        ...
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for the plan's tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all KV and every plan that was not collected, after a step has failed."""
+        ...
+
+
+class Endpoints(Protocol):
+    """Answers calls, off the engine's thread. No method waits."""
+
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
+        """Start the calls of a request."""
+        ...
+
+    def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
+        """The requests whose calls have all returned since the last poll, with the results in the calls' order."""
+        ...
+
+    def next_s(self) -> float | None:
+        """The deadline of the call that times out next, in seconds of the engine's clock; None if no call is in flight."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Forget the calls of a request, if it has any."""
+        ...

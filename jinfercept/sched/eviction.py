@@ -1,0 +1,104 @@
+"""Frees device slots while a plan is built: evicts pages of paused contexts, preempts running sequences. Runs nothing.
+
+A slot is taken from the free ones; if there is none, from a finished prefix; then from a paused context, in the policy's order;
+at last from the running sequence that is served last.
+"""
+
+from typing import Literal, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.fairness import FairShare
+from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.policy import Action, Budget, Policy
+from jinfercept.sched.queues import Queues
+from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.transfers import Transfers
+
+Preemption = Literal["auto", "recompute", "swap"]
+"""What becomes of a preempted sequence's pages: the policy's choice; dropped at once; or offloaded at once, whatever the link
+has left."""
+
+
+@final
+class Eviction:
+    """Device slots for the plan being built, at the cost of paused contexts and of running sequences.
+
+    Args:
+        kv: the pages.
+        queues: the sequences.
+        fair: the service order while tenants compete.
+        policy: the order of eviction.
+        transfers: executes the policy's moves.
+        counters: preemptions are added here.
+        preemption: what becomes of a preempted sequence's pages.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        queues: Queues,
+        fair: FairShare,
+        policy: Policy,
+        transfers: Transfers,
+        counters: Counters,
+        preemption: Preemption,
+    ) -> None:
+        self._kv = kv
+        self._queues = queues
+        self._fair = fair
+        self._policy = policy
+        self._transfers = transfers
+        self._counters = counters
+        self._preemption: Preemption = preemption
+
+    def free_slot(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Make sure that a device slot is free; False if the running `sequence` has to wait for one."""
+        store, running = self._kv.store, self._queues.running
+        may_evict = not self._policy.protects_paused
+        if store.num_free or store.evict_cached():
+            return True
+        if may_evict and self._evict(builder):
+            return True
+        while running and (last := self._last_served(builder)) is not sequence and not last.planned:
+            self.preempt(builder, last)
+            if store.num_free or store.evict_cached() or (may_evict and self._evict(builder)):
+                return True
+        if running[0] is sequence and not may_evict and self._evict(builder):
+            return True
+        builder.stalled = True
+        return False
+
+    def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        """Send a running sequence back to the waiting queue; its references become evictable."""
+        self._queues.wait(sequence)
+        self._kv.release(sequence.context)
+        builder.victims = None
+        sequence.preemptions += 1
+        self._counters.preemptions += 1
+        if self._preemption == "auto":
+            self._policy.pause(sequence, builder.now)
+            self.move_paused(builder)
+        else:
+            action = Action.SWAP if self._preemption == "swap" else Action.LOSE
+            self._transfers.force_out(builder, sequence, action)
+
+    def move_paused(self, builder: PlanBuilder) -> None:
+        """Execute the moves that the policy proposes for paused contexts."""
+        queries = builder.bucket_tokens - builder.query_tokens
+        budget = Budget(builder.query_tokens, builder.link_tokens, builder.context_tokens, queries)
+        for move in self._policy.moves(budget, builder.now):
+            self._transfers.move(builder, move)
+
+    def _last_served(self, builder: PlanBuilder) -> Sequence:
+        """The running sequence that is preempted first."""
+        return self._fair.last_served() if builder.tenants_compete else self._queues.running[-1]
+
+    def _evict(self, builder: PlanBuilder) -> bool:
+        """Take one slot from the paused contexts, in the policy's order."""
+        if not self._kv.store.num_paused:
+            return False
+        for victims in (builder.victims or iter(()), self._policy.victims(builder.now)):
+            builder.victims = victims
+            if any(self._transfers.move(builder, move) for move in victims):
+                return True
+        return self._kv.store.evict_paused()
