@@ -12,6 +12,7 @@ import gc
 import json
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +24,6 @@ from rich.table import Table
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
-from jinfercept.llm import LLM
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.request import Request, SamplingParams
 from jinfercept.runner.packing import enter, pack
@@ -31,6 +31,7 @@ from jinfercept.runner.packing_samples import pack_samples
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
+from jinfercept.startup.start import EngineSetup, set_up
 
 MODEL = config_from_hf(
     {
@@ -186,12 +187,16 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
     pack_samples(plan.chunks, shape.max_num_seqs, shape.max_num_seqs)
 
 
-def decode(llm: LLM, device: WaitingRunner, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
+def decode(
+    setup: EngineSetup, device: WaitingRunner, batch: int, depth: int, options: argparse.Namespace
+) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
-    llm.restart(pipeline_depth=depth)
+    parts = setup.changed(pipeline_depth=depth).assemble()
+    parts.dispatcher.close()
+    setup.machine.runner.reset()
     wake = threading.Event()
-    dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), llm.model.config.vocab_size
-    engine = Engine(llm.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
+    dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
+    engine = Engine(parts.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
     for number in range(batch):
         prompt = [(7 * number + index) % vocab_size for index in range(options.context)]
         engine.submit(Request(str(number), tuple(prompt), SamplingParams(max_tokens=1 << 20, ignore_eos=True)))
@@ -208,14 +213,16 @@ def decode(llm: LLM, device: WaitingRunner, batch: int, depth: int, options: arg
     gc.unfreeze()
     engine.close()
     dispatcher.close()
-    parts = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
-    parts["pack"] = time_packing(watch.plans, llm.shape)
-    return {part: 1e6 * parts[part] for part in PARTS}
+    seconds = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
+    seconds["pack"] = time_packing(watch.plans, setup.machine.shape)
+    return {part: 1e6 * seconds[part] for part in PARTS}
 
 
-def measure(llm: LLM, device: WaitingRunner, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
+def measure(
+    setup: EngineSetup, device: WaitingRunner, batch: int, options: argparse.Namespace
+) -> dict[int, dict[str, float]]:
     """Microseconds of the parts by pipeline depth, which take turns: the least of all rounds, since what disturbs only adds."""
-    rounds = [{depth: decode(llm, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
+    rounds = [{depth: decode(setup, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
     return {depth: {part: min(once[depth][part] for once in rounds) for part in PARTS} for depth in (0, 1)}
 
 
@@ -233,21 +240,25 @@ def main() -> None:
         table.add_column(name, justify="left" if name == "device" else "right")
     rows = []
     for batch in options.batch or [1, 64, 256]:
-        with LLM(
-            MODEL,
-            load_format="dummy",
-            dtype="float32",
-            profile=PROFILES["paper-gptj-6b-a100"],
-            kv_tokens=batch * (options.context + WARM_STEPS + options.steps + 64),
-            max_num_seqs=batch,
-            max_num_batched_tokens=max(batch, 128),
-            layers_per_step=options.layers_per_step,
-            swap_space=0,
-            quiet=True,
-        ) as llm:
-            sleeping = Sleeping(1e-3 * options.device_ms, llm.shape)
-            for name, device in (("this CPU", Real(llm.runner)), (f"sleeps {options.device_ms:g} ms", sleeping)):
-                parts = measure(llm, device, batch, options)
+        with closing(
+            set_up(
+                MODEL,
+                load_format="dummy",
+                dtype="float32",
+                profile=PROFILES["paper-gptj-6b-a100"],
+                kv_tokens=batch * (options.context + WARM_STEPS + options.steps + 64),
+                max_num_seqs=batch,
+                max_num_batched_tokens=max(batch, 128),
+                layers_per_step=options.layers_per_step,
+                swap_space=0,
+            )
+        ) as setup:
+            sleeping = Sleeping(1e-3 * options.device_ms, setup.machine.shape)
+            for name, device in (
+                ("this CPU", Real(setup.machine.runner)),
+                (f"sleeps {options.device_ms:g} ms", sleeping),
+            ):
+                parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]
                 for depth, row in parts.items():
                     rows.append({"device": name, "batch": batch, "depth": depth, "gain": gain} | row)

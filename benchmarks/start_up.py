@@ -21,7 +21,6 @@ from rich.table import Table
 
 CHILD = """
 import json, os, sys, time
-import jax
 from jinfercept import LLM, SamplingParams
 
 def kib(name):
@@ -29,15 +28,14 @@ def kib(name):
         return next(int(line.split()[1]) for line in status if line.startswith(name))
 
 model, dtype, kv_tokens, began_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-with LLM(model, dtype=dtype, kv_tokens=kv_tokens, quiet=True) as llm:
+with LLM(model, dtype=dtype, kv_tokens=kv_tokens) as llm:
     llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=1))
     first_token_s = time.time() - began_s
-    weights = sum({leaf.unsafe_buffer_pointer(): leaf.nbytes for leaf in jax.tree.leaves(llm.runner.params)}.values())
     times = llm.start_times
     print(json.dumps({
         "first_token_s": first_token_s, "load_s": times.load_s, "compile_s": times.compile_s, "profile_s": times.profile_s,
         "cached": times.num_cached, "executables": times.num_executables,
-        "weights_mib": weights / 2**20, "rest_mib": kib("VmRSS") / 2**10, "peak_mib": kib("VmHWM") / 2**10,
+        "weights_mib": llm.memory_plan.weight_bytes / 2**20, "rest_mib": kib("VmRSS") / 2**10, "peak_mib": kib("VmHWM") / 2**10,
     }))
 """
 NO_NETWORK = dict.fromkeys(

@@ -87,7 +87,7 @@ def main() -> list[list[int]]:
     """Continue two prompts; returns and prints the tokens."""
     model, params = make()
     prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": list(range(40))}]
-    with LLM(model, params=params, max_num_seqs=2, max_num_batched_tokens=8, quiet=True) as llm:
+    with LLM(model, params=params, max_num_seqs=2, max_num_batched_tokens=8) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16))
     tokens = [output.outputs[0].token_ids for output in outputs]
     for prompt, continuation in zip(prompts, tokens, strict=True):

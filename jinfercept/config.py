@@ -26,6 +26,10 @@ class ModelOptions:
     )
     load_format: str = option("auto", "dummy: random weights for a checkpoint's config", ("auto", "dummy"))
     seed: int = option(0, "seed of random weights and of requests that bring none")
+    generation_config: str = option(
+        "auto",
+        "sampling defaults: auto: the checkpoint's generation_config.json; vllm: none of it; or a directory that has one",
+    )
     max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
 
 

@@ -1,4 +1,4 @@
-"""What a user's mistake looks like: one sentence each for what is wrong, what was got, and how to fix it.
+"""Errors: what is wrong, the value that was given, and how to fix it.
 
 Every mistake is a `ValueError`, raised before memory is taken. A failing endpoint is not an error but a `Result`; a broken
 invariant of ours is an `assert`. What a step of the engine raises reaches callers as `EngineError`.

@@ -1,15 +1,13 @@
-"""The composition root and the offline API: a model, its pages, a scheduler, a runner and an engine, behind one class."""
+"""The library's API: a model, its pages, a scheduler, a runner and an engine behind one class; the server is built on it."""
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, final
 
-from jinfercept.chat.chats import Chats, is_conversation, make_chats
+from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_conversation, make_chats
 from jinfercept.chat.function_tools import ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatOptions
@@ -18,65 +16,49 @@ from jinfercept.config import EngineConfig
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.engine.streaming import Stream, serve
-from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.events import Event, StreamEvent
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Detector, Request, RequestOutput, Tool
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.executables import Progress, silent
+from jinfercept.runner.runner import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy
-from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.startup.assembly import Assembled, Machine, Recorder, assemble, chunks, end_token_ids
-from jinfercept.startup.compile_counter import CompileCounter
-from jinfercept.startup.profiler import EFFORTS
-from jinfercept.startup.start import (
-    StartTimes,
-    check_attention,
-    group_layers,
-    load_model,
-    plan_pools,
-    prepare_backend,
-    profile_of,
-)
-from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.sched.profile import Profile
+from jinfercept.startup.assembly import Recorder, end_token_ids
+from jinfercept.startup.host import EngineHost
+from jinfercept.startup.memory import MemoryPlan
+from jinfercept.startup.start import EngineSetup, StartTimes, set_up
 from jinfercept.tokenizer.tokenizer import Tokenizer
-
-_RESTART_FLAGS = {
-    *(
-        "policy",
-        "estimator",
-        "pipeline_depth",
-        "max_chunk_tokens",
-        "chunked_prefill",
-        "preemption",
-        "swap_space",
-        "enable_prefix_caching",
-        "seed",
-        "check_pages",
-    )
-}
 
 
 @final
 class LLM:
     """A model that generates, and pauses for its tools.
 
+    The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
+    Before JAX's backend starts it sets environment variables that the user has not set, each logged at INFO:
+    `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION` and `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB`; and JAX's compilation
+    cache, unless `compilation_cache` is False or JAX has one.
+
     Args:
-        model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), or a
-            `Model` whose weights are in `params`.
+        model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`
+            whose weights are in `params`, or an `EngineSetup`, without any other argument.
         params: the weights of a `Model` that is already in memory.
         tokenizer: instead of the one beside the weights.
         policy: instead of one by name; see `sched.policy`.
         profile: what steps and transfers cost, instead of one by name or a measurement.
-        progress: told (what, done, total) while starting.
-        quiet: do not print the memory plan to standard error.
+        progress: called with (what, done, total) while starting.
         flags: the options of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
+
+    Attributes:
+        model: the model.
+        tokenizer: its tokenizer; None for a model without one.
+        grammars: compiled structured outputs; None without a tokenizer.
+        engine: the engine that runs, as a server uses it.
 
     Raises:
         ConfigError: an option is unknown, out of range or impossible together with the others.
@@ -85,109 +67,85 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | ModelConfig | ServedModel,
+        model: str | Path | ModelConfig | ServedModel | EngineSetup,
         *,
         params: Params | None = None,
         tokenizer: Tokenizer | None = None,
         policy: Policy | str | None = None,
         profile: Profile | str | Path | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
-        quiet: bool = False,
+        progress: Progress | None = None,
         **flags: Any,
     ) -> None:
-        if isinstance(policy, str):
-            flags["policy"] = policy
-        if isinstance(profile, str | Path):
-            flags["profile"] = str(profile)
-        elif profile is not None and not isinstance(profile, Profile):
-            raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
-        config = self.config = EngineConfig.from_flags(flags)
-        self._flags = flags
-        check_name(config.scheduler.policy)
-        check_policy(policy)
-        asked = config.scheduler.profile
-        if asked is not None and asked not in EFFORTS:
-            profile = load_profile(asked)
-        prepare_backend(config)
-        check_attention(config.runner.attention)
-        progress = progress or (lambda what, done, total: None)
-        progress("loading", 0, 1)
-        began_s = time.monotonic()
-        loaded = load_model(model, params, config)
-        self.tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
-        self.model = loaded.model
-        progress("loading", 1, 1)
-        loaded_s = time.monotonic()
-        effort = asked if asked in EFFORTS and not isinstance(profile, Profile) else None
-        grouping = group_layers(loaded.model, loaded.params, config, effort, progress)
-        grouped_s = time.monotonic()
-        with closing(CompileCounter()) as compilations:
-            self.memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
-            if not quiet:
-                print(self.memory_plan, file=sys.stderr)
-            chunks(config, shape, policy)
-            self.runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
-            self.runner.warm_up(progress)
-        self._shape = shape
-        warm_s = time.monotonic()
-        if isinstance(profile, Profile):
-            self.profile, how = profile, "given"
-        else:
-            self.profile, how = profile_of(loaded.model, self.runner, shape, config, effort, grouping.tried, progress)
-        self.start_times = StartTimes(
-            load_s=loaded_s - began_s,
-            compile_s=warm_s - grouped_s,
-            num_executables=compilations.count,
-            num_cached=compilations.cached,
-            profile_s=grouped_s - loaded_s + time.monotonic() - warm_s,
-            profile=how,
-            grouping=str(grouping),
-        )
-        if not quiet:
-            print(self.start_times, file=sys.stderr)
-        self._ids = map("request-{}".format, count())  # taken from any thread
+        given = {"params": params, "tokenizer": tokenizer, "policy": policy, "profile": profile, **flags}
+        if not isinstance(model, EngineSetup):
+            model = set_up(model, progress=progress or silent, **given)
+        elif any(value is not None for value in given.values()):
+            raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
+        self.engine = EngineHost(model)
+        self.model: ServedModel = model.model
+        self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
-        self._closed = False
-        self._machine = Machine(loaded.model.config, self.tokenizer, self.runner, shape, self.profile)
-        self._begin(self._assemble(policy))
+        self._ids = map("request-{}".format, count())  # taken from any thread
+
+    @property
+    def config(self) -> EngineConfig:
+        """The options, with those of the last `restart`."""
+        return self.engine.setup.config
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Sizes of weights and pools."""
+        return self.engine.setup.memory_plan
+
+    @property
+    def profile(self) -> Profile:
+        """What steps and transfers cost."""
+        return self.engine.setup.machine.profile
+
+    @property
+    def shape(self) -> RunnerShape:
+        """The static sizes that everything was compiled for."""
+        return self.engine.setup.machine.shape
+
+    @property
+    def start_times(self) -> StartTimes:
+        """Seconds that the parts of the start took."""
+        return self.engine.setup.times
+
+    @property
+    def counters(self) -> Counters:
+        """What the scheduler has done since the start, as a copy."""
+        return self.engine.counters
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`."""
+        return self.engine.setup.sampling_defaults
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a prompt that brings none: vLLM's defaults, under those of `generation_config.json`."""
+        return SamplingParams(**self.sampling_defaults)
 
     def restart(self, policy: Policy | str | None = None, record: Recorder | None = None, **flags: Any) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
-        That mends an engine that failed too. What is refused changes nothing.
+        That mends an engine that failed too. A call that raises changes nothing.
 
         Args:
             policy: by name, or one of your own; the name chosen last by default.
-            record: observes the scheduler.
-            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `chunked_prefill`, `swap_space`,
+            record: makes an observer of the scheduler.
+            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `chunked_prefill`, `preemption`, `swap_space`,
                 `enable_prefix_caching`, `seed` and `check_pages`; the others keep their values.
 
         Raises:
-            ConfigError: an option is fixed once executables are compiled, or out of range; `policy` or what `record` returns
-                has not the shape that it should have.
+            ConfigError: an option is fixed once executables are compiled, or out of range; `policy` or the value that `record`
+                returns has not the shape that it should have.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self._check_idle("start over")
-        if isinstance(policy, str):
-            flags["policy"] = policy
-        config = EngineConfig.from_flags(self._flags | flags)
-        fixed = sorted(set(flags) - _RESTART_FLAGS)
-        if fixed:
-            raise ConfigError(
-                "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(_RESTART_FLAGS)}"
-            )
-        check_name(config.scheduler.policy)
-        check_policy(policy)
-        chunks(config, self._shape, policy)
-        memory_plan = self.memory_plan.with_host(config.cache)
-        parts = assemble(self._machine, config, memory_plan, policy, record)
-        self._flags, self.config, self.memory_plan = self._flags | flags, config, memory_plan
-        self._end()
-        self.runner.reset()
-        self._begin(parts)
+        self.engine.restart(policy, record, flags)
 
     def update_weights(self, params: Params) -> None:
-        """Serve other weights of the same model from now on; starts over as `restart` does, so that no page is left of the old.
+        """Serve other weights of the same model from now on; starts over as `restart` does: the old pages are empty.
 
         The old weights are freed once the new ones are on the device: both have to fit for a moment.
 
@@ -198,33 +156,9 @@ class LLM:
             ModelError: a weight is missing, too much, or has another shape; the old ones are served on.
             RequestError: requests are not finished.
         """
-        self._check_idle("take new weights")
-        weights = replacement_params(self.model, params, self.runner.params)
-        self._end()
-        self.runner.update(weights)
-        self._begin(self._assemble(None))
+        self.engine.update_weights(params)
 
-    def _check_idle(self, what: str) -> None:
-        """Raise `RequestError` if the LLM is closed or serves requests."""
-        if self._closed:
-            raise RequestError("this LLM is closed", got=f"to {what}", fix="make a new one")
-        if self._thread.busy:
-            raise RequestError(
-                f"only an idle LLM can {what}",
-                got="requests that are not finished",
-                fix="wait for them, or close their streams",
-            )
-
-    def _assemble(self, policy: Policy | str | None) -> Assembled:
-        return assemble(self._machine, self.config, self.memory_plan, policy, None)
-
-    def _begin(self, parts: Assembled) -> None:
-        self.engine, self._dispatcher, self.meter = parts
-        self._thread = EngineThread(self.engine, self.meter.add_events)
-
-    def _end(self) -> None:
-        self._thread.close()
-        self._dispatcher.close()
+    # -- prompts and conversations ---------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -239,11 +173,11 @@ class LLM:
 
         Args:
             prompts: one or several texts or `{"prompt_token_ids": [...]}`.
-            sampling_params: one for all, or one for each.
+            sampling_params: one for all, or one for each; by default `get_default_sampling_params()`.
             tools: what the model may call; those with a `start` text are found in what it writes. A tool may use this LLM:
                 its requests are batched with all others.
             detector: finds calls in another way; one for all, or one for each.
-            on_event: told of tokens, calls, results and ends as they happen.
+            on_event: called with tokens, calls, results and ends as they happen.
 
         Returns:
             One output per prompt, in order.
@@ -253,7 +187,9 @@ class LLM:
             EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
                 request alone (its detector or its grammar raises) is no exception: its finish reason is "error".
         """
-        return serve(self._thread, self.make_requests(prompts, sampling_params, tools, detector), on_event=on_event)
+        return serve(
+            self.engine.thread, self.make_requests(prompts, sampling_params, tools, detector), on_event=on_event
+        )
 
     async def agenerate(
         self,
@@ -263,8 +199,8 @@ class LLM:
         tools: Iterable[Tool] = (),
         detector: Detector | Iterable[Detector | None] | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, without blocking the event loop; cancelled, it gives the requests up."""
-        return await aserve(self._thread, self.make_requests(prompts, sampling_params, tools, detector))
+        """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
+        return await aserve(self.engine.thread, self.make_requests(prompts, sampling_params, tools, detector))
 
     def chat(
         self,
@@ -282,10 +218,10 @@ class LLM:
 
         Args:
             messages: one conversation, or several; OpenAI-style messages.
-            sampling_params: one for all, or one for each; by default 1,024 tokens at temperature 1.
+            sampling_params: one for all, or one for each; by default `get_default_sampling_params()` with 1,024 tokens.
             tools: Python functions (declared by signature and docstring), any of them in a `Tool` (for a time-out or a
                 limit of their own), or OpenAI-style JSON declarations. A turn that calls one of the latter ends the output.
-            on_event: told of tokens, visible text, calls, results and ends as they happen.
+            on_event: called with tokens, visible text, calls, results and ends as they happen.
             options: see `ChatOptions`.
 
         Returns:
@@ -298,7 +234,7 @@ class LLM:
             ModelError: the model has no chat template.
             EngineError: as `generate`.
         """
-        return serve(self._thread, *self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
+        return serve(self.engine.thread, *self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
 
     async def achat(
         self,
@@ -308,8 +244,8 @@ class LLM:
         tools: Iterable[ChatToolLike] = (),
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """As `chat`, without blocking the event loop; cancelled, it gives the conversations up."""
-        return await aserve(self._thread, *self.make_chats(messages, sampling_params, tools, options))
+        """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
+        return await aserve(self.engine.thread, *self.make_chats(messages, sampling_params, tools, options))
 
     def stream(
         self,
@@ -322,7 +258,7 @@ class LLM:
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
 
-        It starts now, whether or not somebody reads on; closing or dropping the iterator gives it up.
+        It starts now and runs whether or not events are read; closing or dropping the iterator aborts it.
 
         Returns:
             `Token`, `Intercepted`, `Resumed` and last `Finished`; in a chat also `Content`, what a person sees, `Reasoning`
@@ -334,7 +270,7 @@ class LLM:
             EngineError: where the iteration would end, if a step of the engine failed; the requests that were lost have their
                 `Finished` with finish reason "error" before.
         """
-        return Stream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
+        return Stream(self.engine.thread, *self._either(prompt, sampling_params, tools, detector, options))
 
     def astream(
         self,
@@ -345,8 +281,8 @@ class LLM:
         detector: Detector | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncStream:
-        """As `stream`, for `async for`. A task that is cancelled while it reads gives its request up."""
-        return AsyncStream(self._thread, *self._either(prompt, sampling_params, tools, detector, options))
+        """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
+        return AsyncStream(self.engine.thread, *self._either(prompt, sampling_params, tools, detector, options))
 
     def make_requests(
         self,
@@ -363,7 +299,8 @@ class LLM:
             ids: names for them, one for each prompt; made up by default.
             tenant: whose grammars they are.
         """
-        self._thread.check_process()  # in a forked child a tokenizer may hang
+        params = self.get_default_sampling_params() if params is None else params
+        self.engine.thread.check_process()  # in a forked child a tokenizer may hang
         grammars = self.grammars and self.grammars.of(tenant)
         requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars)
         return [fork for request in requests for fork in forks(request)]
@@ -377,13 +314,14 @@ class LLM:
         ids: Iterable[str] | None = None,
         tenant: str = "",
     ) -> Chats:
-        """What `chat` serves, not submitted, and who reads what comes of it. From any thread.
+        """What `chat` serves, not submitted, and the readers of its events. From any thread.
 
         Args:
             ids: names for them, one for each conversation; made up by default.
             tenant: whose grammars they are.
         """
-        self._thread.check_process()
+        self.engine.thread.check_process()
+        params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
         ends = end_token_ids(self.model.config, self.tokenizer)
         grammars = self.grammars and self.grammars.of(tenant)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
@@ -398,33 +336,12 @@ class LLM:
             raise RequestError("options of a chat need messages", got=", ".join(options), fix="leave them out")
         return Chats(self.make_requests([prompt], params, tools, detector), {})
 
-    @property
-    def shape(self) -> RunnerShape:
-        """The static sizes that everything was compiled for."""
-        return self._shape
-
-    @property
-    def thread(self) -> EngineThread:
-        """Serves requests that were made elsewhere."""
-        return self._thread
-
-    @property
-    def counters(self) -> Counters:
-        """What the scheduler has done since the start."""
-        return self.engine.scheduler.counters
-
     def close(self) -> None:
-        """Give up what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
-        if self._closed or self._thread.is_elsewhere:
-            return
-        self._thread.check_caller("close()")
-        self._closed = True
-        self._end()
-        self.runner.close()
+        """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        self.engine.close()
 
     def __enter__(self) -> Self:
-        if self._closed:
-            raise RequestError("this LLM is closed", got="to enter it", fix="make a new one")
+        self.engine.check_open("to enter it")
         return self
 
     def __exit__(

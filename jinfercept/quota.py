@@ -1,8 +1,8 @@
-"""Room that several owners share: who holds how much of it, and whose oldest entry is dropped when it is full.
+"""A limit of entries and bytes that several owners share, with max-min fairness between them.
 
-Owners are API keys to a server and tenants to an engine; entries are known by name only. Max-min fairness: while all of it
-together is too much, the owner that holds the most drops its oldest entry, and an owner that holds no more than an equal share
-of the whole drops nothing. Knows no clock, and not what the entries are.
+Owners are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
+limit, the owner that holds the most drops its oldest entry; an owner that holds no more than an equal share drops nothing.
+Knows no clock, and not what the entries are.
 """
 
 from collections.abc import Callable, Iterable

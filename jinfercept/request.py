@@ -1,4 +1,4 @@
-"""What flows between a client, the engine and the endpoints. Frozen; imports nothing heavy."""
+"""Requests, tools, calls, results and outputs: the values that pass between clients, the engine and tools. Frozen."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
 
 READER = "<reader>"
-"""By which name the time is learnt that readers take after an answer, as that of tools by theirs. No tool may have it."""
+"""Name under which the time from an answer to its follow-up is learned, beside the names of tools. No tool has it."""
 
 
 def _is_number(value: object) -> bool:
@@ -26,16 +26,16 @@ def check_tool_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the model said to an endpoint.
+    """A call of a tool, as the model wrote it.
 
     Attributes:
         name: the tool that is called.
         arguments: what the model wrote for it.
         span: the call's first token and the one after its last, counted in the request's `token_ids`.
-        expected_s: how long it will take, if somebody says so.
-        id: by which a chat template ties the result to the call; "" if nothing needs one.
-        by_caller: whoever made the request runs it: the request does not pause, its turn is its last, and the other calls of
-            that turn are run by nobody here.
+        expected_s: expected duration of the call, in seconds; None if it is to be estimated.
+        id: ties the result to the call in a chat template; "" where the template needs none.
+        by_caller: the client that made the request runs the call: the request ends with this turn instead of pausing, and the
+            other calls of the turn are not run either.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back. A failure is a result too: `text` then says what went wrong, for the model to read."""
+    """The result of a call. A failure is a result too: `text` then says what went wrong, for the model to read."""
 
     text: str
     status: Status = "ok"
@@ -58,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something a model can call: a Python function, and how its call and its result look in the text.
+    """A Python function that a model can call, and how the call and its result look in the text.
 
     Attributes:
         function: takes the text between `start` and `stop`, returns text (or token ids); sync or async. In a chat: takes its
@@ -67,8 +67,8 @@ class Tool:
         start: text that opens a call, as the model writes it; None if calls are found in another way.
         stop: text that ends it and hands over.
         result: how the returned text is put into the stream; `{}` is the text.
-        timeout_s: after so many seconds the model reads that the tool timed out.
-        max_result_tokens: a longer result is cut, and says so.
+        timeout_s: seconds after which the result is that the tool timed out.
+        max_result_tokens: tokens of the longest result; a longer one is cut, and its text says so.
     """
 
     function: Callable[..., object | Awaitable[object]]
@@ -125,10 +125,10 @@ class Watch(Protocol):
 
 
 class Detector(Protocol):
-    """Says what is a call."""
+    """Finds calls."""
 
     def watch(self) -> Watch:
-        """A fresh look-out for one request."""
+        """A watch for one request, of which nothing is generated."""
         ...
 
 
@@ -152,10 +152,10 @@ class Renderer(Protocol):
 
 
 class Constraint(Protocol):
-    """What one request's generated text may be; what tools return is no part of it.
+    """The state of a grammar after the generated text of one request; tokens that tools return are no part of it.
 
     Attributes:
-        ended: nothing but the end can follow.
+        ended: whether nothing but the end can follow.
     """
 
     ended: bool
@@ -165,30 +165,30 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """The next generated token."""
+        """Advance by the next generated token."""
         ...
 
 
 class Grammar(Protocol):
-    """Says what a text may be."""
+    """A grammar of texts."""
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """A text that has not begun, and that these tokens end where it may end; None if all that comes is free."""
+        """The constraint of an empty text, which may end with one of these tokens; None if every text is allowed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """That somebody is expected to go on from where a request ends: its context stays, as that of a paused request does.
+class FollowUp:
+    """Hint that a follow-up request will extend the context of this one: the context is retained, as that of a paused request.
 
-    A later request goes on from it that names the request (`Request.follows`) or the session, or whose prompt begins with the
-    kept request's own. Until then it may lose any page, at any time, to whoever runs.
+    A request extends a retained context if it names the finished request (`Request.follows`) or the session, or if its prompt
+    begins with the finished request's. Until then the policy may evict any page of it.
 
     Attributes:
-        session: a name for the chain of requests, of which one context is kept; "" for none.
-        expected_s: seconds until the follow-up, if somebody says so.
-        reader: under which name the time is learned that passes after an answer; after calls it is the tools' names.
-        last: it goes on from the session, and nobody goes on from it.
+        session: name of a chain of requests, of which one context is retained; "" for none.
+        expected_s: expected seconds until the follow-up; None if they are to be estimated.
+        reader: name under which the time after an answer is learned; after calls it is learned under the tools' names.
+        last: the request extends the session's context and has no follow-up itself.
     """
 
     session: str = ""
@@ -205,19 +205,19 @@ class Request:
         id: unique among the requests that are not finished.
         prompt_token_ids: at least one.
         params: how to sample.
-        tools: what may be called, by name.
-        detector: how calls are found; None if the request never calls.
+        tools: tools that may be called, by name.
+        detector: finds calls; None if the request never calls.
         cache_salt: requests with different salts share no pages.
         prompt: the prompt's text, given back in the output.
-        grammar: `params.structured_outputs`, compiled, or what a turn must be that has to call. A text goes on after a call; if
-            the call ended it, another begins. The request ends where nothing more can follow; one with a detector draws an end
-            token there, which may end a call.
-        render: writes the results of calls; by default each stands where its tool says.
-        leader: id of a request with the same prompt that was submitted before; this one starts when that has computed it.
-        keep: who is expected to go on from it; None if nobody is.
-        follows: id of the finished request that it goes on from, if that was kept.
-        priority: a smaller one is served first, whenever the request arrived.
-        tenant: on whose behalf it runs; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
+        grammar: `params.structured_outputs`, compiled, or the grammar of a turn that has to call. The text continues after a
+            call; if the call ended it, another text begins. The request ends where nothing more can follow; one with a detector
+            draws an end token there, which may end a call.
+        render: writes the results of calls; None: each as its tool's `result` says.
+        leader: id of a request with the same prompt that was submitted before; this one starts once that prompt is computed.
+        follow_up: hint that another request will extend this one's context; None if none is expected.
+        follows: id of the finished request whose retained context this one extends.
+        priority: requests with a smaller one are served first, whenever they arrived.
+        tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
     """
 
     id: str
@@ -230,19 +230,19 @@ class Request:
     grammar: Grammar | None = None
     render: Renderer | None = None
     leader: str | None = None
-    keep: Keep | None = None
+    follow_up: FollowUp | None = None
     follows: str | None = None
     priority: int = 0
     tenant: str = ""
 
 
 class ContextUse(NamedTuple):
-    """What became of a context during an interception, in tokens, as found when the request ran again.
+    """Tokens of a context after an interception, by where they were when the request ran again.
 
     Attributes:
-        kept: still on the device.
-        copied_in: brought back from the host.
-        recomputed: lost, and computed again.
+        kept: tokens still on the device.
+        copied_in: tokens copied in from the host.
+        recomputed: tokens that were evicted and are computed again.
     """
 
     kept: int
@@ -255,11 +255,11 @@ class Interception:
     """One pause of a request.
 
     Attributes:
-        calls: what the model asked for, with their spans in the stream.
+        calls: the calls, with their spans in the stream.
         results: one for each call; empty if the request ended before they came.
         span: the returned tokens in the request's `token_ids`.
         duration_s: from the pause to the last result.
-        context: what was done with the context; None if the request never ran again.
+        context: where the context was when the request ran again; None if it never did.
     """
 
     calls: tuple[Call, ...]
@@ -270,11 +270,11 @@ class Interception:
 
 
 class Logprob(NamedTuple):
-    """How likely the model found a token, by its own logits.
+    """The log probability of a token, by the model's own logits.
 
     Attributes:
         logprob: natural logarithm of its probability.
-        rank: 1: none was likelier.
+        rank: place among all tokens, the likeliest being 1.
         decoded_token: its text; None without a tokenizer.
     """
 
@@ -292,7 +292,7 @@ class CompletionOutput:
         text: the text after the prompt, results of tools included.
         token_ids: the stream after the prompt, tokens returned by tools included.
         finish_reason: "stop" (end of text, stop token or stop string), "length", "abort", "error", or "tool_calls": a chat's
-            turn ended in calls that the caller has to run, or (`stop_reason` "max_rounds") that nobody runs.
+            turn ended in calls that the caller has to run, or (`stop_reason` "max_rounds") that are not run.
         stop_reason: the stop string or token id that matched, or the error.
         num_generated: tokens that the model generated.
         interceptions: every pause, in order.
@@ -335,8 +335,8 @@ class RequestOutput:
 
     Attributes:
         num_cached_tokens: prompt tokens whose KV was found, on the device or on the host, and not computed.
-        adopted: what had become of the kept context that the request went on from, up to where both have the same tokens; None
-            if it went on from none.
+        retained: where the retained context was that the request extends, up to the first token that differs; None if there is
+            none.
         prompt_logprobs: if asked for, of every token of the prompt its own and the likeliest ones' in its place; None for the
             first, before which there is nothing.
     """
@@ -349,7 +349,7 @@ class RequestOutput:
     metrics: RequestMetrics
     finished: bool = True
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    adopted: ContextUse | None = None
+    retained: ContextUse | None = None
 
     @property
     def interceptions(self) -> tuple[Interception, ...]:

@@ -1,4 +1,4 @@
-"""How one request's tokens are drawn and when it ends: what a user asks for, checked. Knows no vocabulary and no device."""
+"""Sampling parameters of one request, checked. Knows no vocabulary and no device."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class SamplingParams:
     What is done to a row of logits, in this order: tokens that may not come get -inf (`structured_outputs`,
     `allowed_token_ids`, `bad_words`, and until `min_tokens` the ends); `logit_bias`; penalties; at `temperature` 0 the largest
     is taken, else all are divided by it; `min_p`, `top_k` and `top_p`, each among what the one before it left; a draw.
-    If nothing is left of what is allowed, bad words and `min_tokens` give way.
+    If no token is left, bad words and `min_tokens` are ignored for that draw.
 
     "Output" is what the model generated. Tokens that tools returned count as prompt: the repetition penalty looks at prompt
     and output, the others at the output only.
@@ -38,9 +38,9 @@ class SamplingParams:
         seed: fixes the draw, whatever else is in the batch; None derives one from the engine's seed and the request's number.
         stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
         stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
-        ignore_eos: go on after an end-of-text token.
+        ignore_eos: continue after an end-of-text token.
         skip_special_tokens: leave special tokens out of the text.
-        structured_outputs: what the generated text has to be. An end-of-text or stop token comes only where it may end (or
+        structured_outputs: the form of the generated text. An end-of-text or stop token comes only where it may end (or
             where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
             cut it.
         n: outputs for one prompt, drawn apart: the first with the seed, the next with the seed plus 1, and so on; at most

@@ -1,6 +1,6 @@
-"""What a request's text has to be: of a JSON schema, any JSON object, of a regular expression, one of a list, of a grammar.
+"""The form of a request's text: a JSON schema, any JSON object, a regular expression, a list of choices, or a grammar.
 
-Says it and checks its form; compiles nothing and imports nothing heavy.
+Checks how it is given; compiles nothing and imports nothing heavy.
 """
 
 import json
@@ -20,7 +20,7 @@ JSON_SPACE = r" |\n[ \t]{0,20}"
 class StructuredOutputsParams:
     """What the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
 
-    Tokens that tools return are no part of that text: a call may pause it anywhere, and it goes on afterwards. So where the
+    Tokens that tools return are no part of that text: a call may pause it anywhere, and it continues afterwards. So where the
     model is to call while it is constrained, what is given here has to allow the call's own text in the places meant for it, as
     in `start: ("<now>" "</now>")? answer`. Where a call is the end of the matched text, or is found at an end-of-text token (as
     in the models' own formats), the text begins anew after it: a grammar says what one turn is, `start: calls | answer`.

@@ -22,9 +22,7 @@ settings.load_profile("fixed")
 def _smollm2() -> "Iterator[LLM]":
     from jinfercept.llm import LLM
 
-    with LLM(
-        "smollm2-135m", dtype="float32", kv_tokens=1920, max_num_seqs=20, max_num_batched_tokens=64, quiet=True
-    ) as llm:
+    with LLM("smollm2-135m", dtype="float32", kv_tokens=1920, max_num_seqs=20, max_num_batched_tokens=64) as llm:
         yield llm
 
 

@@ -13,6 +13,7 @@ from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.models.load import load
 from jinfercept.request import Call
 from jinfercept.runner.packing import pack
+from tests.support.engine_state import engine_state
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SHOTS = """\
@@ -125,8 +126,9 @@ def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         smollm2.generate(["One", "Two", "Three"], GREEDY, on_event=interrupt)
-    assert not smollm2.engine.has_work
-    assert smollm2.engine.scheduler.kv.store.occupancy().used == 0
+    state = engine_state(smollm2)
+    assert not state.has_work
+    assert state.pages.used == 0
     assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
 
 
@@ -208,7 +210,7 @@ def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
     ):
         with pytest.raises(RequestError, match="fix: "):
             call()
-    assert not smollm2.engine.has_work
+    assert not engine_state(smollm2).has_work
 
 
 def test_parameters_in_memory_and_token_ids_are_enough() -> None:
@@ -220,7 +222,6 @@ def test_parameters_in_memory_and_token_ids_are_enough() -> None:
         kv_tokens=64,
         max_num_seqs=2,
         max_num_batched_tokens=8,
-        quiet=True,
     ) as llm:
         detector = ScriptedDetector({2: [Call("f", "")]})
         params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -267,4 +268,4 @@ def test_impossible_options_are_refused_before_anything_is_loaded() -> None:
         with pytest.raises(ConfigError, match=match):
             tiny_llm(**flags)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="no such model"):
-        LLM("no/such/model", quiet=True)
+        LLM("no/such/model")

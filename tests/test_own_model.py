@@ -46,4 +46,4 @@ def test_the_example_writes_what_the_model_says_without_a_cache(example, capsys)
 
 def test_a_model_without_weights_is_refused(example):
     with pytest.raises(ModelError, match="a Model needs its weights"):
-        LLM(example.make()[0], quiet=True)
+        LLM(example.make()[0])

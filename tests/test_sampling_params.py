@@ -10,6 +10,7 @@ from jinfercept.errors import RequestError
 from jinfercept.request import Request, SamplingParams
 from jinfercept.sampling_params import check_vocabulary
 from jinfercept.sched.sampling_options import draw_options
+from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine, run_all
 from tests.support.tiny_model import tiny_llm
 
@@ -138,5 +139,5 @@ def test_bad_parameters_are_refused_where_the_vocabulary_is_known() -> None:
         with pytest.raises(RequestError, match="bad words need a tokenizer"):
             llm.generate(prompt, SamplingParams(bad_words=["x"]))
         with pytest.raises(RequestError, match="one output"):
-            llm.engine.submit(Request("a", (1, 2), SamplingParams(n=2)))
-        assert not llm.engine.has_work
+            llm.engine.thread.submit([Request("a", (1, 2), SamplingParams(n=2))], print)
+        assert not engine_state(llm).has_work

@@ -18,6 +18,7 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, streams
@@ -63,7 +64,6 @@ def llm() -> Iterator[LLM]:
         dtype="float32",
         kv_tokens=240,
         max_model_len=200,
-        quiet=True,
         check_pages=True,
         **flags,
     ) as llm:
@@ -222,7 +222,7 @@ def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:
     good, bad = (SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex)) for regex in ("a", "(("))
     with pytest.raises(RequestError, match="unclosed group"):
         llm.generate(["one", "two"], [good, bad])
-    assert not llm.engine.has_work
+    assert not engine_state(llm).has_work
     with pytest.raises(RequestError, match="StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # pyright: ignore[reportArgumentType]
 

@@ -15,17 +15,18 @@ from jinfercept.models.protocol import Params
 from jinfercept.request import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.scripted_model import Make
-from tests.support.tiny_model import GOLDEN, tiny_llm
+from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
 
-SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "quiet": True}
+SIZES: Any = {"page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "llama_tied"])
 def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
-    with tiny_llm(name) as llm:
-        old = llm.runner.params
+    setup = tiny_setup(name)
+    with LLM(setup) as llm:
+        old = setup.machine.runner.params
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         other = untied(llm.model.config, random_params(llm.model.config, "float32", 7))  # pyright: ignore[reportArgumentType]
         compilations = CompileCounter()
@@ -64,19 +65,21 @@ def test_an_llm_takes_numpys_arrays_and_refuses_weights_that_do_not_fit() -> Non
 
 
 def test_the_layers_of_a_model_of_ones_own_are_alike(make_scripted: Make) -> None:
-    llm = make_scripted(None).llm
-    embed, layers, head = llm.runner.params
+    scripted = make_scripted(None)
+    llm = scripted.llm
+    embed, layers, head = scripted.runner.params
     for wrong, words in (
         ((*layers, *layers), "another number of layers"),
         (({"next": "a table"},), "is no array; got str"),
     ):
         with pytest.raises(ModelError, match=words):
-            LLM(llm.model, params=Params(embed, wrong, head), tokenizer=llm.tokenizer, quiet=True)
+            LLM(llm.model, params=Params(embed, wrong, head), tokenizer=llm.tokenizer)
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
-    with tiny_llm() as llm:
-        good = llm.runner.params
+    setup = tiny_setup()
+    with LLM(setup) as llm:
+        good = setup.machine.runner.params
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))

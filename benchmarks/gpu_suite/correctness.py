@@ -6,6 +6,7 @@ Slots that no query sees hold NaN, so that reading one shows. Rows of tokens: `m
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.pallas.attention import available, paged_attention
 from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.startup.start import set_up
 
 SEEDS = (0, 1)
 DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)
@@ -84,7 +86,6 @@ def _inputs(
 
 def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
     from jinfercept.bench.replay import different, replay
-    from jinfercept.llm import LLM
     from jinfercept.models.dummy import random_params
     from jinfercept.models.model import Model
     from jinfercept.sim.arrivals import Arrival
@@ -104,13 +105,13 @@ def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 8,
     }
-    flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True, "quiet": True}
-    with LLM(Model(config), params=jax.device_put(params, cpu), attention="cpu", **flags) as llm:
-        expected = replay(llm, "copy_ahead", requests, write, 30.0)
+    flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True}
+    with closing(set_up(Model(config), params=jax.device_put(params, cpu), attention="cpu", **flags)) as setup:
+        expected = replay(setup, "copy_ahead", requests, write, 30.0)
     here = jax.device_put(params, jax.devices()[0])
-    with LLM(Model(config), params=here, **flags) as llm:
+    with closing(set_up(Model(config), params=here, **flags)) as setup:
         for policy in POLICIES:
-            found = replay(llm, policy, requests, write, 30.0)
+            found = replay(setup, policy, requests, write, 30.0)
             wrong = different(found.streams, expected.streams)
             yield {
                 "check": "tokens",

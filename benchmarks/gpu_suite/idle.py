@@ -9,6 +9,7 @@ no device, the wall time of a step is compared with that of the same steps submi
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,11 +18,12 @@ import jax
 
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
+from jinfercept.engine.engine import Engine
 from jinfercept.events import Token
-from jinfercept.llm import LLM
 from jinfercept.request import Request, SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.scripted import random_tokens
+from jinfercept.startup.start import EngineSetup, set_up
 
 WARM_STEPS = 8
 TURNS = 3
@@ -43,52 +45,53 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     flags |= {
         "kv_tokens": batch * (most + sizes.page_size),
         "max_num_batched_tokens": max(sizes.policies.bucket, batch),
-        "quiet": True,
     }
-    with LLM(config, load_format="dummy", profile="paper-gptj-6b-a100", **flags) as llm:
+    with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", **flags)) as setup:
         for depth in (0, 1):
-            llm.restart(pipeline_depth=depth)
-            row = _measure(sizes, llm, batch, context, most)
+            row = _measure(sizes, setup.changed(pipeline_depth=depth), batch, context, most)
             yield {"model": name, "depth": depth, "batch": batch, "context": context} | row
 
 
-def _measure(sizes: Sizes, llm: LLM, batch: int, context: int, most: int) -> Row:
-    _start_decoding(llm, batch, context, most)
-    seconds = median(_steps(llm, sizes.idle_steps) for _ in range(TURNS)) / sizes.idle_steps
-    lines = _traced(llm, sizes.idle_steps)
-    llm.engine.close()
+def _measure(sizes: Sizes, setup: EngineSetup, batch: int, context: int, most: int) -> Row:
+    engine, dispatcher, _ = setup.assemble()
+    _start_decoding(engine, setup.model.config.vocab_size, batch, context, most)
+    seconds = median(_steps(engine, sizes.idle_steps) for _ in range(TURNS)) / sizes.idle_steps
+    lines = _traced(engine, sizes.idle_steps)
+    engine.close()
+    dispatcher.close()
+    setup.machine.runner.reset()
     kernels = [span for name, spans in lines.items() if any(word in name for word in KERNEL_LINES) for span in spans]
     row: Row = {"step_s": seconds, "lines": sorted(lines)}
     if kernels:
         return row | {"method": "trace"} | gaps(kernels)
-    return row | {"method": "wall", "idle_share": max(0.0, 1 - _queued_s(sizes, llm, batch, context) / seconds)}
+    return row | {"method": "wall", "idle_share": max(0.0, 1 - _queued_s(sizes, setup, batch, context) / seconds)}
 
 
-def _start_decoding(llm: LLM, batch: int, context: int, most: int) -> None:
+def _start_decoding(engine: Engine, vocab_size: int, batch: int, context: int, most: int) -> None:
     """Submit requests and step until all of them decode."""
-    write = random_tokens(llm.model.config.vocab_size, 0)
+    write = random_tokens(vocab_size, 0)
     params = SamplingParams(temperature=0.0, max_tokens=most - context - 1, ignore_eos=True)
     for number in range(batch):
-        llm.engine.submit(Request(str(number), write(number, 0, context), params))
+        engine.submit(Request(str(number), write(number, 0, context), params))
     begun: set[str] = set()
     while len(begun) < batch:
-        begun |= {event.request_id for event in llm.engine.step() if isinstance(event, Token)}
-        assert llm.engine.has_work, "a step failed, and the requests with it"
-    _steps(llm, WARM_STEPS)
+        begun |= {event.request_id for event in engine.step() if isinstance(event, Token)}
+        assert engine.has_work, "a step failed, and the requests with it"
+    _steps(engine, WARM_STEPS)
 
 
-def _steps(llm: LLM, count: int) -> float:
+def _steps(engine: Engine, count: int) -> float:
     started_s = time.perf_counter()
     for _ in range(count):
-        llm.engine.step()
+        engine.step()
     return time.perf_counter() - started_s
 
 
-def _traced(llm: LLM, count: int) -> dict[str, list[tuple[float, float]]]:
+def _traced(engine: Engine, count: int) -> dict[str, list[tuple[float, float]]]:
     """(start, end) in ns of everything on a device's streams, by line, while the engine takes some steps."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            _steps(llm, count)
+            _steps(engine, count)
         lines: dict[str, list[tuple[float, float]]] = {}
         for path in Path(folder).rglob("*.xplane.pb"):
             for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
@@ -115,16 +118,17 @@ def gaps(spans: Iterable[tuple[float, float]]) -> Row:
     }
 
 
-def _queued_s(sizes: Sizes, llm: LLM, batch: int, context: int) -> float:
+def _queued_s(sizes: Sizes, setup: EngineSetup, batch: int, context: int) -> float:
     """Seconds of such a step when many are submitted and only the last one is read."""
-    plan = step(llm.shape, batch, context)
-    llm.runner.collect(llm.runner.submit(plan))
+    runner = setup.machine.runner
+    plan = step(setup.machine.shape, batch, context)
+    runner.collect(runner.submit(plan))
     plan = settled(plan)
 
     def turn(plan: StepPlan) -> float:
         started_s = time.perf_counter()
-        tickets = [llm.runner.submit(plan) for _ in range(sizes.idle_steps)]
-        llm.runner.collect(tickets[-1])
+        tickets = [runner.submit(plan) for _ in range(sizes.idle_steps)]
+        runner.collect(tickets[-1])
         return (time.perf_counter() - started_s) / sizes.idle_steps
 
     return median(turn(plan) for _ in range(TURNS))

@@ -5,15 +5,16 @@ bfloat16 a step's shape may decide a near tie, so that a few may differ).
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from random import Random
 from typing import Any
 
 from benchmarks.gpu_suite.sizes import Row, Sizes
 from jinfercept.bench.replay import Replayed, different, replay, resize_host
-from jinfercept.llm import LLM
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
 from jinfercept.sim.workload import draw
+from jinfercept.startup.start import set_up
 
 POLICIES = ("copy_ahead", "min_waste", "discard", "swap", "improved_discard", "preserve")
 
@@ -34,14 +35,13 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         "dtype": sizes.dtype,
         "page_size": sizes.page_size,
         "kv_tokens": load.kv_tokens,
-        "quiet": True,
     }
     flags |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": load.bucket, "swap_space": 1.0}
     first: Replayed | None = None
-    with LLM(config, load_format="dummy", profile="quick", **flags) as llm:
-        resize_host(llm, load.host_tokens)
+    with closing(set_up(config, load_format="dummy", profile="quick", **flags)) as setup:
+        setup = resize_host(setup, load.host_tokens)
         for policy in POLICIES:
-            run = replay(llm, policy, requests, write, duration_s)
+            run = replay(setup, policy, requests, write, duration_s)
             first = first or run
             yield run.report | {
                 "model": load.model,

@@ -14,7 +14,6 @@ from typing import NamedTuple, final
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.kv.manager import KVManager
-from jinfercept.llm import LLM
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
@@ -26,6 +25,7 @@ from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
 from jinfercept.sim.simulation import Simulation
+from jinfercept.startup.start import EngineSetup
 
 GIB = 1 << 30
 
@@ -68,7 +68,7 @@ class TimedRunner:
 
 
 def replay(
-    llm: LLM,
+    setup: EngineSetup,
     policy: str,
     requests: Sequence[tuple[float, Request]],
     write: Writer,
@@ -76,7 +76,7 @@ def replay(
     progress: Progress = lambda now, end: None,
     records: RecordFiles = NO_RECORDS,
 ) -> Replayed:
-    """Play requests in real time under a policy, on the weights and executables of an otherwise idle `LLM`.
+    """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
 
     Args:
         requests: greedy ones, with the second at which each arrives, in order.
@@ -91,18 +91,20 @@ def replay(
     clock, recordings = RealClock(), list[Recording]()
 
     def record(kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-        asked = ESTIMATORS[llm.config.scheduler.estimator]()
-        run = {"policy": policy, "estimator": llm.config.scheduler.estimator, "profile": llm.profile.name}
+        asked = ESTIMATORS[config.scheduler.estimator]()
+        run = {"policy": policy, "estimator": config.scheduler.estimator, "profile": profile.name}
         recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
         return recordings[0], recordings[0].estimator
 
-    llm.restart(policy=policy, record=record if records else None)
-    config, shape = llm.config, llm.shape
-    scheduler = llm.engine.scheduler
-    prices = Prices(llm.profile, shape.page_size, synchronous=False)
+    setup = setup.changed(policy=policy)
+    config, shape, profile = setup.config, setup.machine.shape, setup.machine.profile
+    assembled = setup.assemble(record if records else None)
+    assembled.dispatcher.close()  # the endpoints are scripted
+    scheduler = assembled.engine.scheduler
+    prices = Prices(profile, shape.page_size, synchronous=False)
     accounts = RunStats(scheduler, clock, prices, shape.buckets[-1])
     endpoints = ScriptedEndpoints(clock, write)
-    runner = TimedRunner(llm.runner)
+    runner = TimedRunner(setup.machine.runner)
     engine = Engine(
         scheduler,
         runner,
@@ -110,7 +112,7 @@ def replay(
         clock,
         threading.Event(),
         depth=config.runner.pipeline_depth,
-        vocab_size=llm.model.config.vocab_size,
+        vocab_size=setup.model.config.vocab_size,
         check=config.runner.check_pages,
         observe=recordings[0].after(accounts) if recordings else accounts,
     )
@@ -118,32 +120,33 @@ def replay(
     try:
         played = play(engine, endpoints, clock, requests, 2 * duration_s, progress, accounts.settle)
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
-        report = accounts.report(played, requests, scheduler.counters, llm.memory_plan.kv_tokens)
+        report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
     finally:
         engine.close()
+        setup.machine.runner.reset()
+        assert not len(scheduler.unfinished), "a request is left behind"
         for recording in recordings:
             recording.close()
-            llm.restart()  # without the observer
     streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
-    return Replayed({"policy": policy, "profile": llm.profile.name, "host_s": host_s} | report, streams)
+    return Replayed({"policy": policy, "profile": profile.name, "host_s": host_s} | report, streams)
 
 
-def resize_host(llm: LLM, host_tokens: int) -> None:
-    """Give an `LLM` a host pool of so many tokens, rounded down to pages; raises `ConfigError` if the machine has no room."""
-    plan, size = llm.memory_plan, llm.shape.page_size
+def resize_host(setup: EngineSetup, host_tokens: int) -> EngineSetup:
+    """The setup with a host pool of so many tokens, rounded down to pages; raises `ConfigError` if the machine has no room."""
+    plan, size = setup.memory_plan, setup.machine.shape.page_size
     token_bytes = plan.kv_bytes // (plan.kv_tokens + size)
-    llm.restart(swap_space=(host_tokens * token_bytes + 0.5) / GIB)
+    return setup.changed(swap_space=(host_tokens * token_bytes + 0.5) / GIB)
 
 
-def simulation(llm: LLM, policy: str, duration_s: float, host_s: float) -> Simulation:
-    """The simulation of what `replay` does with this `LLM`.
+def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float) -> Simulation:
+    """The simulation of what `replay` does with this setup.
 
     Args:
         host_s: seconds of the engine's own work per step, as `replay` reports them.
     """
-    plan, shape, config = llm.memory_plan, llm.shape, llm.config
+    plan, shape, config = setup.memory_plan, setup.machine.shape, setup.config
     return Simulation(
-        llm.profile,
+        setup.machine.profile,
         policy,
         config.scheduler.estimator,
         duration_s,

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
-from jinfercept.events import Event, Finished, Token
+from jinfercept.events import Event, Finished, Intercepted, Resumed
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.request import RequestOutput, SamplingParams, Tool
@@ -124,6 +125,7 @@ def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int
     console = Console()
     fetch(console.print)  # says what it waits for, which loading would not
     with (
+        start_log(),
         StartDisplay() as display,
         LLM(
             NAME, dtype="float32", kv_tokens=KV_TOKENS, max_num_seqs=8, max_num_batched_tokens=128, progress=display
@@ -166,13 +168,24 @@ def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Conso
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(policy, total=num_requests, now="")
 
+        unfinished, paused = num_requests, set[str]()
+
         def show(event: Event) -> None:
-            scheduler = llm.engine.scheduler
-            if isinstance(event, Finished):
-                progress.advance(task)
-            if not isinstance(event, Token) or scheduler.counters.plans % 4 == 0:
-                states = f"{len(scheduler.running)} running {len(scheduler.waiting)} waiting"
-                progress.update(task, now=f"{states} {len(scheduler.intercepted)} paused")
+            nonlocal unfinished
+            match event:
+                case Finished():
+                    unfinished -= 1
+                    progress.advance(task)
+                    paused.discard(event.request_id)
+                case Intercepted():
+                    paused.add(event.request_id)
+                case Resumed():
+                    paused.discard(event.request_id)
+                case _:
+                    pass
+            waiting = llm.engine.num_waiting
+            running = max(0, unfinished - waiting - len(paused))
+            progress.update(task, now=f"{running} running {waiting} waiting {len(paused)} paused")
 
         started = time.monotonic()
         params = SamplingParams(temperature=0.0, max_tokens=64, stop="\n\n")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jinfercept.cli.profile_plot import WAYS, draw, rows_of
+from jinfercept.cli.start_log import start_log
 from jinfercept.llm import LLM
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.plots import check_drawing
@@ -30,6 +31,7 @@ def profile(model: str, *, out: str | None, plot: str | None, quick: bool, **fla
     if plot:
         check_drawing(plot)
     with (
+        start_log(),
         StartDisplay() as progress,
         LLM(model, profile="quick" if quick else "measure", progress=progress, **flags) as llm,
     ):

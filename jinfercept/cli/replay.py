@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +11,8 @@ from rich.table import Table
 
 from jinfercept.bench.replay import Replayed, at_speed_of, different, replay, resize_host, simulation
 from jinfercept.cli.simulate import drawer, load
+from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
-from jinfercept.llm import LLM
 from jinfercept.sched.policies import check_name
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
@@ -20,6 +21,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
 from jinfercept.sim.tables import check_least, listed, number_text, show
 from jinfercept.startup.progress import StartDisplay
+from jinfercept.startup.start import EngineSetup, set_up
 
 COMPARED: Mapping[str, Callable[[Report], float | None]] = {
     "ms/token": latency_ms,
@@ -96,15 +98,16 @@ def replay_command(
     if not arrivals:
         raise ConfigError("nobody arrives", got=f"{rate:g} requests/s for {duration:g} s", fix="raise one of them")
     console = Console(stderr=True)
-    with StartDisplay() as start, LLM(model, progress=start, policy=names[0], seed=seed, **flags) as llm:
-        start.close()
-        _check_lengths(arrivals, llm)
+    with start_log(), StartDisplay() as display:
+        setup = set_up(model, progress=display, policy=names[0], seed=seed, **flags)
+    with closing(setup):
+        _check_lengths(arrivals, setup)
         if host_tokens is not None:
-            resize_host(llm, host_tokens)
+            setup = resize_host(setup, host_tokens)
         runs: dict[str, Replayed] = {}
         simulated: dict[str, dict[str, Report]] = {}
         try:
-            _play(llm, plays, arrivals, duration * scale_time, seed, simulate, console, runs, simulated)
+            _play(setup, plays, arrivals, duration * scale_time, seed, simulate, console, runs, simulated)
         finally:  # what there is, also if interrupted
             if runs:
                 _show(runs, simulated)
@@ -117,8 +120,8 @@ def replay_command(
     return int(_tell_differences(runs, console))
 
 
-def _check_lengths(arrivals: Sequence[Arrival], llm: LLM) -> None:
-    longest, most = max(arrival.script.context for arrival in arrivals), llm.memory_plan.max_model_len
+def _check_lengths(arrivals: Sequence[Arrival], setup: EngineSetup) -> None:
+    longest, most = max(arrival.script.context for arrival in arrivals), setup.memory_plan.max_model_len
     if longest >= most:
         raise ConfigError(
             "a request is too long for this engine",
@@ -128,7 +131,7 @@ def _check_lengths(arrivals: Sequence[Arrival], llm: LLM) -> None:
 
 
 def _play(
-    llm: LLM,
+    setup: EngineSetup,
     plays: Mapping[str, RecordFiles],
     arrivals: Sequence[Arrival],
     duration_s: float,
@@ -139,14 +142,14 @@ def _play(
     simulated: dict[str, dict[str, Report]],
 ) -> None:
     """Replay policies one after another into `runs`, and simulate each after its run into `simulated`."""
-    write = random_tokens(llm.model.config.vocab_size, seed)
+    write = random_tokens(setup.model.config.vocab_size, seed)
     requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
         for name, records in plays.items():
-            run = replay(llm, name, requests, write, duration_s, _teller(progress, name), records)
+            run = replay(setup, name, requests, write, duration_s, _teller(progress, name), records)
             runs[name] = run
             if simulate:
-                asked = simulation(llm, name, duration_s, run.report["host_s"])
+                asked = simulation(setup, name, duration_s, run.report["host_s"])
                 simulated[name] = {
                     what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
                     for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))

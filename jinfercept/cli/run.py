@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from jinfercept.chat.options import check_parsers
 from jinfercept.cli.flags import MODEL_HELP
+from jinfercept.cli.start_log import start_log
 
 _SAMPLING = {
     "top_p": (float, "share of the probability that is drawn from"),
@@ -23,7 +25,9 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
     """The flags that are not the engine's."""
     run.add_argument("model", help=MODEL_HELP)
     run.add_argument("--prompt", help="complete this text and end; without it: a chat")
-    run.add_argument("--max-tokens", type=int, help="tokens to generate (default: 256; 1024 for a chat's answer)")
+    run.add_argument(
+        "--max-tokens", type=int, help="tokens to generate (default: the model's, else 256; 1024 for a chat's answer)"
+    )
     chat = run.add_argument_group("chat")
     chat.add_argument("--system", help="what the model is told first")
     chat.add_argument(
@@ -40,15 +44,14 @@ def add_arguments(run: argparse.ArgumentParser) -> None:
     )
     chat.add_argument("--max-rounds", type=int, help="turns whose calls are run, for one answer (default: 8)")
     sampling = run.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy (default: the model's, else 0)")
     for name, (kind, text) in _SAMPLING.items():
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
     sampling.add_argument("--stop", action="append", help="text that ends the answer; may be repeated")
 
 
-def run(model: str, prompt: str | None, max_tokens: int | None, temperature: float, **rest: Any) -> int:
+def run(model: str, prompt: str | None, **rest: Any) -> int:
     """Complete a prompt, or chat. `rest` are the other flags, the engine's among them."""
-    from jinfercept.chat.options import check_parsers
     from jinfercept.cli.terminal import complete
     from jinfercept.cli.terminal_chat import TerminalChat, lines
     from jinfercept.endpoints.load import load_tools
@@ -57,7 +60,7 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
     from jinfercept.request import SamplingParams
     from jinfercept.startup.progress import StartDisplay
 
-    sampling = _given(rest, (*_SAMPLING, "stop"))
+    sampling = _given(rest, ("temperature", "max_tokens", *_SAMPLING, "stop"))
     chat = _given(rest, _CHAT)
     if prompt is not None and chat:
         flags = ", ".join("--" + name.replace("_", "-") for name in chat)
@@ -66,8 +69,8 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
         raise RequestError(
             "a prompt needs at least one token", got="--prompt ''", fix="give a text, or leave it out to chat"
         )
-    most = max_tokens if max_tokens is not None else 256 if prompt is not None else 1024
-    params = SamplingParams(temperature=temperature, max_tokens=most, **sampling)
+    defaults = {"temperature": 0.0, "max_tokens": 256 if prompt is not None else 1024}
+    params = SamplingParams(**(defaults | sampling))
     if "chat_template" in chat:
         chat["chat_template"] = _read(chat["chat_template"])
     if chat.get("reasoning_parser") == "none":
@@ -78,8 +81,10 @@ def run(model: str, prompt: str | None, max_tokens: int | None, temperature: flo
             loaded = ends.enter_context(load_tools(chat["tools"]))
             chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
             rest["tokenizer"] = _check_tools(model, params, chat)
-        llm = ends.enter_context(LLM(model, progress=progress, **rest))
+        with start_log():
+            llm = ends.enter_context(LLM(model, progress=progress, **rest))
         progress.close()
+        params = SamplingParams(**{**defaults, **llm.sampling_defaults, **sampling})
         if prompt is not None:
             complete(llm, prompt, params)
             return 0

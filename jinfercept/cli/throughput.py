@@ -125,7 +125,7 @@ def _peers(peer: str | None, python: str | None, commands: Sequence[str]) -> lis
 
 def _measure_ours(model: str, dtype: str, work: ThroughputWork, flags: dict[str, Any], console: Console) -> PeerCells:
     options: dict[str, Any] = work.engine_flags(flags.get("page_size", 16)) | flags | {"dtype": dtype}
-    with StartDisplay() as start, LLM(model, progress=start, quiet=True, **options) as llm:
+    with StartDisplay() as start, LLM(model, progress=start, **options) as llm:
         start.close()
         with console.status(f"{OURS}, {dtype}") as status:
             cells = measure(llm, work, lambda done, total: status.update(f"{OURS}, {dtype}: {done} of {total}"))

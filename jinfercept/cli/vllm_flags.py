@@ -53,7 +53,6 @@ UNNEEDED = {
     "--runner": Flag("a server generates", ("auto", "generate")),
     "--task": Flag("a server generates", ("auto", "generate")),
     "--convert": Flag("a server generates", ("auto", "none")),
-    "--generation-config": Flag("sampling defaults of the model's file are not taken", ("vllm",)),
     "--scheduling-policy": Flag("requests are served by priority, then by arrival", ("fcfs", "priority")),
     "--chat-template-content-format": Flag("the parts of a text are joined", ("auto", "string")),
     "--response-role": Flag("answers are the assistant's", ("assistant",)),

@@ -32,7 +32,7 @@ class LocalModel:
     def load(self) -> None:
         """Load the model. Slow. Raises `ConfigError` and `ModelError` as `LLM` does."""
         assert self._table.path is not None
-        options: dict[str, Any] = {"quiet": True} | self._table.options
+        options: dict[str, Any] = dict(self._table.options)
         self._llm = LLM(self._table.path, **options)
 
     async def __call__(self, request: CallRequest) -> str:

@@ -76,20 +76,22 @@ class RetainedContexts:
 
         Under a policy that takes no page of a paused context while a sequence runs, nothing is retained.
         """
-        keep, sequence = session.request.keep, session.sequence
-        if keep is None or keep.last or self._scheduler.protects_paused:
+        follow_up, sequence = session.request.follow_up, session.sequence
+        if follow_up is None or follow_up.last or self._scheduler.protects_paused:
             return False
         pending = tuple(
-            session.pending(call, (sequence.id, "returns", index), keep.expected_s)
+            session.pending(call, (sequence.id, "returns", index), follow_up.expected_s)
             for index, call in enumerate(session.asked)
-        ) or (PendingCall(keep.reader, (sequence.id, "returns", 0), keep.expected_s, sequence.tenant, "reader"),)
+        ) or (
+            PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
+        )
         self._scheduler.intercept(sequence, now, pending)
         root, chain, tenant = sequence.context.root, sequence.context.chain, sequence.tenant
         num_full = len(session.request.prompt_token_ids) // self._scheduler.kv.page_size
         retained = _Retained(
             sequence,
             (tenant, chain[num_full - 1]) if 0 < num_full <= len(chain) else None,
-            (tenant, root, keep.session) if keep.session else None,
+            (tenant, root, follow_up.session) if follow_up.session else None,
             bool(session.asked),
         )
         if retained.session is not None:
@@ -168,10 +170,10 @@ class RetainedContexts:
         return None, 0
 
     def _session_of(self, request: Request, sequence: Sequence) -> str | None:
-        keep = request.keep
-        if keep is None or not keep.session:
+        follow_up = request.follow_up
+        if follow_up is None or not follow_up.session:
             return None
-        return self._by_session.get((sequence.tenant, sequence.context.root, keep.session))
+        return self._by_session.get((sequence.tenant, sequence.context.root, follow_up.session))
 
     def _shared(self, retained: Sequence, tokens: list[int], digests: abc.Sequence[bytes] = ()) -> int:
         """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed.

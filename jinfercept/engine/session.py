@@ -169,5 +169,5 @@ class Session:
             sequence.num_cached or 0,
             metrics,
             prompt_logprobs=scores,
-            adopted=sequence.retained and ContextUse(*sequence.retained),
+            retained=sequence.retained and ContextUse(*sequence.retained),
         )

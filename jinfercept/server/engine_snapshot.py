@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple, final
 
 from jinfercept.server.errors import ApiError
-from jinfercept.server.service import Service
 
 _TIMEOUT_S = 2.0
 """Seconds to wait for the end of a step before the previous value is returned."""
@@ -21,15 +21,15 @@ class SnapshotValue[T](NamedTuple):
 
 @final
 class EngineSnapshot[T]:
-    """A function that reads the engine of a service, with its last value.
+    """The last answer to one question about an engine.
 
     Args:
-        look: runs on the engine's thread, or under its lock while the thread is idle; returns a copy.
-        fresh_s: seconds for which a value is reused.
+        ask: asks the question; the answer comes between two steps of the engine.
+        fresh_s: seconds for which an answer is given again.
     """
 
-    def __init__(self, service: Service, look: Callable[[], T], fresh_s: float = 0.0) -> None:
-        self._service, self._look, self._fresh_s = service, look, fresh_s
+    def __init__(self, ask: Callable[[], Future[T]], fresh_s: float = 0.0) -> None:
+        self._ask, self._fresh_s = ask, fresh_s
         self._asked: asyncio.Future[Any] | None = None
         self._last: SnapshotValue[T] | None = None
 
@@ -43,7 +43,7 @@ class EngineSnapshot[T]:
         if last is not None and time.monotonic() - last.at_s < self._fresh_s:
             return last
         if self._asked is None or self._asked.done():
-            self._asked = asyncio.wrap_future(self._service.llm.thread.ask(self._look))
+            self._asked = asyncio.wrap_future(self._ask())
         asked = self._asked
         await asyncio.wait([asked], timeout=_TIMEOUT_S)
         if asked.done():

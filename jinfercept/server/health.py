@@ -26,7 +26,7 @@ class Version(BaseModel):
 @router.get("/health")
 async def health(request: Request) -> Condition:
     """Whether the engine runs: 503 after a failure from which it cannot recover."""
-    failure = service_of(request).llm.thread.failure
+    failure = service_of(request).llm.engine.failure
     if failure is not None:
         raise ApiError(503, f"the engine failed: {failure}", code="engine_error")
     return Condition(status="ok")

@@ -5,6 +5,7 @@ own requests. Texts are hidden without `--show-texts`.
 """
 
 import re
+from concurrent.futures import Future
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept import __version__
+from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.live_state import live_state
 from jinfercept.server.encoding import EncodedReply
 from jinfercept.server.engine_snapshot import EngineSnapshot
@@ -34,7 +36,7 @@ def live_router(service: Service) -> APIRouter:
         requests, an operator's key all. The pool's history has the samples after `since`, an `at_s` of an earlier answer.
         """
         owner = service.keys.watched_by(request.scope["jinfercept.key"])
-        snapshot = snapshots.setdefault(owner, EngineSnapshot(service, lambda: _seen(service, owner), _FRESH_S))
+        snapshot = snapshots.setdefault(owner, EngineSnapshot(lambda: _ask(service, owner), _FRESH_S))
         seen = (await snapshot.look()).seen
         history = [sample for sample in seen["history"] if sample["at_s"] > since]
         data = seen | {"history": history, "draining": service.draining}
@@ -57,13 +59,16 @@ def page_router() -> APIRouter:
     return router
 
 
-def _seen(service: Service, owner: str | None) -> dict[str, Any]:
-    """The view of one tenant; None: of an operator."""
-    meter = service.llm.meter
+def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
+    """The live state as one tenant may see it; None: an operator."""
+    return service.llm.engine.ask(lambda stats: _seen(service, stats, owner))
+
+
+def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.config.scheduler.policy, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(owner))
     about = names | {"shows": "all" if owner is None else "own", "inbox": inbox}
-    return about | live_state(meter, texts=service.options.show_texts, tenant=owner)
+    return about | live_state(stats, texts=service.options.show_texts, tenant=owner)
 
 
 def _inline(page: str, tag: str) -> list[str]:

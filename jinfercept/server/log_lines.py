@@ -18,12 +18,23 @@ def begin_logging(log_format: str) -> None:
     Args:
         log_format: `text` (key=value) or `json`.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for name in ("jinfercept", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+@final
+class StderrHandler(logging.Handler):
+    """Writes lines to what `sys.stderr` is at the moment: a progress bar replaces it while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # standard error may be closed
+            self.handleError(record)
 
 
 @final

@@ -3,7 +3,6 @@ requests and no name that a client chooses.
 """
 
 import asyncio
-import copy
 import time
 from types import ModuleType
 from typing import Any, final
@@ -14,8 +13,9 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from jinfercept.engine.state import EngineState
 from jinfercept.server.engine_metrics import Reading, families
-from jinfercept.server.engine_snapshot import EngineSnapshot
+from jinfercept.server.engine_snapshot import EngineSnapshot, SnapshotValue
 from jinfercept.server.metric_families import MetricFamilies
 from jinfercept.server.service import Service
 
@@ -26,7 +26,7 @@ _FRESH_S = 1.0
 def metrics_router(service: Service) -> APIRouter:
     """Router of one service. Uses no global registry."""
     router = APIRouter(tags=["operations"])
-    window = EngineSnapshot(service, lambda: read(service))
+    window = EngineSnapshot(service.llm.engine.snapshot)
     text: Any = {"text/plain": {"schema": {"type": "string"}}}
     pages: dict[ModuleType, tuple[bytes, float]] = {}
     """By format: the last page, and when it was encoded, on the monotonic clock."""
@@ -46,7 +46,8 @@ def metrics_router(service: Service) -> APIRouter:
                 tasks = MetricFamilies(service.names[0]).gauge(
                     "jinfercept:tasks", "Tasks of the server's event loop", num_tasks
                 )
-                collected = _Collected([*families(looked, service.names[0]), tasks])
+                reading = SnapshotValue(read(service, looked.seen), looked.at_s)
+                collected = _Collected([*families(reading, service.names[0]), tasks])
                 pages[form] = form.generate_latest(collected), time.monotonic()
         return Response(pages[form][0], media_type=kind)
 
@@ -63,26 +64,25 @@ def _format(accept: str) -> tuple[ModuleType, str]:
     return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
 
 
-def read(service: Service) -> Reading:
-    """The current numbers of the engine. Has to be called between two steps."""
+def read(service: Service, state: EngineState) -> Reading:
+    """The numbers of an engine state, and those that do not change while the engine runs."""
     llm = service.llm
-    meter, engine, store = llm.meter, llm.engine, llm.engine.scheduler.kv.store
     states = {
-        "running": len(meter.running),
-        "waiting": engine.num_waiting,
-        "intercepted": len(engine.scheduler.intercepted) - engine.num_retained,
-        "kept": engine.num_retained,
+        "running": state.num_running,
+        "waiting": state.num_waiting,
+        "intercepted": state.num_intercepted,
+        "kept": state.num_retained,
     }
-    plan = llm.memory_plan
+    plan, page_size = llm.memory_plan, llm.shape.page_size
     return Reading(
-        counts=meter.read(),
-        counters=copy.copy(llm.counters),
-        pages=meter.pages(),
+        counts=state.counts,
+        counters=state.counters,
+        pages=state.pages,
         states=states,
-        page_size=store.page_size,
-        num_device_pages=store.occupancy().total,
-        num_host_pages=store.num_host_pages,
-        token_bytes=plan.kv_bytes // (plan.kv_tokens + store.page_size),
+        page_size=page_size,
+        num_device_pages=state.num_device_pages,
+        num_host_pages=state.num_host_pages,
+        token_bytes=plan.kv_bytes // (plan.kv_tokens + page_size),
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
     )

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from jinfercept.chat.chats import Chats
 from jinfercept.events import Token
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.encoding import EncodedReply, encode
@@ -62,7 +63,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
         chats, tool_calls = make_response_chat(service, body, messages, hints, name)
-        response = _begun(name, model, body)
+        response = _begun(name, model, body, service.llm.get_default_sampling_params())
         num_bytes = 0 if body.store is False else measured(asked, response)
         return chats, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
@@ -110,7 +111,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
     stored = service.responses.delete(response_id, _owner(request), _now())
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
-    service.llm.thread.ask(lambda: service.llm.engine.release(response_id))
+    service.llm.engine.release(response_id)
     return EncodedReply({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -186,8 +187,12 @@ def _num_tokens(previous: StoredResponse | None) -> int:
     return usage["total_tokens"] if usage else 0
 
 
-def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
-    """The object of a response before any output."""
+def _begun(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
+    """The object of a response before any output.
+
+    Args:
+        defaults: sampling parameters where the body does not say otherwise.
+    """
     form, reasoning, chosen = body.text and body.text.format, body.reasoning, body.tool_choice
     return {
         "id": name,
@@ -210,7 +215,7 @@ def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
             "summary": reasoning.summary if reasoning else None,
         },
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
         "tool_choice": (chosen if isinstance(chosen, str) else {"type": "function", "name": chosen.name})
         if chosen
@@ -220,7 +225,7 @@ def _begun(name: str, model: str, body: ResponsesBody) -> dict[str, Any]:
             for tool in body.tools or ()
         ],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": defaults.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -25,7 +25,7 @@ def sampling_params(
     """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
 
     Args:
-        max_tokens: maximum tokens to generate; None: up to the length of a sequence.
+        max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
         logprobs: number of most likely tokens to report for each; None: no report.
         service: has the vocabulary and the grammar compiler.
         owner: tenant of the request.
@@ -33,14 +33,17 @@ def sampling_params(
     Raises:
         ApiError: 400, with the field.
     """
-    given: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    said = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **said}
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
     stop = given.pop("stop", None) or ()
     given["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
     for name in ("stop", "bad_words"):
         service.check_chars(given.get(name), name)
     structured, llm = _structured(body), service.llm
     try:
-        params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        params = SamplingParams(logprobs=logprobs, **given)
     except RequestError as error:
         raise ApiError.of(error, _field_of(error)) from error
     _check_tokens(params, llm.model.config.vocab_size)

@@ -240,7 +240,7 @@ class Service:
             raise ApiError(503, "the server gave the request up", code="aborted")
         self._event_bridge = self._event_bridge or EventBridge()
         try:
-            stream = AsyncStream(self.llm.thread, requests, readers, ends_only=ends_only, post=self._event_bridge.post)
+            stream = self.llm.engine.submit(requests, readers, ends_only=ends_only, post=self._event_bridge.post)
         except RequestError as error:
             raise ApiError.of(error) from error
         self._streams.add(stream)
@@ -253,7 +253,7 @@ class Service:
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
-        self.llm.thread.ask(lambda: self.llm.meter.interceptions.ran(request, calls, results))
+        self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
 
     def request_started(self) -> None:
         """Count an HTTP request in progress."""

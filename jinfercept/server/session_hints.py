@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request as HttpRequest
 
-from jinfercept.request import Keep, Request
+from jinfercept.request import FollowUp, Request
 from jinfercept.server.errors import ApiError
 from jinfercept.server.keys import isolation
 from jinfercept.server.protocol import MAX_SESSION_ID, Extensions
@@ -63,7 +63,7 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
 
     The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
     """
-    keep = Keep(hints.session_id or "", hints.expected_s, last=hints.release)
+    follow_up = FollowUp(hints.session_id or "", hints.expected_s, last=hints.release)
     return [
         replace(
             request,
@@ -71,7 +71,7 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
             tenant=hints.owner,
             priority=hints.priority,
             follows=hints.follows,
-            keep=keep if request.leader is None else None,
+            follow_up=follow_up if request.leader is None else None,
         )
         for request in requests
     ]

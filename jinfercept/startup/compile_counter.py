@@ -1,4 +1,4 @@
-"""Counts that prove things about a process: how often XLA compiled, and how often it found what it needed on disk."""
+"""Counts XLA's compilations, and how many of them the compilation cache on disk answered."""
 
 from typing import final
 

@@ -1,9 +1,8 @@
-"""How many layers one executable has: what may be chosen, what it costs on the machine at hand, and which choice is remembered.
+"""Layers per executable: the candidates, their costs on this machine, and the choice that is remembered between starts.
 
-More layers are fewer dispatches per step; fewer are less to compile, and transfers in parts interleave more finely. Steps are
-timed as an engine runs them, each submitted before the last one's tokens are read. One at a time they would tell nothing more:
-the device begins with the first group while the host dispatches the others, so that all that is added is one dispatch and the
-reading of the tokens, whatever the groups.
+More layers mean fewer dispatches per step; fewer layers compile faster, and transfers in parts interleave more finely. Steps
+are timed as an engine runs them, each submitted before the tokens of the last one are read. Timed one at a time the candidates
+would look alike: the device computes the first group while the host dispatches the others.
 """
 
 import json
@@ -20,31 +19,27 @@ from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import StepPlan
-from jinfercept.startup.probes import full_rows, probe, settled, widest
+from jinfercept.startup.probes import PlanRunner, full_rows, probe, settled, widest
 from jinfercept.startup.profiler import PlanRun
 
 MOST_CANDIDATES = 5
-"""1, 2, 4, 8 and 16 layers: a model that has more is then dispatched a few times a step, which nobody notices."""
+"""1, 2, 4, 8 and 16 layers: a larger model is then dispatched a few times a step, which costs next to nothing."""
 SLACK = 0.02
-"""A candidate that is dearer than the best by no more than this is as good: it has less to compile."""
+"""Relative cost above the best candidate's at which one with less to compile is preferred."""
 MOST_SLACK = 0.1
-"""On a machine that is noisier than that the measurement says nothing; the choice is the fewest layers that are not far off."""
+"""Largest slack on a noisy machine."""
 CONTEXT = 128
 """Tokens that a decoding row reads."""
 ROUNDS = 8
 TURN_S = 0.1
 LONG_S = 0.25
-"""A step that is longer is a turn of its own: neither that it is the first nor that none is dispatched behind it matters."""
+"""A longer step is timed once a turn, without another one dispatched behind it."""
 ENOUGH_S = 4.0
-"""A step that has been timed for so long, in the mean over the candidates, has no further round."""
+"""Seconds of timing, in the mean over the candidates, after which a step has no further round."""
 
 
-class Runner(Protocol):
-    """What is measured; it has pages from `update` to `close`."""
-
-    def submit(self, plan: StepPlan) -> Any: ...
-
-    def collect(self, ticket: Any) -> Any: ...
+class CandidateRunner(PlanRunner, Protocol):
+    """The runner of a candidate; it has weights and pages between `update` and `close`."""
 
     def update(self, params: Any) -> None: ...
 
@@ -60,7 +55,7 @@ class CandidateTiming(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """A candidate, as a profile's tables have it.
+    """A measured candidate, as a profile's tables have it.
 
     Attributes:
         layers_per_step: layers per executable.
@@ -68,7 +63,7 @@ class Tried(NamedTuple):
         compile_s: that these took, one after the other; little if they were found on disk.
         steps: for each its `bucket`, its rows that decode (`decoding`), and its `CandidateTiming`.
         relative: geometric mean of its seconds over the best candidate's.
-        chosen: it is the one.
+        chosen: whether it is the choice.
     """
 
     layers_per_step: int
@@ -81,7 +76,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """What is remembered: layers per executable, and all that the choice depends on."""
+    """The choice that is remembered: layers per executable, and the settings that it depends on."""
 
     layers_per_step: int
     settings: Mapping[str, str | int]
@@ -125,7 +120,7 @@ def try_groups(
     Args:
         shape: what will serve.
         attention: see `pallas.attention`.
-        progress: told what is done.
+        progress: called with what is done.
     """
     shape, plans = timed_steps(shape)
     runners = dict[int, ModelRunner]()
@@ -152,7 +147,7 @@ def try_groups(
 
 
 def timed_steps(shape: RunnerShape) -> tuple[RunnerShape, list[StepPlan]]:
-    """What is timed, and the shape that it takes.
+    """The plans to time, and a shape that holds them.
 
     The rows decode that the smallest bucket holds, and as many as can be, and beside those a chunk that fills the largest
     bucket. The pool has a page for every sequence and those of the chunk: rows with longer contexts share them.
@@ -165,7 +160,7 @@ def timed_steps(shape: RunnerShape) -> tuple[RunnerShape, list[StepPlan]]:
 
 
 def compare(
-    runners: Mapping[int, Runner],
+    runners: Mapping[int, CandidateRunner],
     params: Any,
     plans: Sequence[StepPlan],
     progress: Progress = silent,
@@ -177,7 +172,7 @@ def compare(
         runners: by candidate; warm and closed, as they are afterwards.
         params: their weights.
         plans: that any of them can run.
-        progress: told what is done.
+        progress: called with what is done.
         clock: seconds.
     """
     runs = {layers: [list[PlanRun]() for _ in plans] for layers in runners}
@@ -197,7 +192,7 @@ def compare(
 
 
 def remembered_layers(path: Path, num_layers: int) -> int | None:
-    """The choice that was kept there for a model of so many layers; None if there is none."""
+    """The choice in a file, for a model of so many layers; None if there is none."""
     try:
         layers = json.loads(path.read_text(encoding="utf-8"))["layers_per_step"]
     except (OSError, ValueError, RecursionError, TypeError, KeyError):
@@ -205,7 +200,7 @@ def remembered_layers(path: Path, num_layers: int) -> int | None:
     return layers if type(layers) is int and 1 <= layers <= num_layers else None
 
 
-def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+def _turn(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Seconds of a step, and those of its `submit`: of the first, which sets up the page tables, only if it is long."""
     first = _pipelined(runner, plan, 1, clock)
     if first.seconds >= LONG_S:
@@ -213,7 +208,7 @@ def _turn(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun
     return _pipelined(runner, settled(plan), max(2, math.ceil(TURN_S / first.seconds)), clock)
 
 
-def _pipelined(runner: Runner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
+def _pipelined(runner: PlanRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
     started_s, dispatch_s, last = clock(), 0.0, None
     for _ in range(count):
         before_s = clock()

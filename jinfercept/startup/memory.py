@@ -1,7 +1,7 @@
-"""What an engine takes and what it can hold, settled before its pages are allocated.
+"""The memory plan: bytes and tokens of weights, KV pool and host pool, settled before pages are allocated.
 
 A device with memory of its own gives the pages all that JAX may take there (`gpu_memory_utilization`), less the weights, the
-steps' temporaries and pages on their way over the link. A CPU shares its memory with everybody: pages get a modest part of it.
+steps' temporaries and pages on their way over the link. A CPU's memory is shared with other processes: pages get a part of it.
 """
 
 import math
@@ -20,18 +20,18 @@ from jinfercept.models.protocol import ModelDimensions, Params
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
-"""Most tokens of a pool in a CPU's memory that nobody sized."""
+"""Most tokens of a pool in a CPU's memory where `kv_tokens` is not given."""
 MOVED_BYTES = 1 << 30
 """Most that one step moves over the host link, both ways together: 20 ms at 50 GB/s."""
 STEPS_UNDER_WAY = 2
-"""Whose pages are on their way at once: a step's that computes, and the next one's, dispatched meanwhile."""
+"""Steps whose pages are in transfer at once: the one that computes, and the next one, dispatched meanwhile."""
 
 
 class MemoryStats(Protocol):
-    """What memory is asked of."""
+    """A device that may report its memory."""
 
     def memory_stats(self) -> Mapping[str, int] | None:
-        """`bytes_limit` and `bytes_in_use` among others; None, or an error, if nobody counts."""
+        """`bytes_limit` and `bytes_in_use` among others; None, or an error, if the backend keeps no statistics."""
         ...
 
 

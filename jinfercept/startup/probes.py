@@ -1,7 +1,8 @@
-"""Plans made by hand, which fill a bucket, for whoever measures a runner. Their pages hold nothing that anybody wants."""
+"""Hand-made plans that fill a bucket, for measuring a runner. Their pages hold no context of a request."""
 
 import math
 from dataclasses import replace
+from typing import Any, Protocol
 
 from jinfercept.runner.runner import RunnerShape
 from jinfercept.sched.plan import Chunk, Sample, StepPlan
@@ -10,8 +11,16 @@ Row = tuple[int, int]
 """First position and number of a row's query tokens."""
 
 
+class PlanRunner(Protocol):
+    """Runs plans; as `engine.ports.Runner`, without masks."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, ticket: Any) -> Any: ...
+
+
 def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
-    """A plan of such rows, whose pages lie one after the other, and begin anew if the pool is at its end."""
+    """A plan of such rows. Pages are consecutive, and the first page follows the last of the pool."""
     chunks, used = [], 0
     for slot, (start, num_tokens) in enumerate(rows):
         end = start + num_tokens
@@ -23,16 +32,17 @@ def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
 
 
 def settled(plan: StepPlan) -> StepPlan:
-    """The same where the page tables are known already."""
+    """The same plan once its page tables are set up."""
     return replace(plan, chunks=tuple(chunk._replace(new_pages=()) for chunk in plan.chunks))
 
 
 def full_rows(shape: RunnerShape, bucket: int, context_tokens: int) -> list[Row]:
-    """Rows that fill a bucket: as many decode, with equal contexts, as leave room for the chunks, which begin at the first
-    token and of which there are none if every token can have a row.
+    """Rows that fill a bucket: rows that decode, with equal contexts, and chunks from the first token on for the rest.
+
+    If every token of the bucket can have a row, there are no chunks.
 
     Args:
-        context_tokens: that all rows together read, or the nearest to it that they can.
+        context_tokens: tokens that all rows together read; the nearest possible number counts.
     """
     most, num_rows = longest(shape), min(bucket, shape.max_num_seqs)
     num_chunks = min(num_rows, math.ceil((bucket - num_rows) / (most - 1)))

@@ -1,7 +1,7 @@
-"""Measures a runner: what its steps and transfers cost on the machine at hand, as a `Profile`. Schedules nothing.
+"""Measures the seconds of a runner's steps and transfers on this machine, as a `Profile`. Schedules nothing.
 
-The plans are made by hand (`probes`) and run on the executables that will serve. Steps run one at a time, from `submit` to
-`collect`; their pages are forgotten afterwards.
+Hand-made plans (`probes`) run on the executables that will serve. Steps run one at a time, from `submit` to `collect`; the
+pages are empty afterwards.
 """
 
 import hashlib
@@ -22,20 +22,16 @@ from jinfercept.runner.runner import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_steps
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.startup.probes import full_rows, longest, probe, settled, widest
+from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
 
 MOST_DEPTH = 2048
 """Last token of the deepest chunk that is measured."""
 SHORT_S = 0.1
-"""A step that is shorter runs again at once, and the first run does not count: it had to set up its page tables."""
+"""A shorter step runs twice, and the first run does not count: it sets up the page tables."""
 
 
-class Runner(Protocol):
-    """What is measured."""
-
-    def submit(self, plan: StepPlan) -> Any: ...
-
-    def collect(self, ticket: Any) -> Any: ...
+class ProfiledRunner(PlanRunner, Protocol):
+    """A runner whose pages can be emptied."""
 
     def reset(self) -> None: ...
 
@@ -44,18 +40,18 @@ class Effort(NamedTuple):
     """How much is measured.
 
     Attributes:
-        rounds: times that every plan has its turn, so that a disturbance of some seconds meets all plans alike.
-        enough_s: a plan that has run for so long in all has no further turn.
-        patience_s: nothing new is tried after so long.
-        contexts: shares of the pool that the rows of a step read; 0 is the least they can.
-        every_bucket: those contexts for every bucket, and deep chunks; else for the bucket with the most rows only.
-        pages: per transfer.
-        groups: the numbers of layers per executable are compared first, where the user names none.
+        rounds: turns of every plan; a disturbance of some seconds hits all plans alike.
+        enough_s: seconds of all its runs after which a plan has no further turn.
+        timeout_s: seconds after which no plan runs for the first time.
+        contexts: shares of the pool that the rows of a step read; 0 is the smallest context.
+        every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one.
+        pages: sizes of transfers.
+        groups: whether numbers of layers per executable are compared first, where the user names none.
     """
 
     rounds: int
     enough_s: float
-    patience_s: float
+    timeout_s: float
     contexts: tuple[float, ...]
     every_bucket: bool
     pages: tuple[int, ...]
@@ -70,7 +66,7 @@ EFFORTS: Mapping[str, Effort] = {
 
 
 class Saved(Protocol):
-    """What is remembered between starts."""
+    """A measurement that can be written to a file."""
 
     def save(self, path: Path) -> None: ...
 
@@ -93,7 +89,7 @@ class PlanTiming(NamedTuple):
 
 
 def measure(
-    runner: Runner,
+    runner: ProfiledRunner,
     shape: RunnerShape,
     *,
     name: str,
@@ -108,11 +104,11 @@ def measure(
     Args:
         runner: warm, and idle.
         shape: its static sizes.
-        name: of the model and the machine.
-        kv_bytes_per_token: of the model.
-        effort: how thoroughly.
-        settings: what else the measurement depends on, for the record.
-        progress: told what is done.
+        name: name of the profile: model and machine.
+        kv_bytes_per_token: bytes of one token's keys and values.
+        effort: how much is measured.
+        settings: everything that the costs depend on; they are written to the profile's tables.
+        progress: called with what is done.
         clock: seconds.
 
     Returns:
@@ -161,15 +157,15 @@ def measure(
 
 
 def _time_steps(
-    runner: Runner, shape: RunnerShape, effort: Effort, progress: Progress, clock: Callable[[], float]
+    runner: PlanRunner, shape: RunnerShape, effort: Effort, progress: Progress, clock: Callable[[], float]
 ) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
-    """Every kind of step, small buckets first, with its plan and its timing."""
+    """Every measured step, small buckets first, with its plan and its timing."""
     started_s, steps = clock(), list(_steps(shape, effort))
     runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):
         progress("measuring", number, effort.rounds * len(steps))
         past, plan = runs[number % len(steps)], steps[number % len(steps)][1]
-        is_late = number > 0 and clock() - started_s >= effort.patience_s
+        is_late = number > 0 and clock() - started_s >= effort.timeout_s
         if sum(run.seconds for run in past) < effort.enough_s and (past or not is_late):
             past.append(_run_step(runner, plan, clock))
     progress("measuring", 1, 1)
@@ -182,7 +178,7 @@ def _time_steps(
 
 
 def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, StepPlan]]:
-    """What is timed: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
+    """The steps to time: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
     pool, most = shape.num_pages * shape.page_size, longest(shape)
     for bucket in shape.buckets:
         shares = effort.contexts if effort.every_bucket or bucket == widest(shape) else effort.contexts[:1]
@@ -197,7 +193,7 @@ def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, S
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
 
 
-def _run_step(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+def _run_step(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Run a plan once, or twice if it is short."""
     while True:
         started_s = clock()
@@ -225,7 +221,7 @@ def _transfer_sizes(shape: RunnerShape, effort: Effort) -> list[int]:
 
 
 def _time_link(
-    runner: Runner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
+    runner: PlanRunner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
     there = tuple(PageCopy(1 + index, index) for index in range(pages))
@@ -251,13 +247,13 @@ def _time_link(
 
 
 def profile_path(directory: Path, settings: Mapping[str, Any]) -> Path:
-    """Where the profile of such settings is kept between starts."""
+    """The file of the profile for these settings."""
     digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()
     return directory / "profiles" / f"{digest[:24]}.json"
 
 
 def remembered(path: Path) -> Profile | None:
-    """The profile that was kept there; None if there is none of this version."""
+    """The profile in a file; None if there is none of this version."""
     try:
         return load_profile(path)
     except ConfigError:
@@ -265,7 +261,7 @@ def remembered(path: Path) -> Profile | None:
 
 
 def remember(what: Saved, path: Path) -> None:
-    """Keep a file for the next start; it appears whole or not at all. Raises `OSError` if it cannot be written."""
+    """Write a file for the next start, atomically. Raises `OSError` if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         what.save(Path(scratch) / path.name)

@@ -1,4 +1,4 @@
-"""A display of what is waited for while an engine starts."""
+"""A terminal display of the phases of a start."""
 
 from types import TracebackType
 from typing import Self, final

@@ -1,40 +1,66 @@
-"""How an engine starts: what JAX is told before its backend runs, what is loaded, what is compiled, and how long it took."""
+"""The start of an engine: the model is loaded, executables are compiled, costs are known. Runs no request.
 
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+Benchmarks that need the runner itself make an `EngineSetup` without an `LLM`; `LLM(setup)` serves on one.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Self
 
 import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.embedded import cache_directory
 from jinfercept.models.in_memory_weights import initial_params
-from jinfercept.models.load import Loaded, dtype_name, load, read_config
-from jinfercept.models.model import kv_bytes_per_token, param_bytes
+from jinfercept.models.load import Loaded, dtype_name, load, locate, read_config
+from jinfercept.models.model import param_bytes
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.runner.runner import ModelRunner, RunnerShape, step_bytes
-from jinfercept.sched.profile import Profile
-from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, plan_memory
-from jinfercept.startup.profiler import EFFORTS, measure, profile_path, remember, remembered
+from jinfercept.runner.executables import Progress, silent
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.sched.policies import check_name, check_policy
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.startup.assembly import Assembled, Machine, Recorder, assemble, chunks
+from jinfercept.startup.backend import check_attention, prepare_backend
+from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.generation_config import sampling_defaults
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights
+from jinfercept.startup.profiler import EFFORTS
+from jinfercept.startup.sizing import group_layers, plan_pools, profile_of
+from jinfercept.tokenizer.load import load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
-GPU_LAYERS_PER_STEP = 4
-"""Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
+log = logging.getLogger("jinfercept")
+
+CHANGEABLE = frozenset(
+    {
+        "policy",
+        "estimator",
+        "pipeline_depth",
+        "max_chunk_tokens",
+        "chunked_prefill",
+        "preemption",
+        "swap_space",
+        "enable_prefix_caching",
+        "seed",
+        "check_pages",
+    }
+)
+"""Options that no executable depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """Seconds that the parts of a start took, and what they were for.
+    """Seconds of the parts of a start.
 
     Attributes:
-        num_executables: compiled, of which `num_cached` were found on disk.
-        profile: where the costs of steps come from.
+        num_executables: executables that were compiled, of which `num_cached` were found on disk.
+        profile: where the profile comes from.
         grouping: layers per executable, and where the number comes from.
     """
 
@@ -53,36 +79,122 @@ class StartTimes:
         )
 
 
-class Grouping(NamedTuple):
-    """Layers per executable, where the number comes from, and what was tried to find it."""
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
 
-    layers_per_step: int
-    source: str
-    tried: Sequence[Tried] = ()
+    Attributes:
+        model: the model.
+        machine: its runner, sizes, tokenizer and costs.
+        flags: the options as they were given, by name.
+        config: the same, with defaults, in sections.
+        policy: a policy object instead of the one that the options name.
+        memory_plan: sizes of the pools.
+        times: seconds that the start took.
+        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
+    """
 
-    def __str__(self) -> str:
-        return f"layers by {self.layers_per_step}, {self.source}"
+    model: ServedModel
+    machine: Machine
+    flags: Mapping[str, Any]
+    config: EngineConfig
+    policy: Policy | None
+    memory_plan: MemoryPlan
+    times: StartTimes
+    sampling_defaults: Mapping[str, Any]
+
+    def changed(self, policy: Policy | str | None = None, **flags: Any) -> Self:
+        """The same with other options, of those that are `CHANGEABLE`; the policy by name where `policy` is None.
+
+        Raises:
+            ConfigError: an option is fixed once executables are compiled, unknown or out of range.
+        """
+        if isinstance(policy, str):
+            policy, flags["policy"] = None, policy
+        merged = {**self.flags, **flags}
+        config = EngineConfig.from_flags(merged)
+        fixed = sorted(set(flags) - CHANGEABLE)
+        if fixed:
+            raise ConfigError(
+                "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
+            )
+        check_name(config.scheduler.policy)
+        check_policy(policy)
+        chunks(config, self.machine.shape, policy)
+        memory_plan = self.memory_plan.with_host(config.cache)
+        return replace(self, flags=merged, config=config, policy=policy, memory_plan=memory_plan)
+
+    def assemble(self, record: Recorder | None = None) -> Assembled:
+        """A new engine with empty pages. Raises `ConfigError` if `record` returns something else than it should."""
+        return assemble(self.machine, self.config, self.memory_plan, self.policy, record)
+
+    def close(self) -> None:
+        """Free the weights and the pages. For setups that no `LLM` serves on."""
+        self.machine.runner.close()
 
 
-def prepare_backend(config: EngineConfig) -> None:
-    """What has to be set before the backend starts, unless the user has set it: that a GPU's memory is taken as it is needed
-    and how much of it, room for host copies, and the compilation cache."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
-        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.cache.gpu_memory_utilization))
-    os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(config.cache.swap_space) + 4))
-    if config.runner.compilation_cache and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+def set_up(
+    model: str | Path | ModelConfig | ServedModel,
+    *,
+    params: Params | None = None,
+    tokenizer: Tokenizer | None = None,
+    policy: Policy | str | None = None,
+    profile: Profile | str | Path | None = None,
+    progress: Progress = silent,
+    **flags: Any,
+) -> EngineSetup:
+    """Load a model, compile what will serve it and find out what its steps cost. Logs the memory plan and the times at INFO.
 
-
-def check_attention(attention: str) -> None:
-    """Raises `ConfigError` if this implementation has nothing for JAX's default backend, which this starts."""
-    if attention in ("triton", "mosaic") and jax.default_backend() != "gpu":
-        raise ConfigError(
-            f"attention={attention} is a GPU's", got=f"JAX on a {jax.default_backend()}", fix="attention=auto, or cpu"
-        )
+    Args, and what is raised: as `LLM`.
+    """
+    if isinstance(policy, str):
+        policy, flags["policy"] = None, policy
+    if isinstance(profile, str | Path):
+        profile, flags["profile"] = None, str(profile)
+    elif profile is not None and not isinstance(profile, Profile):
+        raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
+    config = EngineConfig.from_flags(flags)
+    check_name(config.scheduler.policy)
+    check_policy(policy)
+    effort = None
+    if profile is None and (asked := config.scheduler.profile) is not None:
+        effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
+    prepare_backend(config)
+    check_attention(config.runner.attention)
+    progress("loading", 0, 1)
+    began_s = time.monotonic()
+    defaults = sampling_defaults(config.model.generation_config, _source(model))
+    if defaults:
+        log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
+    loaded = load_model(model, params, config)
+    tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
+    progress("loading", 1, 1)
+    loaded_s = time.monotonic()
+    grouping = group_layers(loaded.model, loaded.params, config, effort, progress)
+    grouped_s = time.monotonic()
+    with closing(CompileCounter()) as compilations:
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
+        log.info("%s", memory_plan)
+        chunks(config, shape, policy)
+        runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
+        runner.warm_up(progress)
+    warm_s = time.monotonic()
+    if profile is not None:
+        how = "given"
+    else:
+        profile, how = profile_of(loaded.model, runner, shape, config, effort, grouping.tried, progress)
+    times = StartTimes(
+        load_s=loaded_s - began_s,
+        compile_s=warm_s - grouped_s,
+        num_executables=compilations.count,
+        num_cached=compilations.cached,
+        profile_s=grouped_s - loaded_s + time.monotonic() - warm_s,
+        profile=how,
+        grouping=str(grouping),
+    )
+    log.info("%s", times)
+    machine = Machine(loaded.model.config, tokenizer, runner, shape, profile)
+    return EngineSetup(loaded.model, machine, flags, config, policy, memory_plan, times, defaults)
 
 
 def load_model(
@@ -103,118 +215,6 @@ def load_model(
     return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
 
 
-def group_layers(
-    model: ServedModel,
-    params: Params,
-    config: EngineConfig,
-    effort: str | None,
-    progress: Callable[[str, int, int], None],
-) -> Grouping:
-    """How many layers an executable has, and how it is known.
-
-    As the user says, else measured now if the effort that is named includes it, else as measured last for a start like this
-    one, else the platform's default. Raises `ConfigError` if the pools cannot work.
-    """
-    num_layers, asked = model.config.num_layers, config.runner.layers_per_step
-    if asked is not None:
-        return Grouping(min(asked, num_layers), "as given")
-    default = min(num_layers, 1 if _device(params).platform == "cpu" else GPU_LAYERS_PER_STEP)
-    settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
-    settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
-    path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
-    if effort is None or not EFFORTS[effort].groups:
-        known = remembered_layers(path, num_layers)
-        return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
-    _, shape = plan_pools(model, params, config, default)
-    tried = try_groups(model, params, shape, config.runner.attention, progress)
-    chosen = next(row.layers_per_step for row in tried if row.chosen)
-    with suppress(OSError):
-        remember(GroupChoice(chosen, settings), path)
-    return Grouping(chosen, "measured", tried)
-
-
-def plan_pools(
-    model: ServedModel, params: Params, config: EngineConfig, layers_per_step: int
-) -> tuple[MemoryPlan, RunnerShape]:
-    """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
-
-    A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
-    """
-    room = FreeMemory.on(_device(params))
-    beside = 0
-    if not room.shared:
-        longest = config.model.max_model_len or model.config.max_position
-        beside = step_bytes(model, params, _runner_shape(1, longest, config, layers_per_step), config.runner.attention)
-    memory = plan_memory(model.config, params, config, room, beside)
-    num_pages = memory.kv_tokens // config.cache.page_size
-    return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
-
-
-def profile_settings(
-    model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
-) -> Mapping[str, str | int]:
-    """Everything that the cost of a step depends on."""
-    return {
-        "model": repr(model.config),
-        "dtype": str(jax.tree.leaves(params)[0].dtype),
-        "buckets": repr(shape.buckets),
-        "max_num_seqs": shape.max_num_seqs,
-        "page_size": shape.page_size,
-        "layers_per_step": shape.layers_per_step,
-        "transfer_parts": shape.transfer_parts,
-        "attention": config.runner.attention,
-        "device": _device(params).device_kind,
-        "processors": os.cpu_count() or 0,
-        "jax": jax.__version__,
-    }
-
-
-def profile_of(
-    model: ServedModel,
-    runner: ModelRunner,
-    shape: RunnerShape,
-    config: EngineConfig,
-    effort: str | None,
-    tried: Sequence[Tried],
-    progress: Callable[[str, int, int], None],
-) -> tuple[Profile, str]:
-    """What steps and transfers cost here, and how it is known: measured now if an effort is named, else as it was last.
-
-    Numbers of layers per executable that were `tried` go into its tables.
-    """
-    settings = profile_settings(model, runner.params, shape, config)
-    path = profile_path(cache_directory(), settings)
-    known = remembered(path) if effort is None else None
-    if known is not None:
-        return known, "remembered"
-    profile = measure(
-        runner,
-        shape,
-        name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
-        kv_bytes_per_token=kv_bytes_per_token(model.config, str(settings["dtype"])),
-        effort=EFFORTS[effort or "quick"],
-        settings=settings,
-        progress=progress,
-    )
-    profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
-    with suppress(OSError):  # a cache that cannot be written costs the next start a moment
-        remember(profile, path)
-    return profile, "measured"
-
-
-def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
-    most = config.scheduler.max_num_batched_tokens
-    sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
-    return RunnerShape(
-        num_pages=num_pages,
-        page_size=config.cache.page_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=max_model_len,
-        buckets=(*sizes, most),
-        layers_per_step=layers_per_step,
-        transfer_parts=config.runner.transfer_parts,
-    )
-
-
-def _device(params: Params):
-    return next(iter(jax.tree.leaves(params.embed)[0].devices()))
+def _source(model: object) -> Path | None:
+    """Where a checkpoint's files are. Raises `ModelError` if there is no such model."""
+    return locate(model) if isinstance(model, str | Path) else None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from jinfercept.bench.replay import at_speed_of, different, replay, resize_host, simulation
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.llm import LLM
 from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.workload import Script, Segment
-from tests.support.tiny_model import GOLDEN, tiny_llm
+from jinfercept.startup.start import EngineSetup
+from tests.support.tiny_model import GOLDEN, tiny_setup
 
 WRITE = random_tokens(128, seed=3)
 ARRIVALS = [
@@ -26,20 +27,19 @@ ARRIVALS = [
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with tiny_llm(kv_tokens=160, max_model_len=64) as llm:
-        resize_host(llm, 320)
-        yield llm
+def setup() -> Iterator[EngineSetup]:
+    with closing(tiny_setup(kv_tokens=160, max_model_len=64)) as setup:
+        yield resize_host(setup, 320)
 
 
 def requests() -> list[tuple[float, Request]]:
     return [(at_s, make_request(number, script, WRITE)) for number, (at_s, script) in enumerate(ARRIVALS)]
 
 
-def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(llm: LLM) -> None:
-    runs = {policy: replay(llm, policy, requests(), WRITE, 20.0) for policy in ("discard", "swap", "copy_ahead")}
+def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(setup: EngineSetup) -> None:
+    runs = {policy: replay(setup, policy, requests(), WRITE, 20.0) for policy in ("discard", "swap", "copy_ahead")}
     for policy, run in runs.items():
-        asked = simulation(llm, policy, 20.0, run.report["host_s"])
+        asked = simulation(setup, policy, 20.0, run.report["host_s"])
         simulated = asked.run(ARRIVALS)
         assert run.report.keys() == simulated.keys() == at_speed_of(run.report, asked).run(ARRIVALS).keys()
         assert run.report["unfinished"] == simulated["unfinished"] == 0
@@ -49,34 +49,33 @@ def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(llm: LLM) ->
         assert run.report["step_s"]["measured"] < run.report["simulated_s"]
 
 
-def test_what_a_replay_recomputes_is_what_the_simulator_says(llm: LLM) -> None:
-    run = replay(llm, "improved_discard", requests(), WRITE, 20.0)
-    simulated = simulation(llm, "improved_discard", 20.0, run.report["host_s"]).run(ARRIVALS)
+def test_what_a_replay_recomputes_is_what_the_simulator_says(setup: EngineSetup) -> None:
+    run = replay(setup, "improved_discard", requests(), WRITE, 20.0)
+    simulated = simulation(setup, "improved_discard", 20.0, run.report["host_s"]).run(ARRIVALS)
     assert run.report["recomputed_tokens"] == pytest.approx(simulated["recomputed_tokens"], rel=0.1)
 
 
-def test_the_host_pool_is_as_large_as_asked(llm: LLM) -> None:
-    assert llm.memory_plan.host_tokens == 320
-    resize_host(llm, 403)
-    assert llm.memory_plan.host_tokens == 400
+def test_the_host_pool_is_as_large_as_asked(setup: EngineSetup) -> None:
+    assert setup.memory_plan.host_tokens == 320
+    assert resize_host(setup, 403).memory_plan.host_tokens == 400
 
 
-def test_what_is_unfinished_is_counted_and_given_up(llm: LLM) -> None:
+def test_what_is_unfinished_is_counted_and_given_up(setup: EngineSetup) -> None:
     slow = Script("chat", 16, (Segment(4, 30.0, 5), Segment(4, None, 0)))
-    report = replay(llm, "copy_ahead", [*requests()[:2], (0.05, make_request(99, slow, WRITE))], WRITE, 0.5).report
+    report = replay(setup, "copy_ahead", [*requests()[:2], (0.05, make_request(99, slow, WRITE))], WRITE, 0.5).report
     assert report["unfinished"] == 1
     assert report["simulated_s"] < 3.0
-    assert not llm.engine.scheduler.unfinished
+    assert not setup.machine.runner.kv.host
 
 
-def test_an_interrupt_leaves_nothing_behind(llm: LLM) -> None:
+def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
     def interrupt(now: float, end: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replay(llm, "copy_ahead", requests(), WRITE, 20.0, interrupt)
-    assert not llm.engine.scheduler.unfinished
-    assert len(replay(llm, "copy_ahead", requests()[:2], WRITE, 20.0).streams) == 2
+        replay(setup, "copy_ahead", requests(), WRITE, 20.0, interrupt)
+    assert not setup.machine.runner.kv.host
+    assert len(replay(setup, "copy_ahead", requests()[:2], WRITE, 20.0).streams) == 2
 
 
 def test_tokens_that_differ_are_named() -> None:
@@ -141,4 +140,4 @@ def test_mistakes_are_told_before_anything_is_loaded(
 
 def test_whole_prompts_are_refused_where_no_step_holds_them() -> None:
     with pytest.raises(ConfigError, match="chunked_prefill"):
-        tiny_llm(kv_tokens=160, chunked_prefill=False)
+        tiny_setup(kv_tokens=160, chunked_prefill=False)

@@ -9,6 +9,7 @@ import pytest
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.request import RequestOutput, SamplingParams, Tool
 from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, THINKING
+from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
@@ -312,7 +313,7 @@ def test_what_cannot_be_a_chat_says_what_got_and_fix(make_scripted: Make) -> Non
             call()
     with pytest.raises(ModelError, match="no chat template"):
         make_scripted(None).llm.chat(QUESTION)
-    assert not scripted.llm.engine.has_work
+    assert not engine_state(scripted.llm).has_work
 
 
 def test_a_plain_template_serves_tools_when_their_format_is_named(make_scripted: Make) -> None:

@@ -13,6 +13,7 @@ from jinfercept.events import CallStarted, Content
 from jinfercept.request import CompletionOutput, SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import LLAMA, MISTRAL, MISTRAL_SMALL, PLAIN, QWEN, QWEN3, QWEN3_CODER
+from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted
 
 QUESTION = [{"role": "user", "content": "How much is a lamp?"}]
@@ -183,7 +184,7 @@ def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str
     ignoring = SamplingParams(ignore_eos=True, max_tokens=9)
     with pytest.raises(RequestError, match="ignore_eos"):
         chat(QUESTION, ignoring, tools=[price], tool_choice="required")
-    assert not scripted.llm.engine.has_work
+    assert not engine_state(scripted.llm).has_work
 
 
 def test_a_choice_says_who_may_be_called() -> None:

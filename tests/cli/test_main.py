@@ -115,7 +115,6 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     ("flags", "said"),
     [
         (["-tp", "2"], "a server runs on one device; got 2; fix: leave it out, or give 1"),
-        (["--generation-config", "auto"], "sampling defaults of the model's file are not taken; got auto"),
         (["--block-size", "32"], "here it is --page-size"),
         (["--no-enable-chunked-prefill"], "here it is --no-chunked-prefill"),
     ],

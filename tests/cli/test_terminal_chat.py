@@ -18,6 +18,7 @@ from jinfercept.endpoints.load import load_tools
 from jinfercept.errors import RequestError
 from jinfercept.request import SamplingParams
 from tests.support.chat_templates import PLAIN, QWEN, QWEN3
+from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=300)
@@ -54,7 +55,7 @@ def test_an_engine_that_fails_ends_the_answer_and_not_the_chat(
     script(scripted, "How much?", "It costs 23.<|im_end|>")
     chat = TerminalChat(scripted.llm, GREEDY)
     with monkeypatch.context() as patch:
-        patch.setattr(scripted.llm.runner, "forward", None)
+        patch.setattr(scripted.runner, "forward", None)
         chat.answer("How much?")
     assert "the engine failed: TypeError: " in capsys.readouterr().err
     assert chat.messages == []
@@ -125,7 +126,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_the_chat(
         {"role": "assistant", "content": "Let me see."},
     ]
     assert "stopped" in capsys.readouterr().err
-    assert not scripted.llm.engine.scheduler.unfinished
+    assert not engine_state(scripted.llm).num_unfinished
     chat.answer("Well?")
     assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
 

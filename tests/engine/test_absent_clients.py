@@ -9,7 +9,7 @@ import pytest
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.request import Keep, Request
+from jinfercept.request import FollowUp, Request
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstimator
 from jinfercept.sched.policies import PolicyInputs
 from tests.support.fake_engine import POLICIES, VOCAB, AffineCost, ManualClock, make_engine, run_all
@@ -37,7 +37,7 @@ def test_contexts_that_fill_the_pool_and_that_nobody_comes_back_for_delay_a_newc
     idle = make_engine(policy(name), num_pages=20, num_host_pages=num_host_pages)
     engine = make_engine(policy(name), num_pages=20, num_host_pages=num_host_pages)
     for number in range(12):
-        served(engine, ask(f"gone{number}", [number] * 25, keep=Keep(f"s{number}")))
+        served(engine, ask(f"gone{number}", [number] * 25, follow_up=FollowUp(f"s{number}")))
     assert num_steps(engine, newcomer) <= num_steps(idle, newcomer) + 1
     served(engine)
 
@@ -57,12 +57,12 @@ def cached_by_a_session_among_strangers(name: str, estimator: Estimator, num_pag
     def strangers(number: int) -> None:
         for _ in range(number):
             prompt = [rng.randrange(VOCAB) for _ in range(18)]
-            served(engine, ask(f"stranger {next(numbers)}", prompt, 2, keep=Keep()))
+            served(engine, ask(f"stranger {next(numbers)}", prompt, 2, follow_up=FollowUp()))
             clock.time += 0.6
 
     strangers(12)
     for turn in range(10):
-        [output] = served(engine, ask(f"mine {turn}", mine, 4, keep=Keep("mine")))
+        [output] = served(engine, ask(f"mine {turn}", mine, 4, follow_up=FollowUp("mine")))
         found += output.num_cached_tokens
         mine = [*stream(output), turn]
         strangers(4)
@@ -81,7 +81,7 @@ def test_a_session_finds_as_much_among_strangers_as_if_the_least_recently_used_w
 
 def test_what_has_lost_its_last_page_is_kept_no_more() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=8)
-    served(engine, ask("gone", [1] * 10, keep=Keep("s")))
+    served(engine, ask("gone", [1] * 10, follow_up=FollowUp("s")))
     served(engine, ask("large", [2] * 20, 10))
     served(engine, ask("small", [3], 2))
     assert engine.num_retained == 0
@@ -91,10 +91,10 @@ def test_the_one_kept_longest_goes_when_there_are_too_many_and_each_when_its_tim
     retain = partial(RetainedContexts, max_contexts=2, max_age_s=100.0)
     engine = make_engine(policy("copy_ahead"), num_pages=40, clock=(clock := ManualClock()), retain=retain)
     for number in range(3):
-        served(engine, ask(f"r{number}", [number] * 6, keep=Keep(f"s{number}")))
+        served(engine, ask(f"r{number}", [number] * 6, follow_up=FollowUp(f"s{number}")))
     assert engine.num_retained == 2
-    [first] = served(engine, ask("again", [0] * 20, keep=None))
-    assert first.adopted is None
+    [first] = served(engine, ask("again", [0] * 20, follow_up=None))
+    assert first.retained is None
     clock.time += 101.0
     served(engine, ask("any", [9], 3))
     assert engine.num_retained == 0
@@ -104,36 +104,38 @@ def test_a_tenant_that_keeps_many_contexts_costs_another_none() -> None:
     retain = partial(RetainedContexts, max_contexts=6)
     engine = make_engine(policy("copy_ahead"), num_pages=80, retain=retain)
     mine = [
-        served(engine, ask(f"mine{number}", [50 + number] * 10, keep=Keep(f"s{number}"), **POLITE))[0]
+        served(engine, ask(f"mine{number}", [50 + number] * 10, follow_up=FollowUp(f"s{number}"), **POLITE))[0]
         for number in range(3)
     ]
     for number in range(34):  # in sessions of the same names, and of others
-        served(engine, ask(f"r{number}", [number] * 10, keep=Keep(f"s{number % 5}"), **HOSTILE))
-        served(engine, ask(f"more{number}", [number] * 10, keep=Keep(), **HOSTILE))
+        served(engine, ask(f"r{number}", [number] * 10, follow_up=FollowUp(f"s{number % 5}"), **HOSTILE))
+        served(engine, ask(f"more{number}", [number] * 10, follow_up=FollowUp(), **HOSTILE))
     assert engine.num_retained == 6
     for number, output in enumerate(mine):
-        follow = ask(f"again{number}", [*stream(output), 1], keep=Keep(f"s{number}"), **POLITE)
+        follow = ask(f"again{number}", [*stream(output), 1], follow_up=FollowUp(f"s{number}"), **POLITE)
         [again] = served(engine, follow)
-        assert again.adopted is not None
-        assert again.adopted.recomputed == 0
+        assert again.retained is not None
+        assert again.retained.recomputed == 0
 
 
 def test_a_tenant_finds_and_drops_no_context_of_another_even_with_the_same_salt() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=80)
-    [mine] = served(engine, ask("mine", [1] * 10, keep=Keep("s"), tenant="polite"))
-    stolen = ask("theirs", [*stream(mine), 1], keep=Keep("s"), follows="mine", tenant="hostile")
-    [theirs] = served(engine, stolen, ask("other", [2] * 10, keep=Keep("s"), follows="mine", tenant="hostile"))[:1]
-    assert (theirs.adopted, engine.num_retained) == (None, 2)
-    [again] = served(engine, ask("again", [*stream(mine), 1], keep=Keep("s"), tenant="polite"))
-    assert again.adopted is not None
+    [mine] = served(engine, ask("mine", [1] * 10, follow_up=FollowUp("s"), tenant="polite"))
+    stolen = ask("theirs", [*stream(mine), 1], follow_up=FollowUp("s"), follows="mine", tenant="hostile")
+    [theirs] = served(
+        engine, stolen, ask("other", [2] * 10, follow_up=FollowUp("s"), follows="mine", tenant="hostile")
+    )[:1]
+    assert (theirs.retained, engine.num_retained) == (None, 2)
+    [again] = served(engine, ask("again", [*stream(mine), 1], follow_up=FollowUp("s"), tenant="polite"))
+    assert again.retained is not None
 
 
 def test_a_tenant_keeps_so_many_contexts() -> None:
     retain = partial(RetainedContexts, max_per_tenant=2)
     engine = make_engine(policy("copy_ahead"), num_pages=80, retain=retain)
     for number in range(4):
-        served(engine, ask(f"r{number}", [number] * 10, keep=Keep(), tenant="a"))
-    served(engine, ask("b", [9] * 10, keep=Keep(), tenant="b"))
+        served(engine, ask(f"r{number}", [number] * 10, follow_up=FollowUp(), tenant="a"))
+    served(engine, ask("b", [9] * 10, follow_up=FollowUp(), tenant="b"))
     assert engine.num_retained == 3
 
 
@@ -142,22 +144,22 @@ def test_among_contexts_of_one_prompt_that_of_the_most_tokens_is_found_with_few_
 ) -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=400)
     prompt = [number % VOCAB for number in range(40)]
-    others = [ask(f"r{number}", prompt, 2, keep=Keep()) for number in range(20)]
-    first, *_ = served(engine, ask("first", prompt, 9, keep=Keep()), *others)
+    others = [ask(f"r{number}", prompt, 2, follow_up=FollowUp()) for number in range(20)]
+    first, *_ = served(engine, ask("first", prompt, 9, follow_up=FollowUp()), *others)
     assert engine.num_retained == 21
     compared: list[int] = []
     monkeypatch.setattr(
         "jinfercept.engine.retained_contexts.eq", lambda one, other: compared.append(one) or one == other
     )
-    [second] = served(engine, ask("second", [*stream(first), 5], keep=Keep()))
-    assert second.adopted is not None
-    assert second.adopted.kept == 48
+    [second] = served(engine, ask("second", [*stream(first), 5], follow_up=FollowUp()))
+    assert second.retained is not None
+    assert second.retained.kept == 48
     assert len(compared) < 21 * 8
 
 
 def test_a_released_context_is_free_at_once() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
     engine.release("a")
     engine.release("never heard of")
     assert engine.num_retained == 0
@@ -166,30 +168,30 @@ def test_a_released_context_is_free_at_once() -> None:
 
 def test_the_last_of_a_session_goes_on_from_it_and_is_not_kept() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
-    [second] = served(engine, ask("b", [*stream(first)[:12], 4, 5], keep=Keep("s", last=True)))
-    assert second.adopted is not None
+    [first] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
+    [second] = served(engine, ask("b", [*stream(first)[:12], 4, 5], follow_up=FollowUp("s", last=True)))
+    assert second.retained is not None
     assert engine.num_retained == 0
 
 
 def test_an_id_may_be_used_again_while_its_context_is_kept() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
-    [second] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [first] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
+    [second] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
     assert stream(first) == stream(second)
     assert engine.num_retained == 1
 
 
 def test_under_preserve_nothing_is_kept() -> None:
     engine = make_engine(policy("preserve"), num_pages=40)
-    run_all(engine, [ask("a", [1] * 10, keep=Keep("s"))])  # no claim is left
+    run_all(engine, [ask("a", [1] * 10, follow_up=FollowUp("s"))])  # no claim is left
     assert engine.num_retained == 0
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_what_ends_by_force_is_not_kept(reason: str) -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    engine.submit(ask("a", [1] * 10, 30, keep=Keep("s")))
+    engine.submit(ask("a", [1] * 10, 30, follow_up=FollowUp("s")))
     for _ in range(3):
         engine.step()
     if reason == "abort":
@@ -202,10 +204,10 @@ def test_what_ends_by_force_is_not_kept(reason: str) -> None:
 
 def test_a_failed_step_forgets_what_was_kept() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", [1] * 10, keep=Keep("s")))
+    [first] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
     engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
     engine.submit(ask("b", [2] * 5))
     engine.step()
     assert engine.num_retained == 0
-    [second] = served(engine, ask("c", [*stream(first), 5], keep=Keep("s")))
-    assert (second.adopted, second.num_cached_tokens) == (None, 0)
+    [second] = served(engine, ask("c", [*stream(first), 5], follow_up=FollowUp("s")))
+    assert (second.retained, second.num_cached_tokens) == (None, 0)

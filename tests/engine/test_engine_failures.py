@@ -11,13 +11,14 @@ import pytest
 
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jinfercept.events import Finished
+from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.observer import Observers
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.sequence import Sequence
-from tests.support.tiny_model import tiny_llm
+from tests.support.tiny_model import tiny_llm, tiny_setup
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -95,7 +96,7 @@ def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_l
     wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"profile": 5}]
     for wrong in wrongs:
         with pytest.raises(ConfigError, match=f"a {next(iter(wrong))}"):
-            LLM("no/such/model", quiet=True, **wrong)
+            LLM("no/such/model", **wrong)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,12 @@ def test_an_engine_that_cannot_be_rebuilt_says_what_failed_until_a_restart(llm: 
 
 
 def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(events: object) -> None:
+    def told(stats: EngineStats, events: object) -> None:
         raise ArithmeticError("cannot count")
 
-    monkeypatch.setattr(llm.thread, "_observe", told)
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineStats, "add_events", told)
+        llm.restart()
     for _ in range(2):
         with pytest.raises(EngineError, match="ArithmeticError: cannot count"):
             llm.generate(PROMPT, SHORT)
@@ -175,8 +178,8 @@ def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LL
 
 
 def test_after_close_every_method_says_that_the_llm_is_closed() -> None:
-    llm = tiny_llm(kv_tokens=256, max_model_len=64)
-    params = llm.runner.params
+    setup = tiny_setup(kv_tokens=256, max_model_len=64)
+    llm, params = LLM(setup), setup.machine.runner.params
     llm.close()
     for call in (
         lambda: llm.generate(PROMPT),

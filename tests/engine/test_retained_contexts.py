@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.request import Call, ContextUse, Keep, Request, RequestOutput, SamplingParams, Watch
+from jinfercept.request import Call, ContextUse, FollowUp, Request, RequestOutput, SamplingParams, Watch
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
 from tests.support.retained_contexts import ask, policy, served, settle, stream
@@ -67,11 +67,11 @@ def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbe
         known = known[: max(1, len(known) - differs)] + [(7 * number + token) % VOCAB for token in range(added)]
         if len(known) + new >= 52:
             continue
-        request = ask(f"r{number}", known, new, keep=Keep(f"s{who}" if how == "session" else ""))
+        request = ask(f"r{number}", known, new, follow_up=FollowUp(f"s{who}" if how == "session" else ""))
         if how == "request" and who in said:
             request = replace(request, follows=said[who].request_id)
         if how == "stranger":
-            request = replace(request, keep=None)
+            request = replace(request, follow_up=None)
         if any(who == other for other, _ in batch):
             continue
         batch.append((who, request))
@@ -94,12 +94,12 @@ def test_whatever_became_of_a_kept_context_the_tokens_are_those_of_an_undisturbe
 @pytest.mark.parametrize("how", ["session", "request", "tokens"])
 def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: str) -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40)
-    keep = Keep("s" if how == "session" else "")
-    [first] = served(engine, ask("a", list(range(10)), 5, keep=keep))
-    follow = ask("b", [*stream(first), 50, 51], keep=keep, follows="a" if how == "request" else None)
+    follow_up = FollowUp("s" if how == "session" else "")
+    [first] = served(engine, ask("a", list(range(10)), 5, follow_up=follow_up))
+    follow = ask("b", [*stream(first), 50, 51], follow_up=follow_up, follows="a" if how == "request" else None)
     [second] = served(engine, follow)
     assert engine.num_retained == 1
-    assert second.adopted == ContextUse(
+    assert second.retained == ContextUse(
         kept=14, copied_in=0, recomputed=0
     )  # all but the last, which was never computed
     assert second.num_cached_tokens == 14
@@ -108,36 +108,36 @@ def test_a_kept_context_is_found_by_session_by_request_and_by_its_tokens(how: st
 
 def test_a_history_that_comes_back_differently_is_adopted_as_far_as_it_is_the_same() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", list(range(10)), 9, keep=Keep("s")))
-    [second] = served(engine, ask("b", [*stream(first)[:14], 96, 96, 96, 96, 96, 96], keep=Keep("s")))
-    assert second.adopted is not None
-    assert second.adopted.kept == 12  # whole pages of four
-    assert second.adopted.recomputed == 2
+    [first] = served(engine, ask("a", list(range(10)), 9, follow_up=FollowUp("s")))
+    [second] = served(engine, ask("b", [*stream(first)[:14], 96, 96, 96, 96, 96, 96], follow_up=FollowUp("s")))
+    assert second.retained is not None
+    assert second.retained.kept == 12  # whole pages of four
+    assert second.retained.recomputed == 2
 
 
 def test_a_session_that_starts_over_keeps_nothing_of_the_old() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    served(engine, ask("a", [1] * 10, keep=Keep("s")))
-    [second] = served(engine, ask("b", [2] * 10, keep=Keep("s")))
-    assert (second.adopted, engine.num_retained) == (None, 1)
+    served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
+    [second] = served(engine, ask("b", [2] * 10, follow_up=FollowUp("s")))
+    assert (second.retained, engine.num_retained) == (None, 1)
 
 
 def test_a_prompt_that_only_begins_alike_takes_nothing_away_from_a_session() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
     system = list(range(8))
-    [first] = served(engine, ask("a", [*system, 30, 31, 32, 33], keep=Keep()))
-    [other] = served(engine, ask("b", [*system, 40, 41, 42, 43], keep=Keep()))
-    assert (other.adopted, other.num_cached_tokens, engine.num_retained) == (None, 8, 2)
-    [second] = served(engine, ask("c", [*stream(first), 60], keep=Keep()))
-    assert second.adopted is not None
+    [first] = served(engine, ask("a", [*system, 30, 31, 32, 33], follow_up=FollowUp()))
+    [other] = served(engine, ask("b", [*system, 40, 41, 42, 43], follow_up=FollowUp()))
+    assert (other.retained, other.num_cached_tokens, engine.num_retained) == (None, 8, 2)
+    [second] = served(engine, ask("c", [*stream(first), 60], follow_up=FollowUp()))
+    assert second.retained is not None
 
 
 def test_another_salt_finds_nothing() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
-    [first] = served(engine, ask("a", list(range(10)), keep=Keep("s"), cache_salt="mine"))
-    stolen = ask("b", [*stream(first), 1], keep=Keep("s"), cache_salt="theirs", follows="a")
+    [first] = served(engine, ask("a", list(range(10)), follow_up=FollowUp("s"), cache_salt="mine"))
+    stolen = ask("b", [*stream(first), 1], follow_up=FollowUp("s"), cache_salt="theirs", follows="a")
     [second] = served(engine, stolen)
-    assert (second.adopted, second.num_cached_tokens, engine.num_retained) == (None, 0, 2)
+    assert (second.retained, second.num_cached_tokens, engine.num_retained) == (None, 0, 2)
     engine.release("b")
     assert engine.num_retained == 1
 
@@ -147,7 +147,7 @@ def test_another_salt_finds_nothing() -> None:
 
 def test_while_nobody_is_served_the_policy_goes_on_copying() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, num_host_pages=40, link_tokens_per_s=400.0)
-    served(engine, ask("a", [1] * 40, keep=Keep("s")))
+    served(engine, ask("a", [1] * 40, follow_up=FollowUp("s")))
     settle(engine)
     kept = engine.scheduler.intercepted["a"]
     assert all(page.host is not None for page in kept.context.pages)
@@ -161,7 +161,7 @@ def test_a_host_that_is_full_costs_nobody_the_pages_that_are_on_the_device_and_c
     clock = ManualClock()
     engine = make_engine(policy(name), num_pages=100, num_host_pages=num_host_pages, clock=clock, link_tokens_per_s=400)
     for number in range(16):
-        served(engine, ask(f"r{number}", [number] * 20, keep=Keep(f"s{number}")))
+        served(engine, ask(f"r{number}", [number] * 20, follow_up=FollowUp(f"s{number}")))
         clock.time += 0.3
     for _ in range(40):
         clock.time += 0.01
@@ -182,17 +182,17 @@ def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> N
             "a",
             [1] * 10,
             9,
-            keep=Keep("s"),
+            follow_up=FollowUp("s"),
             detector=AsksItsCaller(),
         ),
     )
     assert engine.scheduler.intercepted["a"].calls[0].name == "search"
     clock.time += 5.0
-    [second] = served(engine, ask("b", [*stream(first), 1], keep=Keep("s", expected_s=3.0)))
+    [second] = served(engine, ask("b", [*stream(first), 1], follow_up=FollowUp("s", expected_s=3.0)))
     pause = engine.scheduler.intercepted["b"].calls[0]
     assert (pause.name, pause.expected_s) == ("<reader>", 3.0)
     clock.time += 60.0
-    served(engine, ask("c", [*stream(second), 1], keep=Keep("s", reader="agent")))
+    served(engine, ask("c", [*stream(second), 1], follow_up=FollowUp("s", reader="agent")))
     assert engine.scheduler.intercepted["c"].calls[0].name == "agent"
     assert [(name, round(seconds), clean) for name, seconds, clean in told] == [
         ("search", 5, True),
@@ -203,11 +203,11 @@ def test_durations_are_learned_under_the_tools_name_and_under_the_readers() -> N
 @pytest.mark.parametrize(("detector", "first"), [(AsksItsCaller(), "returns"), (None, "other")])
 def test_after_a_call_a_request_has_its_old_place_and_after_an_answer_a_new_one(detector, first: str) -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
-    [output] = served(engine, ask("a", [1] * 10, 3, keep=Keep("s"), detector=detector))
+    [output] = served(engine, ask("a", [1] * 10, 3, follow_up=FollowUp("s"), detector=detector))
     engine.submit(ask("busy", [3] * 5, 4))
     engine.step()
     engine.submit(ask("other", [4] * 5))
-    engine.submit(ask("returns", [*stream(output), 1], keep=Keep("s")))
+    engine.submit(ask("returns", [*stream(output), 1], follow_up=FollowUp("s")))
     engine.step()
     waiting = [sequence.id for sequence in engine.scheduler.waiting]
     assert sorted(waiting) == ["other", "returns"]
@@ -228,10 +228,10 @@ def test_a_smaller_priority_is_served_first() -> None:
 
 def test_a_request_that_goes_on_waits_with_its_pages_and_loses_them_to_whoever_runs() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=12, max_num_seqs=1)
-    [first] = served(engine, ask("a", [1] * 20, keep=Keep("s")))
+    [first] = served(engine, ask("a", [1] * 20, follow_up=FollowUp("s")))
     engine.submit(ask("busy", [3] * 5, 30))
     engine.step()
-    engine.submit(ask("b", [*stream(first), 1], keep=Keep("s")))
+    engine.submit(ask("b", [*stream(first), 1], follow_up=FollowUp("s")))
     engine.step()
     waiting = engine.scheduler.waiting[0]
     assert waiting.state is State.WAITING

@@ -14,6 +14,7 @@ from jinfercept import LLM, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
 from jinfercept.request import Call, RequestOutput
 from tests.support.chat_templates import QWEN
+from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import tiny_llm
 
@@ -44,11 +45,11 @@ def prompt(number: int) -> dict[str, Any]:
 def settle(llm: LLM) -> None:
     """Nothing runs any more, and no page is held."""
     deadline = time.monotonic() + 5
-    while llm.engine.scheduler.unfinished:
+    while engine_state(llm).num_unfinished:
         assert time.monotonic() < deadline, "a request was left running"
         time.sleep(0.001)
-    occupancy = llm.engine.scheduler.kv.store.occupancy()
-    assert (occupancy.used, occupancy.paused) == (0, 0)
+    pages = engine_state(llm).pages
+    assert (pages.used, pages.claimed_dirty + pages.claimed_clean) == (0, 0)
 
 
 def tokens_of(events: list[Any]) -> list[int]:
@@ -129,7 +130,7 @@ def test_an_abandoned_stream_gives_its_request_up(llm: LLM, how: str) -> None:
         next(stream)
         if how == "closed":
             stream.close()
-            assert not llm.engine.scheduler.unfinished
+            assert not engine_state(llm).num_unfinished
             assert list(stream) == []
         del stream
     gc.collect()
@@ -238,7 +239,7 @@ def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
         llm.astream(prompt(1), PARAMS)
     with pytest.raises(RequestError, match="options of a chat"):
         llm.stream(prompt(1), PARAMS, max_rounds=1)
-    assert not llm.engine.has_work
+    assert not engine_state(llm).has_work
 
 
 # -- in an event loop --------------------------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ def test_a_cancelled_task_gives_its_request_up(llm: LLM, where: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.sleep(0.1)
-        assert not llm.engine.scheduler.unfinished
+        assert not engine_state(llm).num_unfinished
 
     asyncio.run(cancel())
 
@@ -376,7 +377,7 @@ def test_an_engine_that_fails_tells_everybody_and_serves_on(llm: LLM, monkeypatc
         raise SystemExit("the end of the world")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.runner, "forward", broken)
+        patch.setattr("jinfercept.runner.runner.pack", broken)
         with pytest.raises(SystemExit):
             list(stream)
     [output] = llm.generate(prompt(1), PARAMS)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from jinfercept import RequestError, SamplingParams
+from jinfercept import LLM, RequestError, SamplingParams
 from jinfercept.events import Finished
 from jinfercept.request import RequestOutput
-from tests.support.tiny_model import tiny_llm
+from tests.support.engine_state import engine_state
+from tests.support.tiny_model import tiny_llm, tiny_setup
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -28,7 +29,7 @@ def test_closing_tells_every_stream_that_still_runs() -> None:
         outputs: list[RequestOutput] = []
         waiting = threading.Thread(target=lambda: outputs.extend(llm.generate(prompt(7), LONG)))
         waiting.start()
-        while len(llm.engine.scheduler.unfinished) < 4:
+        while engine_state(llm).num_unfinished < 4:
             time.sleep(0.001)
     for stream in streams:
         *_, last = stream
@@ -41,12 +42,12 @@ def test_closing_tells_every_stream_that_still_runs() -> None:
 
 
 def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None:
-    llm = tiny_llm(kv_tokens=128, max_model_len=64)
+    setup = tiny_setup(kv_tokens=128, max_model_len=64)
+    llm, runner = LLM(setup), weakref.ref(setup.machine.runner)  # which the engine holds
     llm.generate(prompt(1), PARAMS)
-    engine = weakref.ref(llm.engine)
-    del llm
+    del llm, setup
     deadline = time.monotonic() + 5
-    while engine() is not None and time.monotonic() < deadline:
+    while runner() is not None and time.monotonic() < deadline:
         time.sleep(0.05)
         gc.collect()
-    assert engine() is None
+    assert runner() is None

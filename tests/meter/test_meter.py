@@ -16,7 +16,8 @@ from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
-from jinfercept.request import Call, Keep, Request, RequestOutput, SamplingParams
+from jinfercept.request import Call, FollowUp, Request, RequestOutput
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
@@ -138,7 +139,7 @@ def test_the_error_of_an_estimate_is_what_was_expected_at_the_pause_against_what
 
 
 def ask(name: str, tokens: list[int], session: str) -> Request:
-    return Request(name, tuple(tokens), SamplingParams(max_tokens=5, temperature=0), keep=Keep(session))
+    return Request(name, tuple(tokens), SamplingParams(max_tokens=5, temperature=0), follow_up=FollowUp(session))
 
 
 def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_or_it_is_given_up() -> None:
@@ -146,13 +147,13 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     one.serve(ask("a", prompt(1, 12), "s"), ask("b", prompt(2, 12), "t"))
     seen = live_state(one.meter, texts=False)
     assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (one.engine.num_retained, 0)
-    assert [row["tool"] for row in seen["retained"]] == [Keep().reader] * 2
+    assert [row["tool"] for row in seen["retained"]] == [FollowUp().reader] * 2
     one.clock.time += 7.0
     first = one.outputs["a"]
     one.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
     one.engine.release("b")
     one.step()
-    tool = one.meter.read().tools[Keep().reader]
+    tool = one.meter.read().tools[FollowUp().reader]
     assert (tool.begun, tool.given_up, tool.duration_s.count) == (3, 1, 1)
     assert tool.duration_s.total == pytest.approx(7.0, rel=0.05)
     assert (tool.kept + tool.copied_in, tool.recomputed) == (16, 0)
@@ -230,10 +231,10 @@ def test_how_long_one_tenants_readers_take_is_not_expected_of_anothers_but_count
     rows = {row["request"]: row for row in live_state(one.meter, texts=False)["retained"]}
     assert rows["b"]["remaining_s"] == pytest.approx(1000.0, rel=0.01)
     assert rows["c"]["remaining_s"] == rows["c"]["age_s"]  # nothing is known: as long again
-    tool = one.meter.read().tools[Keep().reader]
+    tool = one.meter.read().tools[FollowUp().reader]
     assert (tool.begun, tool.predicted_s) == (3, 0.0)
     one.serve(replace(ask("d", prompt(1, 12), "session of slow"), tenant="slow", cache_salt="slow"))
-    assert one.meter.read().tools[Keep().reader].predicted_s == pytest.approx(1000.0, rel=0.01)
+    assert one.meter.read().tools[FollowUp().reader].predicted_s == pytest.approx(1000.0, rel=0.01)
 
 
 def test_a_name_that_no_tool_has_is_counted_under_a_fixed_one_and_is_cut() -> None:

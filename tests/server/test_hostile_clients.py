@@ -14,6 +14,7 @@ import pytest
 
 from jinfercept.server.request_framing import RequestFraming
 from tests.soak.hostile import ATTACKS, Attacker
+from tests.support.engine_state import engine_state
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 
@@ -144,7 +145,7 @@ def test_clients_that_leave_at_any_moment_leave_no_page_behind(
             time.sleep(rng.random() / 20)
             if number % 2:  # at once, without a farewell
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    until(lambda: not served.llm.engine.has_work, 3.0)
+    until(lambda: not engine_state(served.llm).has_work, 3.0)
     served.wait_idle()
     until(lambda: not served.service._streams)  # pyright: ignore[reportPrivateUsage]
 
@@ -155,7 +156,7 @@ def test_a_client_that_does_not_read_is_cut_off(impatient: Running, scripted: Sc
     much = {"stream": True, "logprobs": True, "top_logprobs": 20, "ignore_eos": True, "temperature": 1, "n": 2}
     with connect(impatient, SO_RCVBUF=2048) as connection:
         connection.sendall(posting(path, body | much))
-        until(lambda: impatient.llm.engine.has_work)
+        until(lambda: engine_state(impatient.llm).has_work)
         until(lambda: no_connections(impatient), 20.0)
         assert b"[DONE]" not in rest_of(connection)
     impatient.wait_idle()

@@ -133,9 +133,8 @@ def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
     for thread in floods:
         thread.start()
     try:
-        engine, counts = two_keys.llm.engine, two_keys.llm.meter.counts
-        until(lambda: len(engine.scheduler.running) == 8 and engine.num_waiting >= 80)
-        before = counts.finished.total()
+        until(lambda: two_keys.state.num_running == 8 and two_keys.state.num_waiting >= 80)
+        before = two_keys.state.counts.finished.total()
         with as_key(two_keys, "polite") as http:
             for _ in range(5):
                 answer = http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 8, "ignore_eos": True})
@@ -145,7 +144,7 @@ def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
         with as_key(two_keys, "hostile") as http:
             refused = http.post("/v1/completions", json=HOSTILE)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-        finished = counts.finished.total() - before
+        finished = two_keys.state.counts.finished.total() - before
         assert finished - 5 - 10 < 8, "the polite key did not wait for the other one's answers"
     finally:
         closed.set()

@@ -7,6 +7,7 @@ import re
 import time
 from typing import Any
 
+from tests.support.engine_state import engine_state
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
 
@@ -48,7 +49,7 @@ def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served:
 
 def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted: Scripted) -> None:
     ask_for_a_call(served, scripted)
-    until(lambda: served.llm.engine.quiescent)
+    until(lambda: engine_state(served.llm).quiescent)
     [decision] = look(served)["decisions"]
     assert (decision["tool"], decision["why"], decision["state"]) == ("price", "copy ahead", "intercepted")
     assert decision["copied_tokens"] > 100
@@ -71,7 +72,7 @@ def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Sc
 def test_of_the_history_only_what_is_new_is_told_again(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     served.chat()
-    until(lambda: served.llm.engine.quiescent)  # offloading adds samples
+    until(lambda: engine_state(served.llm).quiescent)  # offloading adds samples
     history = look(served)["history"]
     since = history[-1]["at_s"]
     assert served.http.get("/live", params={"since": since}).json()["history"] == []
@@ -102,7 +103,7 @@ def test_a_key_sees_its_own_requests_pauses_and_decisions_and_an_operator_sees_a
         for key, tool, call in (("one", TOOL, CALL), ("two", other, CALL.replace("price", "other"))):
             server.http.headers["authorization"] = f"Bearer {key}"
             ask_for_a_call(server, scripted, tool, call)
-        until(lambda: server.llm.engine.quiescent)
+        until(lambda: engine_state(server.llm).quiescent)
         seen = {key: look(server, key) for key in ("one", "two", "three", "chief")}
     assert {key: live["shows"] for key, live in seen.items()} == dict.fromkeys(("one", "two", "three"), "own") | {
         "chief": "all"

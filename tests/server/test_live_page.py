@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jinfercept.endpoints.inbox import Inbox
+from jinfercept.meter.engine_stats import EngineStats
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.waiting_calls import ask
@@ -103,9 +104,12 @@ def test_whatever_a_model_or_a_client_writes_is_text(page: Any, scripted: Script
     with running(scripted.llm, show_texts=True) as server:
         server.service.inbox = inbox = Inbox()
         busy(server, scripted)
-        meter = server.llm.meter
-        next(iter(meter.interceptions.open.values())).tool = HOSTILE
-        next(iter(meter.decisions)).why = HOSTILE
+
+        def spoil(stats: EngineStats) -> None:
+            next(iter(stats.interceptions.open.values())).tool = HOSTILE
+            next(iter(stats.decisions)).why = HOSTILE
+
+        server.llm.engine.ask(spoil).result(10)
         answer = ask(inbox, what=HOSTILE)
         page.goto(server.url)
         page.wait_for_selector(".call")

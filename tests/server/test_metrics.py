@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from jinfercept.request import Keep
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.request import FollowUp
 from jinfercept.server import metrics as server_metrics
 from tests.support.live_server import END, MODEL, Running, prompt_of, running
 from tests.support.scripted_model import Scripted
@@ -160,7 +161,7 @@ def test_no_client_and_no_model_chooses_a_label_or_uses_them_up(server: Running,
     assert results[(("status", "ok"), ("tool", "price"))] >= 1
     assert results[(("status", "unknown_tool"), ("tool", "<unknown>"))] >= 1
     tools = {value for label, value in labels_of(server) if label == "tool"}
-    fixed = {"<client>", "<unknown>", "<several>", Keep().reader}
+    fixed = {"<client>", "<unknown>", "<several>", FollowUp().reader}
     assert {"<client>", "<unknown>"} <= tools <= fixed | {"price", "hang"}
     assert not [value for _, value in labels_of(server) if re.search("clients|unheard|buy", value)]
 
@@ -170,8 +171,11 @@ def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: S
     scripted.follow()
     body = {"max_tokens": 2, "ignore_eos": True, "jinfercept": {"session_id": name[:200]}}
     assert served.chat(**body).status_code == 200
-    meter = served.llm.meter
-    meter.counts.tools[name] = meter.counts.tools[Keep().reader]
+
+    def rename(stats: EngineStats) -> None:
+        stats.counts.tools[name] = stats.counts.tools[FollowUp().reader]
+
+    served.llm.engine.ask(rename).result(10)
     assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1
 
 

@@ -14,6 +14,7 @@ import h11
 import pytest
 
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from tests.support.engine_state import engine_state
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 
@@ -122,8 +123,8 @@ def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scrip
     host, _, port = served.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(post(body, JSON, HEADERS[0], path=b"/v1/completions"))
-        until(lambda: served.llm.engine.has_work)
-    until(lambda: not served.llm.engine.has_work, 5.0)
+        until(lambda: engine_state(served.llm).has_work)
+    until(lambda: not engine_state(served.llm).has_work, 5.0)
 
 
 def test_a_target_with_scheme_and_host_is_that_of_its_path(keyed: Running) -> None:

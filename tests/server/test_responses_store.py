@@ -13,6 +13,7 @@ from jinfercept.server.responses_items import Item, new_item, read_items, refere
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.stored_response import StoredResponse, measured
+from tests.support.engine_state import engine_state
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -325,10 +326,10 @@ def test_another_keys_response_is_as_good_as_missing(scripted: Scripted) -> None
 def test_what_is_deleted_is_missing_afterwards(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END)
     name = answer(served).id
-    assert served.llm.engine.num_retained == 1
+    assert engine_state(served.llm).num_retained == 1
     deleted = served.http.delete(f"/v1/responses/{name}")
     assert deleted.json() == {"id": name, "object": "response", "deleted": True}
-    until(lambda: served.llm.engine.num_retained == 0)
+    until(lambda: engine_state(served.llm).num_retained == 0)
     responses: Any = served.client.responses
     with pytest.raises(openai.NotFoundError):
         responses.retrieve(name)

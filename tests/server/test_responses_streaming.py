@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from jinfercept.models.protocol import Params
+from tests.support.engine_state import engine_state
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -106,7 +107,7 @@ def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
     stream = answer(served, stream=True, **LONG)
     name = next(iter(stream)).response.id
     stream.close()
-    until(lambda: not served.llm.engine.has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work, 2.0)
     served.wait_idle()
     assert served.client.responses.retrieve(name).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
@@ -118,7 +119,7 @@ def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, script
     body = {"input": QUESTION, "max_output_tokens": 1900, "ignore_eos": True}
     with pytest.raises(httpx2.TimeoutException):
         served.http.post("/v1/responses", json=body, timeout=0.1)
-    until(lambda: not served.llm.engine.has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work, 2.0)
     served.wait_idle()
 
 
@@ -142,7 +143,7 @@ def test_a_response_in_the_background_is_cancelled(served: Running, scripted: Sc
     with pytest.raises(openai.BadRequestError, match="in_progress"):
         answer(served, previous_response_id=begun.id)
     cancelled: Any = served.client.responses.cancel(begun.id)
-    assert not served.llm.engine.has_work
+    assert not engine_state(served.llm).has_work
     assert (cancelled.status, cancelled.error) == ("cancelled", None)
     assert [item.status for item in cancelled.output] == ["incomplete"]
     assert served.client.responses.cancel(begun.id) == cancelled
@@ -167,7 +168,7 @@ def test_a_response_that_is_deleted_is_not_written_to_its_end(served: Running, s
     scripted.follow()
     begun = answer(served, background=True, **LONG)
     served.client.responses.delete(begun.id)
-    assert not served.llm.engine.has_work
+    assert not engine_state(served.llm).has_work
     with pytest.raises(openai.NotFoundError):
         served.client.responses.retrieve(begun.id)
 
@@ -184,12 +185,12 @@ def test_what_a_drain_gives_up_ends_as_failed(scripted: Scripted) -> None:
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
     assert "gave the request up" in last.response.error.message
     assert [store.get(one, "", 0.0).response["status"] for one in (name, begun.id)] == ["failed", "failed"]
-    assert not scripted.llm.engine.has_work
+    assert not engine_state(scripted.llm).has_work
 
 
 def test_an_engine_that_fails_fails_the_response(scripted: Scripted) -> None:
     scripted.follow()
-    runner = scripted.llm.runner
+    runner = scripted.runner
     whole = runner.params
     with running(scripted.llm) as server:
         events = iter(answer(server, stream=True, **LONG))

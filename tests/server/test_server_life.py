@@ -16,10 +16,12 @@ import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
+from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.server.log_lines import JsonFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
+from tests.support.engine_state import engine_state
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 
@@ -37,9 +39,9 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_pages(served: Running, sc
     scripted.follow()
     stream = served.client.chat.completions.create(stream=True, **LONG)
     next(iter(stream))
-    assert served.llm.engine.has_work
+    assert engine_state(served.llm).has_work
     stream.close()
-    until(lambda: not served.llm.engine.has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work, 2.0)
     served.wait_idle()
 
 
@@ -51,8 +53,8 @@ def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, script
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + length
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
-        until(lambda: served.llm.engine.has_work)
-    until(lambda: not served.llm.engine.has_work, 2.0)
+        until(lambda: engine_state(served.llm).has_work)
+    until(lambda: not engine_state(served.llm).has_work, 2.0)
     served.wait_idle()
 
 
@@ -79,7 +81,7 @@ def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
         server.server.handle_exit(signal.SIGTERM, None)
         with pytest.raises(openai.APIError, match="gave the request up"):
             list(chunks)
-    assert not scripted.llm.engine.has_work
+    assert not engine_state(scripted.llm).has_work
 
 
 def test_a_drain_does_not_wait_for_idle_connections(scripted: Scripted) -> None:
@@ -145,7 +147,7 @@ def test_the_line_of_a_request_that_the_engine_lost_says_so(
     scripted.follow()
     caplog.set_level(logging.INFO, "jinfercept.server")
     with running(scripted.llm) as server:
-        monkeypatch.setattr(scripted.llm.runner, "forward", None)
+        monkeypatch.setattr(scripted.runner, "forward", None)
         answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
         assert server.http.get("/health").status_code == 200  # it has recovered
@@ -161,11 +163,13 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
     scripted.follow()
     body = {"messages": QUESTION, "max_tokens": 9, "stream": stream}
 
-    def told(events: object) -> None:
+    def told(stats: EngineStats, events: object) -> None:
         raise ArithmeticError("cannot count")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineStats, "told", told)
+        scripted.llm.restart()
     with running(scripted.llm) as server:
-        monkeypatch.setattr(scripted.llm.thread, "_observe", told)
         for _ in range(2):  # while it fails, and afterwards
             answer = server.http.post("/v1/chat/completions", json=body)
             assert '"code":"engine_error"' in answer.text

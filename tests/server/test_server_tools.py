@@ -9,6 +9,7 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.server.server_tools import open_server_tools
+from tests.support.engine_state import engine_state
 from tests.support.live_server import END, Running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, CUT, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
@@ -151,7 +152,7 @@ def test_a_client_that_leaves_cancels_the_call_and_frees_the_pages(
         ask_and_leave(server, QUESTION, (tmp_path / "begun").exists, stream=stream)
         until((tmp_path / "cancelled").exists)
         server.wait_idle()
-        assert server.llm.engine.num_retained == 0
+        assert engine_state(server.llm).num_retained == 0
 
 
 def test_a_file_that_is_not_there_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

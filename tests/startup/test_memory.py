@@ -1,5 +1,6 @@
 """Pools are sized by what a device has; what cannot work is refused with what, got and fix."""
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -82,8 +83,9 @@ def test_what_a_step_takes_is_known_before_there_are_pages_and_grows_with_it() -
 
 
 def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    caplog.set_level(logging.INFO, "jinfercept")
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
@@ -92,11 +94,16 @@ def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
         pass
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.8"
-    with tiny_llm(gpu_memory_utilization=0.7, **flags, quiet=False) as llm:
+    assert "set the environment variable XLA_PYTHON_CLIENT_PREALLOCATE=false" in caplog.messages
+    assert "set the environment variable XLA_CLIENT_MEM_FRACTION=0.8" in caplog.messages
+    caplog.clear()
+    with tiny_llm(gpu_memory_utilization=0.7, **flags) as llm:
         times = llm.start_times
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.8"
+    assert not [line for line in caplog.messages if "environment" in line], "nothing was set"
     assert times.num_cached == times.num_executables > 2
-    shown = capsys.readouterr().err
+    shown = "\n".join(record.getMessage() for record in caplog.records if record.name == "jinfercept")
     assert "memory plan: weights" in shown
     assert f"{times.num_executables} executables in {times.compile_s:.1f} s, {times.num_cached} of them" in shown
     assert "profile given" in shown
+    assert capsys.readouterr() == ("", "")

@@ -12,7 +12,7 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import PROFILES, Profile, load_profile
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure, profile_path, remember, remembered
-from tests.support.tiny_model import Workload, streams, tiny_llm
+from tests.support.tiny_model import Workload, streams, tiny_llm, tiny_setup
 
 BUCKETS = {1: 0.010, 8: 0.010, 32: 0.030, 64: 0.062}
 SHAPE = RunnerShape(
@@ -106,7 +106,7 @@ def test_a_quick_measurement_finds_the_steps_and_the_link() -> None:
 
 
 def test_impatience_leaves_the_large_buckets_to_a_rule_of_three() -> None:
-    profile, _ = measured(EFFORTS["quick"]._replace(patience_s=0.08))
+    profile, _ = measured(EFFORTS["quick"]._replace(timeout_s=0.08))
     assert profile.bucket_tokens == (1, 8, 32)
     assert profile.step_s(64, 0) == pytest.approx(2 * BUCKETS[32])
 
@@ -144,8 +144,11 @@ def test_a_profile_is_remembered_by_all_that_it_depends_on(tmp_path: Path) -> No
 # -- with an engine ----------------------------------------------------------------------------------------------------
 
 
+SMALL: Any = {"kv_tokens": 160, "max_model_len": 100}
+
+
 def small_llm(**flags: Any) -> LLM:
-    return tiny_llm(kv_tokens=160, max_model_len=100, **flags)
+    return tiny_llm(**SMALL, **flags)
 
 
 def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) -> None:
@@ -154,11 +157,12 @@ def test_an_engine_measures_itself_once_and_writes_the_same_tokens(cache: Path) 
         assert llm.profile == PROFILES["paper-gptj-6b-a100"]
         wanted = streams(work.run(llm))
         assert not list(cache.glob("profiles/*"))
-    with small_llm() as llm:
+    setup = tiny_setup(**SMALL)
+    with LLM(setup) as llm:
         first = llm.profile
         assert first.source == "measured"
         assert first.bucket_tokens == (1, 8, 32)
-        assert not llm.runner.kv.host
+        assert not setup.machine.runner.kv.host
         counter = CompileCounter()
         assert streams(work.run(llm)) == wanted
         llm.restart(policy="min_waste")

@@ -43,7 +43,7 @@ class Voice:
     """
 
     def __init__(self, scripted: Scripted) -> None:
-        self._scripted, self._runner = scripted, scripted.llm.runner
+        self._scripted, self._runner = scripted, scripted.runner
         self.texts: deque[str] = deque()
         self._begun, self._ids = 0, [0]
 

@@ -12,11 +12,13 @@ import httpx2
 from openai import OpenAI
 
 from jinfercept.chat.options import ChatOptions
+from jinfercept.engine.state import EngineState
 from jinfercept.llm import LLM
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
+from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Scripted
 
 MODEL = "scripted"
@@ -46,12 +48,17 @@ class Running:
         return self.http.post("/v1/chat/completions", json=body)
 
     def wait_idle(self) -> None:
-        """Until nothing is in the engine but what is kept for follow-ups: no page is in use, and none is lost."""
+        """Until nothing is in the engine but contexts that are retained for follow-ups: no page is in use, and none is lost."""
         engine = self.llm.engine
-        until(lambda: not self.llm.thread.busy and not engine.has_work and engine.quiescent)
-        engine.scheduler.kv.check([sequence.context for sequence in engine.scheduler.unfinished])
-        assert engine.scheduler.kv.store.occupancy().used == 0
-        assert len(engine.scheduler.unfinished) == engine.num_retained
+        until(lambda: not engine.thread.busy and not self.state.has_work and self.state.quiescent)
+        engine.check_pages()
+        assert self.state.pages.used == 0
+        assert self.state.num_unfinished == 0
+
+    @property
+    def state(self) -> EngineState:
+        """The engine between two steps."""
+        return engine_state(self.llm)
 
 
 def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from tokenizers import models as vocabularies
 from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.startup.start import set_up
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 SPECIAL = (
@@ -81,10 +84,10 @@ def byte_tokenizer(chat_template: str | None) -> Tokenizer:
 
 
 class Scripted:
-    """An `LLM` of the scripted model."""
+    """An `LLM` of the scripted model, and its runner."""
 
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, runner: ModelRunner) -> None:
+        self.llm, self.runner = llm, runner
 
     def follow(self, *texts: str, end_every: int | None = None) -> None:
         """Whole streams, prompts included. Of two that have one token in one place, the last counts; what
@@ -97,10 +100,9 @@ class Scripted:
             ids = tokenizer.encode(text)
             for place, (token, follows) in enumerate(pairwise(ids)):
                 table[place, token] = follows
-        runner = self.llm.runner
-        old = runner.params
+        old = self.runner.params
         table = jax.device_put(table, jax.tree.leaves(old.embed)[0].sharding)
-        runner.params = Params(old.embed, ({"next": table},), old.head)
+        self.runner.params = Params(old.embed, ({"next": table},), old.head)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -113,19 +115,24 @@ Make = Callable[[str | None], Scripted]
 
 
 @contextmanager
-def scripted_llm() -> Iterator[Make]:
-    """Compiles once."""
+def scripted_llm(**flags: Any) -> Iterator[Make]:
+    """Compiles once.
+
+    Args:
+        flags: more options of the LLM.
+    """
     bare = byte_tokenizer(None)
     numbers = Numbers(bare.vocab_size, tuple(bare.eos_token_ids))
     zero = jnp.zeros(1)
     params = Params({"zero": zero}, ({"next": jnp.zeros((LENGTH, bare.vocab_size), jnp.int32)},), {"zero": zero})
     sizes = {"kv_tokens": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 512}
-    options = {"check_pages": True, "profile": "paper-gptj-6b-a100", "quiet": True}
-    with LLM(ScriptedModel(numbers), params=params, tokenizer=bare, **sizes, **options) as llm:
+    options = {"check_pages": True, "profile": "paper-gptj-6b-a100"}
+    setup = set_up(ScriptedModel(numbers), params=params, tokenizer=bare, **sizes, **options, **flags)
+    with LLM(setup) as llm:
 
         def with_template(chat_template: str | None) -> Scripted:
             llm.restart()
             llm.tokenizer = byte_tokenizer(chat_template)
-            return Scripted(llm)
+            return Scripted(llm, setup.machine.runner)
 
         yield with_template

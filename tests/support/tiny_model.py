@@ -11,6 +11,7 @@ from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
 from jinfercept.request import Call, RequestOutput, SamplingParams, Tool
+from jinfercept.startup.start import EngineSetup, set_up
 from tests.support.dense_model import logits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -21,10 +22,15 @@ TIE = 1e-4
 TOOL = Tool(lambda argument: [int(part) for part in argument.split()], name="scripted")
 
 
+def tiny_setup(name: str = "llama_gqa", **flags: object) -> EngineSetup:
+    """A golden checkpoint, loaded and compiled, for tests that need its runner."""
+    flags = {"dtype": "float32", "page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32} | flags
+    return set_up(GOLDEN / name, check_pages=True, **flags)  # pyright: ignore[reportArgumentType]
+
+
 def tiny_llm(name: str = "llama_gqa", **flags: object) -> LLM:
     """A golden checkpoint behind the whole engine."""
-    flags = {"dtype": "float32", "page_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "quiet": True} | flags
-    return LLM(GOLDEN / name, check_pages=True, **flags)  # pyright: ignore[reportArgumentType]
+    return LLM(tiny_setup(name, **flags))
 
 
 @cache

@@ -1,0 +1,64 @@
+"""An engine's numbers between two steps, as frozen values."""
+
+import copy
+from dataclasses import dataclass
+from typing import Self
+
+from jinfercept.engine.engine import Engine
+from jinfercept.meter.counts import Counts
+from jinfercept.meter.engine_stats import EngineStats, Pages
+from jinfercept.sched.plan_builder import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """An engine between two steps. The counts are copies: the engine does not change them.
+
+    Attributes:
+        counts: what was counted since the engine began.
+        counters: what the scheduler did since then.
+        pages: pages by residency.
+        num_device_pages: pages of the device's pool.
+        num_host_pages: pages of the host's pool.
+        num_running: requests that are computed.
+        num_waiting: requests that wait for their turn.
+        num_intercepted: requests that are paused.
+        num_retained: retained contexts of finished requests.
+        has_work: whether any request is not finished.
+        quiescent: whether a step without requests would move no page.
+    """
+
+    counts: Counts
+    counters: Counters
+    pages: Pages
+    num_device_pages: int
+    num_host_pages: int
+    num_running: int
+    num_waiting: int
+    num_intercepted: int
+    num_retained: int
+    has_work: bool
+    quiescent: bool
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that run, wait or are paused."""
+        return self.num_running + self.num_waiting + self.num_intercepted
+
+    @classmethod
+    def of(cls, engine: Engine, stats: EngineStats) -> Self:
+        """The state now. To be asked between two steps."""
+        store = engine.scheduler.kv.store
+        return cls(
+            counts=stats.read(),
+            counters=copy.copy(engine.scheduler.counters),
+            pages=stats.pages(),
+            num_device_pages=store.occupancy().total,
+            num_host_pages=store.num_host_pages,
+            num_running=len(stats.running),
+            num_waiting=engine.num_waiting,
+            num_intercepted=len(engine.scheduler.intercepted) - engine.num_retained,
+            num_retained=engine.num_retained,
+            has_work=engine.has_work,
+            quiescent=engine.quiescent,
+        )

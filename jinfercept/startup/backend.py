@@ -1,0 +1,46 @@
+"""JAX before its backend starts: environment variables and the compilation cache; and which attention the backend can run."""
+
+import logging
+import math
+import os
+
+import jax
+
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError
+from jinfercept.models.embedded import cache_directory
+
+log = logging.getLogger(__name__)
+
+
+def prepare_backend(config: EngineConfig) -> None:
+    """Set what has to be set before JAX's backend starts; what the user has set stays. Logs every change at INFO.
+
+    Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
+    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take) and `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
+    pages on the host). Settings of JAX: the directory of the compilation cache, and that everything is kept there.
+    """
+    wanted = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": str(math.ceil(config.cache.swap_space) + 4),
+    }
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
+        wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
+    for name, value in wanted.items():
+        if name not in os.environ:
+            os.environ[name] = value
+            log.info("set the environment variable %s=%s", name, value)
+    if config.runner.compilation_cache and jax.config.jax_compilation_cache_dir is None:
+        directory = str(cache_directory() / "xla")
+        jax.config.update("jax_compilation_cache_dir", directory)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+        log.info("set JAX's compilation cache to %s, for executables of any size", directory)
+
+
+def check_attention(attention: str) -> None:
+    """Start JAX's default backend. Raises `ConfigError` if this implementation of attention does not run on it."""
+    if attention in ("triton", "mosaic") and jax.default_backend() != "gpu":
+        raise ConfigError(
+            f"attention={attention} is a GPU's", got=f"JAX on a {jax.default_backend()}", fix="attention=auto, or cpu"
+        )

@@ -1,0 +1,148 @@
+"""Runs engines on an `EngineSetup`, one at a time: what a server asks of an engine. Knows neither prompts nor HTTP."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, final
+
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.state import EngineState
+from jinfercept.engine.streaming import Reader
+from jinfercept.engine.thread import EngineThread
+from jinfercept.errors import RequestError
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.models.in_memory_weights import replacement_params
+from jinfercept.models.protocol import Params
+from jinfercept.request import Request
+from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.policy import Policy
+from jinfercept.startup.assembly import Assembled, Recorder
+from jinfercept.startup.start import EngineSetup
+
+
+@final
+class EngineHost:
+    """The engine that runs, on the thread that steps it. `restart` and `update_weights` put another one in its place.
+
+    Args:
+        setup: the model and the options; its runner is closed with the host.
+
+    Attributes:
+        setup: the same with the options of the last `restart`.
+        thread: serves requests on the engine that runs.
+    """
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.setup, self._runner = setup, setup.machine.runner
+        self._closed = False
+        self._begin(setup.assemble())
+
+    def _begin(self, parts: Assembled) -> None:
+        self._engine, self._dispatcher, self._stats = parts
+        self.thread = EngineThread(self._engine, self._stats.add_events)
+
+    def _end(self) -> None:
+        self.thread.close()
+        self._dispatcher.close()
+
+    # -- requests and questions, from any thread -------------------------------------------------------------------
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        readers: Mapping[str, Reader] | None = None,
+        *,
+        ends_only: bool = False,
+        post: Callable[[Callable[[Any], None], Any], object] | None = None,
+    ) -> AsyncStream:
+        """Serve requests that were made before; arguments and errors as those of `AsyncStream`."""
+        return AsyncStream(self.thread, requests, readers, ends_only=ends_only, post=post)
+
+    def release(self, request_id: str) -> None:
+        """Drop the retained context of a finished request between two steps; a request without one is ignored."""
+        self.thread.ask(lambda: self._engine.release(request_id))
+
+    def snapshot(self) -> Future[EngineState]:
+        """The engine's state between two steps; the answer waits for the step that runs."""
+        return self.thread.ask(lambda: EngineState.of(self._engine, self._stats))
+
+    def ask[T](self, question: Callable[[EngineStats], T]) -> Future[T]:
+        """The answer of a function of the engine's stats, called on the engine's thread between two steps.
+
+        Args:
+            question: returns copies; takes well under a step.
+        """
+        return self.thread.ask(lambda: question(self._stats))
+
+    def check_pages(self) -> None:
+        """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""
+        scheduler = self._engine.scheduler
+        self.thread.ask(lambda: scheduler.kv.check([sequence.context for sequence in scheduler.unfinished])).result()
+
+    @property
+    def failure(self) -> str | None:
+        """The error of an engine that cannot go on; None while it serves."""
+        return self.thread.failure
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn now."""
+        return self._engine.num_waiting
+
+    def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
+        """Requests of each of these tenants that wait for their turn now."""
+        return self._engine.num_waiting_by_tenant(tenants)
+
+    @property
+    def counters(self) -> Counters:
+        """What the scheduler has done since the engine began, as a copy."""
+        return replace(self._engine.scheduler.counters)
+
+    # -- another engine --------------------------------------------------------------------------------------------
+
+    def restart(self, policy: Policy | str | None, record: Recorder | None, flags: Mapping[str, Any]) -> None:
+        """As `LLM.restart`."""
+        self.check_idle("start over")
+        setup = self.setup.changed(policy, **flags)
+        parts = setup.assemble(record)
+        self.setup = setup
+        self._end()
+        self._runner.reset()
+        self._begin(parts)
+
+    def update_weights(self, params: Params) -> None:
+        """As `LLM.update_weights`."""
+        self.check_idle("take new weights")
+        weights = replacement_params(self.setup.model, params, self._runner.params)
+        self._end()
+        self._runner.update(weights)
+        self.setup = self.setup.changed()
+        self._begin(self.setup.assemble())
+
+    def check_idle(self, what: str) -> None:
+        """Raise `RequestError` if requests are served, or the host is closed.
+
+        Args:
+            what: an LLM is asked to do, as the error says it.
+        """
+        self.check_open(f"to {what}")
+        if self.thread.busy:
+            raise RequestError(
+                f"only an idle LLM can {what}",
+                got="requests that are not finished",
+                fix="wait for them, or close their streams",
+            )
+
+    def check_open(self, got: str) -> None:
+        """Raise `RequestError` if the host is closed."""
+        if self._closed:
+            raise RequestError("this LLM is closed", got=got, fix="make a new one")
+
+    def close(self) -> None:
+        """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
+        if self._closed or self.thread.is_elsewhere:
+            return
+        self.thread.check_caller("close()")
+        self._closed = True
+        self._end()
+        self._runner.close()

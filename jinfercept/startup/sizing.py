@@ -1,0 +1,150 @@
+"""Sizes and costs that a start settles: layers per executable, pages of the pools, and the profile of steps and transfers."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+
+from jinfercept.config import EngineConfig
+from jinfercept.models.embedded import cache_directory
+from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.runner.runner import ModelRunner, RunnerShape, step_bytes
+from jinfercept.sched.profile import Profile
+from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory
+from jinfercept.startup.profiler import EFFORTS, measure, profile_path, remember, remembered
+
+GPU_LAYERS_PER_STEP = 4
+"""Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
+
+
+class Grouping(NamedTuple):
+    """Layers per executable, where the number comes from, and what was tried to find it."""
+
+    layers_per_step: int
+    source: str
+    tried: Sequence[Tried] = ()
+
+    def __str__(self) -> str:
+        return f"layers by {self.layers_per_step}, {self.source}"
+
+
+def group_layers(
+    model: ServedModel,
+    params: Params,
+    config: EngineConfig,
+    effort: str | None,
+    progress: Callable[[str, int, int], None],
+) -> Grouping:
+    """The layers of an executable, and where the number comes from.
+
+    The user's number; else one measured now, if the named effort includes that; else the one measured last with the same
+    settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
+    """
+    num_layers, asked = model.config.num_layers, config.runner.layers_per_step
+    if asked is not None:
+        return Grouping(min(asked, num_layers), "as given")
+    default = min(num_layers, 1 if _device(params).platform == "cpu" else GPU_LAYERS_PER_STEP)
+    settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
+    settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
+    path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
+    if effort is None or not EFFORTS[effort].groups:
+        known = remembered_layers(path, num_layers)
+        return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
+    _, shape = plan_pools(model, params, config, default)
+    tried = try_groups(model, params, shape, config.runner.attention, progress)
+    chosen = next(row.layers_per_step for row in tried if row.chosen)
+    with suppress(OSError):
+        remember(GroupChoice(chosen, settings), path)
+    return Grouping(chosen, "measured", tried)
+
+
+def plan_pools(
+    model: ServedModel, params: Params, config: EngineConfig, layers_per_step: int
+) -> tuple[MemoryPlan, RunnerShape]:
+    """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
+
+    A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
+    """
+    room = FreeMemory.on(_device(params))
+    beside = 0
+    if not room.shared:
+        longest = config.model.max_model_len or model.config.max_position
+        beside = step_bytes(model, params, _runner_shape(1, longest, config, layers_per_step), config.runner.attention)
+    memory = plan_memory(model.config, params, config, room, beside)
+    num_pages = memory.kv_tokens // config.cache.page_size
+    return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
+
+
+def profile_settings(
+    model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
+) -> Mapping[str, str | int]:
+    """Everything that the cost of a step depends on."""
+    return {
+        "model": repr(model.config),
+        "dtype": str(jax.tree.leaves(params)[0].dtype),
+        "buckets": repr(shape.buckets),
+        "max_num_seqs": shape.max_num_seqs,
+        "page_size": shape.page_size,
+        "layers_per_step": shape.layers_per_step,
+        "transfer_parts": shape.transfer_parts,
+        "attention": config.runner.attention,
+        "device": _device(params).device_kind,
+        "processors": os.cpu_count() or 0,
+        "jax": jax.__version__,
+    }
+
+
+def profile_of(
+    model: ServedModel,
+    runner: ModelRunner,
+    shape: RunnerShape,
+    config: EngineConfig,
+    effort: str | None,
+    tried: Sequence[Tried],
+    progress: Callable[[str, int, int], None],
+) -> tuple[Profile, str]:
+    """The profile of steps and transfers, and where it comes from: measured now if an effort is named, else the last one.
+
+    Numbers of layers per executable that were `tried` go into its tables.
+    """
+    settings = profile_settings(model, runner.params, shape, config)
+    path = profile_path(cache_directory(), settings)
+    known = remembered(path) if effort is None else None
+    if known is not None:
+        return known, "remembered"
+    profile = measure(
+        runner,
+        shape,
+        name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
+        kv_bytes_per_token=kv_bytes_per_token(model.config, str(settings["dtype"])),
+        effort=EFFORTS[effort or "quick"],
+        settings=settings,
+        progress=progress,
+    )
+    profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
+    with suppress(OSError):  # a cache that cannot be written costs the next start a moment
+        remember(profile, path)
+    return profile, "measured"
+
+
+def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
+    most = config.scheduler.max_num_batched_tokens
+    sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
+    return RunnerShape(
+        num_pages=num_pages,
+        page_size=config.cache.page_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        buckets=(*sizes, most),
+        layers_per_step=layers_per_step,
+        transfer_parts=config.runner.transfer_parts,
+    )
+
+
+def _device(params: Params):
+    return next(iter(jax.tree.leaves(params.embed)[0].devices()))
