@@ -13,7 +13,7 @@ from jinfercept.bench.client_report import Report
 from jinfercept.bench.conversations import Style
 from jinfercept.bench.servers import Servers
 from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
-from jinfercept.cli.simulate import drawer
+from jinfercept.cli.simulated_loads import drawer
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import write_json
 from jinfercept.sim.tables import check_least, numbers, show

@@ -1,12 +1,12 @@
-"""Builds the documentation: `tools/docs`. The reference comes from docstrings, the command line's from its own parser."""
+"""Builds the documentation: `tools/docs`. The reference comes from docstrings, the command line's from its own help."""
 
-import argparse
 import os
-from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import jinfercept
-from jinfercept.cli.main import build_parser
+from jinfercept.cli.main import COMMANDS, PROG, main
 
 os.environ["COLUMNS"] = "110"  # of help texts
 
@@ -29,21 +29,18 @@ default_role = "code"  # docstrings mark code with single backquotes
 napoleon_use_ivar = True  # dataclasses describe their fields in the class's docstring
 
 
-def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser's commands and theirs, as far as they do something themselves."""
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not groups:
-        yield parser
-    for group in groups:
-        for command in group.choices.values():
-            yield from commands_of(command)
+def help_of(command: str) -> str:
+    """What a command prints for `--help`."""
+    printed = StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
+        main([*command.split(), "--help"])
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
 def write_command_reference(path: Path) -> None:
     """The help of every command, one section each."""
     intro = "# Command line\n\nEvery command, as its `--help` prints it.\n"
-    parsers = commands_of(build_parser())
-    parts = [f"## `{parser.prog}`\n\n```text\n{parser.format_help().rstrip()}\n```\n" for parser in parsers]
+    parts = [f"## `{PROG} {command}`\n\n```text\n{help_of(command)}\n```\n" for command in COMMANDS]
     path.write_text("\n".join([intro, *parts]), encoding="utf-8")
 
 

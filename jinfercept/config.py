@@ -1,41 +1,46 @@
-"""Every option there is, once: the fields are the keyword arguments of `LLM` and the flags of the command line.
+"""Every option of the engine, once: the fields of these groups are keyword arguments of `LLM` and flags of the command line.
 
-Sections are frozen, and every class of the engine gets only its own. Help texts are in the fields' metadata.
+`LLMOptions` repeats names and types for type checkers, which read keyword arguments from nothing else; a test compares the two.
+Groups are frozen, and a class of the engine gets only its own. Imports nothing heavy.
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Any, Literal, Self, TypedDict, get_args, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest
 
+DTypeChoice = Literal["auto", "float32", "bfloat16"]
+LoadFormatChoice = Literal["auto", "dummy"]
+EstimatorChoice = Literal["elapsed", "history"]
+PreemptionChoice = Literal["auto", "recompute", "swap"]
+AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
-def option(default: Any, text: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field with its help text and, if it is a choice, what may be chosen."""
-    return field(default=default, metadata={"help": text, "choices": choices})
+
+def option(default: Any, text: str, *aliases: str) -> Any:
+    """A field with its default, its help text, and other flags that mean the same."""
+    return field(default=default, metadata={"help": text, "aliases": aliases})
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is loaded."""
+    """The model, and the defaults of its requests."""
 
-    dtype: str = option(
-        "auto",
-        "type of weights and KV; auto: float32 on a CPU, bfloat16 on a GPU",
-        ("auto", "float32", "bfloat16"),
-    )
-    load_format: str = option("auto", "dummy: random weights for a checkpoint's config", ("auto", "dummy"))
+    dtype: DTypeChoice = option("auto", "type of weights and KV; auto: float32 on a CPU, bfloat16 on a GPU")
+    load_format: LoadFormatChoice = option("auto", "dummy: random weights for a checkpoint's config")
     seed: int = option(0, "seed of random weights and of requests that bring none")
+    max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
     generation_config: str = option(
         "auto",
-        "sampling defaults: auto: the checkpoint's generation_config.json; vllm: none of it; or a directory that has one",
+        "sampling parameters of requests that bring none: auto: of the checkpoint's generation_config.json; none or vllm: "
+        "the library's own; else a directory that has such a file",
     )
-    max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Where KV lives."""
+    """Memory for KV, on the device and on the host."""
 
     kv_tokens: int | None = option(
         None,
@@ -46,19 +51,19 @@ class CacheOptions:
         "share of a GPU's memory that JAX may take, for weights, KV pool and temporaries; unless XLA_CLIENT_MEM_FRACTION "
         "says so, or JAX runs already",
     )
-    page_size: int = option(16, "tokens per page")
+    page_size: int = option(16, "tokens per page", "--block-size")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
 
 
 @dataclass(frozen=True)
-class SchedulerOptions:
-    """Who runs."""
+class SchedulingOptions:
+    """Which sequences run in a step, and what becomes of the contexts of those that do not."""
 
     policy: str = option(
         "copy_ahead", "what becomes of the context of a paused request; sched/policies.py has the names"
     )
-    estimator: str = option("history", "how the duration of a call is predicted", ("elapsed", "history"))
+    estimator: EstimatorChoice = option("history", "how the duration of a call is predicted")
     profile: str | None = option(
         None,
         "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
@@ -73,17 +78,17 @@ class SchedulerOptions:
         None,
         "prefill in chunks beside decodes, or whole prompts first; default: as the policy was published if the largest "
         "step holds the longest sequence, else chunked",
+        "--enable-chunked-prefill",
     )
-    preemption: str = option(
+    preemption: PreemptionChoice = option(
         "auto",
         "what becomes of the context of a running sequence that has to give way: the policy's choice, or forced",
-        ("auto", "recompute", "swap"),
     )
 
 
 @dataclass(frozen=True)
-class RunnerOptions:
-    """How steps are executed."""
+class AdvancedOptions:
+    """How steps are executed; the defaults suit."""
 
     layers_per_step: int | None = option(
         None, "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, 4 on a GPU"
@@ -92,54 +97,84 @@ class RunnerOptions:
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
-    attention: str = option("auto", "implementation of attention", ("auto", "triton", "mosaic", "cpu", "reference"))
+    attention: AttentionChoice = option("auto", "implementation of attention")
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
 
 
-SECTIONS = (ModelOptions, CacheOptions, SchedulerOptions, RunnerOptions)
+class RestartOptions(TypedDict, total=False):
+    """Keyword arguments of `LLM.restart` beside `policy`: options that no executable depends on."""
+
+    seed: int
+    swap_space: float
+    enable_prefix_caching: bool
+    estimator: EstimatorChoice
+    max_chunk_tokens: int | None
+    chunked_prefill: bool | None
+    preemption: PreemptionChoice
+    pipeline_depth: int
+    check_pages: bool
+
+
+class LLMOptions(RestartOptions, total=False):
+    """Keyword arguments of `LLM` beside `policy` and `profile`, which it also takes as objects."""
+
+    dtype: DTypeChoice
+    load_format: LoadFormatChoice
+    max_model_len: int | None
+    generation_config: str
+    kv_tokens: int | None
+    gpu_memory_utilization: float
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    layers_per_step: int | None
+    transfer_parts: int
+    attention: AttentionChoice
+    compilation_cache: bool
+
+
+class EngineOptions(LLMOptions, total=False):
+    """All options of the engine as plain values: what a command line or a TOML table gives."""
+
+    policy: str
+    profile: str | None
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All sections."""
+    """All groups."""
 
     model: ModelOptions
     cache: CacheOptions
-    scheduler: SchedulerOptions
-    runner: RunnerOptions
+    scheduling: SchedulingOptions
+    advanced: AdvancedOptions
 
     @classmethod
-    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Sections from flat options. Raises `ConfigError` for unknown names and values out of range."""
-        known = {name.name for section in SECTIONS for name in fields(section)}
-        unknown = sorted(set(flags) - known)
-        if unknown:
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Groups from flat options. Raises `ConfigError` for unknown names, wrong types and values out of range."""
+        known = [f.name for group in GROUPS.values() for f in fields(group)]
+        if unknown := sorted(set(options) - set(known)):
             raise ConfigError(
                 "no such option",
-                got=", ".join(name + nearest(name, list(known)) for name in unknown),
+                got=", ".join(name + nearest(name, known) for name in unknown),
                 fix=f"the options are {', '.join(sorted(known))}",
             )
-        config = cls(
-            _section(ModelOptions, flags),
-            _section(CacheOptions, flags),
-            _section(SchedulerOptions, flags),
-            _section(RunnerOptions, flags),
-        )
+        config = cls(**{name: _group(group, options) for name, group in GROUPS.items()})
         config._check()
         return config
 
     def _check(self) -> None:
-        cache, scheduler, runner = self.cache, self.scheduler, self.runner
+        cache, scheduling, advanced = self.cache, self.scheduling, self.advanced
         for name, value, least in (
             ("page_size", cache.page_size, 1),
             ("kv_tokens", cache.kv_tokens, cache.page_size),
             ("swap_space", cache.swap_space, 0),
             ("max_model_len", self.model.max_model_len, 2),
-            ("max_num_seqs", scheduler.max_num_seqs, 1),
-            ("max_chunk_tokens", scheduler.max_chunk_tokens, 1),
-            ("layers_per_step", runner.layers_per_step, 1),
-            ("transfer_parts", runner.transfer_parts, 1),
+            ("max_num_seqs", scheduling.max_num_seqs, 1),
+            ("max_chunk_tokens", scheduling.max_chunk_tokens, 1),
+            ("layers_per_step", advanced.layers_per_step, 1),
+            ("transfer_parts", advanced.transfer_parts, 1),
         ):
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
@@ -147,49 +182,42 @@ class EngineConfig:
             raise ConfigError(
                 "gpu_memory_utilization is a share", got=cache.gpu_memory_utilization, fix="more than 0, at most 1"
             )
-        if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        if scheduling.max_num_batched_tokens < scheduling.max_num_seqs:
             raise ConfigError(
                 "a step has to hold a token of every running sequence",
-                got=f"max_num_batched_tokens={scheduler.max_num_batched_tokens}, max_num_seqs={scheduler.max_num_seqs}",
+                got=f"max_num_batched_tokens={scheduling.max_num_batched_tokens}, max_num_seqs={scheduling.max_num_seqs}",
                 fix="raise the first or lower the second",
             )
-        if runner.pipeline_depth not in (0, 1):
-            raise ConfigError("pipeline_depth is 0 or 1", got=runner.pipeline_depth, fix="choose one of them")
+        if advanced.pipeline_depth not in (0, 1):
+            raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
 
 
-def flag_fields() -> list[tuple[Field[Any], type]]:
-    """Every option with its type (without None), in order."""
-    return [field for section in SECTIONS for field in section_fields(section)]
+GROUPS: dict[str, type] = get_type_hints(EngineConfig)
+"""The groups by their names in `EngineConfig`."""
 
 
-def section_fields(section: type) -> list[tuple[Field[Any], type]]:
-    """The options of one section with their types (without None; a tuple is `tuple`), in order."""
-    return [(f, _plain_type(section, f.name)) for f in fields(section)]
+def without_none(hint: Any) -> Any:
+    """`int` of `int | None`; any other type as it is."""
+    arguments = get_args(hint)
+    return arguments[0] if NoneType in arguments else hint
 
 
-def _plain_type(section: type, name: str) -> type:
-    hint = get_type_hints(section)[name]
-    if get_origin(hint) is tuple:
-        return tuple
-    return next((arg for arg in get_args(hint) if arg is not type(None)), hint)
+def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
+    """One group of the flat options, its types and choices checked."""
+    found = group(**{f.name: options[f.name] for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
+    for name, hint in get_type_hints(group).items():
+        _check_type(name, getattr(found, name), hint)
+    return found
 
 
-def _section[S](section: type[S], flags: Mapping[str, Any]) -> S:
-    """One section of the flat options, its types and choices checked."""
-    options = section(**{f.name: flags[f.name] for f in fields(section) if f.name in flags})  # pyright: ignore[reportArgumentType]
-    _check_types(options)
-    return options
-
-
-def _check_types(section: Any) -> None:
-    for f in fields(section):
-        value, wanted, choices = getattr(section, f.name), _plain_type(type(section), f.name), f.metadata["choices"]
-        if value is None and f.default is None:
-            continue
-        fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
-        if not fits or (wanted is not bool and isinstance(value, bool)):
-            raise ConfigError(
-                f"{f.name} has the wrong type", got=repr(value), fix=f"give a value of type {wanted.__name__}"
-            )
-        if choices and value not in choices:
-            raise ConfigError(f"{f.name} is one of {', '.join(choices)}", got=repr(value), fix="choose one of them")
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    if value is None and NoneType in get_args(hint):
+        return
+    wanted = without_none(hint)
+    choices = get_args(wanted)
+    kind = str if choices else wanted
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{name} has the wrong type", got=repr(value), fix=f"give a value of type {kind.__name__}")
+    if choices and value not in choices:
+        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=repr(value), fix="choose one of them")

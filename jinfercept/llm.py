@@ -12,7 +12,7 @@ from jinfercept.chat.function_tools import ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import Prompt, make_requests
-from jinfercept.config import EngineConfig
+from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.engine.streaming import Stream, serve
@@ -52,7 +52,7 @@ class LLM:
         policy: instead of one by name; see `sched.policy`.
         profile: what steps and transfers cost, instead of one by name or a measurement.
         progress: called with (what, done, total) while starting.
-        flags: the options of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
+        options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
 
     Attributes:
         model: the model.
@@ -74,11 +74,11 @@ class LLM:
         policy: Policy | str | None = None,
         profile: Profile | str | Path | None = None,
         progress: Progress | None = None,
-        **flags: Any,
+        **options: Unpack[LLMOptions],
     ) -> None:
-        given = {"params": params, "tokenizer": tokenizer, "policy": policy, "profile": profile, **flags}
+        given = {"params": params, "tokenizer": tokenizer, "policy": policy, "profile": profile, **options}
         if not isinstance(model, EngineSetup):
-            model = set_up(model, progress=progress or silent, **given)
+            model = set_up(model, progress=progress or silent, **given)  # pyright: ignore[reportArgumentType] # as declared
         elif any(value is not None for value in given.values()):
             raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
         self.engine = EngineHost(model)
@@ -126,7 +126,9 @@ class LLM:
         """The parameters of a prompt that brings none: vLLM's defaults, under those of `generation_config.json`."""
         return SamplingParams(**self.sampling_defaults)
 
-    def restart(self, policy: Policy | str | None = None, record: Recorder | None = None, **flags: Any) -> None:
+    def restart(
+        self, policy: Policy | str | None = None, record: Recorder | None = None, **options: Unpack[RestartOptions]
+    ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
         That mends an engine that failed too. A call that raises changes nothing.
@@ -134,15 +136,14 @@ class LLM:
         Args:
             policy: by name, or one of your own; the name chosen last by default.
             record: makes an observer of the scheduler.
-            flags: any of `estimator`, `pipeline_depth`, `max_chunk_tokens`, `chunked_prefill`, `preemption`, `swap_space`,
-                `enable_prefix_caching`, `seed` and `check_pages`; the others keep their values.
+            options: of `RestartOptions`; the others keep their values.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, or out of range; `policy` or the value that `record`
                 returns has not the shape that it should have.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self.engine.restart(policy, record, flags)
+        self.engine.restart(policy, record, options)
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart` does: the old pages are empty.

@@ -1,77 +1,122 @@
 """Options: one source for the keyword arguments, the flags and their checks."""
 
-import argparse
+import inspect
 import math
-from dataclasses import FrozenInstanceError, asdict, fields
-from typing import Any
+from dataclasses import FrozenInstanceError, asdict, dataclass, fields
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from jinfercept.cli.flags import add_flags
-from jinfercept.config import SECTIONS, EngineConfig, flag_fields
+from jinfercept.cli.options import engine_flags, group_flags, parse
+from jinfercept.config import GROUPS, EngineConfig, EngineOptions, LLMOptions, RestartOptions, without_none
 from jinfercept.errors import ConfigError
+from jinfercept.llm import LLM
 from jinfercept.pallas.attention import IMPLEMENTATIONS
+from jinfercept.server.options import ServerOptions
 
-NAMES = [field.name for field, _ in flag_fields()]
+OPTIONS = {field.name: field for group in GROUPS.values() for field in fields(group)}
+HINTS = {name: hint for group in GROUPS.values() for name, hint in get_type_hints(group).items()}
 
 
-def parsed(*arguments: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Engine:
+    """A command that has the engine's flags alone."""
+
+    given: Annotated[EngineOptions, engine_flags()]
+
+
+def parsed(*arguments: str) -> EngineOptions:
     """What the command line makes of its arguments."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_flags(parser)
-    return vars(parser.parse_args(arguments))
+    return parse(Engine, "engine", "", arguments).given
 
 
 def mistake(**flags: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig.from_flags(flags)
+        EngineConfig.from_options(flags)
     error = caught.value
     assert str(error) == f"{error.what}; got {error.got}; fix: {error.fix}"
     assert error.fix
     return error
 
 
-def test_every_field_is_a_flag_of_the_same_name_and_no_name_is_used_twice() -> None:
-    assert [field.name for section in SECTIONS for field in fields(section)] == NAMES
-    assert len(set(NAMES)) == len(NAMES)
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    actions = [action for action in parser._actions if action.dest != "help"]
-    assert [action.dest for action in actions] == NAMES
-    assert [action.option_strings[0] for action in actions] == ["--" + name.replace("_", "-") for name in NAMES]
+def test_keyword_arguments_have_the_names_and_the_types_of_the_options() -> None:
+    assert get_type_hints(EngineOptions) == HINTS
+    assert sum(len(fields(group)) for group in GROUPS.values()) == len(HINTS)
+    keywords = {*get_type_hints(LLMOptions), *inspect.signature(LLM).parameters}
+    assert {*HINTS} <= keywords
+    assert {*get_type_hints(RestartOptions)} < {*HINTS}
 
 
-def test_every_option_has_a_help_text_and_a_default_among_its_choices() -> None:
-    for field, _ in flag_fields():
+def test_every_option_is_a_flag_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parsed("--help")
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    places = [shown.index(f"{name} options") for name in GROUPS]
+    assert list(GROUPS) == ["model", "cache", "scheduling", "advanced"]
+    assert places == sorted(places)
+    for group, begin, end in zip(GROUPS.values(), places, [*places[1:], None], strict=True):
+        for field in fields(group):
+            assert f"--{field.name.replace('_', '-')}" in shown[begin:end]
+            assert field.metadata["help"] in shown[begin:end]
+            assert field.default is None or f"(default: {field.default})" in shown[begin:end]
+
+
+def test_every_option_has_a_help_text_and_a_default_of_its_type() -> None:
+    for name, field in OPTIONS.items():
         assert field.metadata["help"]
-        assert not field.metadata["choices"] or field.default in field.metadata["choices"]
+        choices = get_args(without_none(HINTS[name]))
+        assert not choices or field.default in choices
 
 
 def test_every_implementation_of_attention_can_be_chosen() -> None:
-    [choices] = [field.metadata["choices"] for field, _ in flag_fields() if field.name == "attention"]
-    assert {*choices} == {"auto", *IMPLEMENTATIONS}
+    assert {*get_args(HINTS["attention"])} == {"auto", *IMPLEMENTATIONS}
 
 
 def test_without_flags_the_defaults_hold_on_both_ways() -> None:
-    assert list(asdict(EngineConfig.from_flags({})).values()) == [asdict(section()) for section in SECTIONS]
+    assert list(asdict(EngineConfig.from_options({})).values()) == [asdict(group()) for group in GROUPS.values()]
     assert parsed() == {}
 
 
-def test_every_flag_arrives_in_its_section_with_its_type() -> None:
-    for field, kind in flag_fields():
-        name = "--" + field.name.replace("_", "-")
-        samples = {int: 1, float: 0.5, bool: not field.default, str: (*field.metadata["choices"], "word")[0]}
-        value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64}.get(field.name, samples[kind])
-        arguments = ([name] if value else ["--no-" + name[2:]]) if kind is bool else [name, str(value)]
-        assert parsed(*arguments) == {field.name: value}
-        sections = asdict(EngineConfig.from_flags(parsed(*arguments))).values()
-        assert [section[field.name] for section in sections if field.name in section] == [value]
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_flag_arrives_in_its_group_with_its_type(name: str) -> None:
+    flag, kind, default = f"--{name.replace('_', '-')}", without_none(HINTS[name]), OPTIONS[name].default
+    samples = {int: 1, float: 0.5, bool: not default, str: "word"}
+    sample = samples[kind] if kind in samples else get_args(kind)[0]
+    value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64}.get(name, sample)
+    arguments = ([flag] if value else ["--no-" + flag[2:]]) if kind is bool else [flag, str(value)]
+    assert parsed(*arguments) == {name: value}
+    groups = asdict(EngineConfig.from_options(parsed(*arguments))).values()
+    assert [group[name] for group in groups if name in group] == [value]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--block-size", "32"], {"page_size": 32}),
+        (["--enable-chunked-prefill"], {"chunked_prefill": True}),
+        (["--no-enable-chunked-prefill"], {"chunked_prefill": False}),
+        (["--no-chunked-prefill"], {"chunked_prefill": False}),
+        (["--swap-space=0"], {"swap_space": 0.0}),
+    ],
+)
+def test_flags_have_the_names_that_vllm_gives_them(arguments: list[str], options: dict[str, Any]) -> None:
+    assert parsed(*arguments) == options
+
+
+def test_a_flag_that_repeats_replaces_the_default() -> None:
+    @dataclass(frozen=True)
+    class Server:
+        given: Annotated[dict[str, Any], group_flags("server", ServerOptions)]
+
+    assert parse(Server, "server", "", []).given == {}
+    methods = ["--allowed-methods", "GET", "--allowed-methods", "PUT"]
+    assert parse(Server, "server", "", methods).given == {"allowed_methods": ("GET", "PUT")}
 
 
 def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
     error = mistake(kv_token=64, polcy="swap", page_size=16)
     assert error.got == "kv_token (did you mean 'kv_tokens'?), polcy (did you mean 'policy'?)"
-    assert all(name in error.fix for name in NAMES)
+    assert all(name in error.fix for name in OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +137,7 @@ def test_a_value_that_is_too_small_is_refused_with_the_least_that_works(name: st
     assert error.what == f"{name} is too small"
     assert error.got is value
     assert error.fix == f"at least {least}"
-    EngineConfig.from_flags({name: least})
+    EngineConfig.from_options({name: least})
 
 
 @pytest.mark.parametrize(
@@ -123,12 +168,12 @@ def test_a_value_outside_the_choices_is_refused() -> None:
 
 
 def test_whole_numbers_are_floats_and_none_is_a_default() -> None:
-    assert EngineConfig.from_flags({"swap_space": 2}).cache.swap_space == 2
-    assert EngineConfig.from_flags({"kv_tokens": None}).cache.kv_tokens is None
+    assert EngineConfig.from_options({"swap_space": 2}).cache.swap_space == 2
+    assert EngineConfig.from_options({"kv_tokens": None}).cache.kv_tokens is None
 
 
 def test_sections_are_frozen() -> None:
-    config = EngineConfig.from_flags({})
+    config = EngineConfig.from_options({})
     with pytest.raises(FrozenInstanceError):
         config.cache.page_size = 8  # pyright: ignore
 

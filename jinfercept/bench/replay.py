@@ -91,8 +91,8 @@ def replay(
     clock, recordings = RealClock(), list[Recording]()
 
     def record(kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-        asked = ESTIMATORS[config.scheduler.estimator]()
-        run = {"policy": policy, "estimator": config.scheduler.estimator, "profile": profile.name}
+        asked = ESTIMATORS[config.scheduling.estimator]()
+        run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
         recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
         return recordings[0], recordings[0].estimator
 
@@ -111,9 +111,9 @@ def replay(
         endpoints,
         clock,
         threading.Event(),
-        depth=config.runner.pipeline_depth,
+        depth=config.advanced.pipeline_depth,
         vocab_size=setup.model.config.vocab_size,
-        check=config.runner.check_pages,
+        check=config.advanced.check_pages,
         observe=recordings[0].after(accounts) if recordings else accounts,
     )
     started_s = time.thread_time()
@@ -148,7 +148,7 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
     return Simulation(
         setup.machine.profile,
         policy,
-        config.scheduler.estimator,
+        config.scheduling.estimator,
         duration_s,
         kv_tokens=plan.kv_tokens,
         host_tokens=plan.host_tokens,
@@ -156,11 +156,11 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
         max_num_seqs=shape.max_num_seqs,
         max_model_len=shape.max_model_len,
         buckets=shape.buckets,
-        chunk_tokens=config.scheduler.max_chunk_tokens,
+        chunk_tokens=config.scheduling.max_chunk_tokens,
         prefix_caching=config.cache.enable_prefix_caching,
-        depth=config.runner.pipeline_depth,
-        chunked_prefill=config.scheduler.chunked_prefill,
-        preemption=config.scheduler.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
+        depth=config.advanced.pipeline_depth,
+        chunked_prefill=config.scheduling.chunked_prefill,
+        preemption=config.scheduling.preemption,
         overlaps=True,
         host_s=host_s,
     )

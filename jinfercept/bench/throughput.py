@@ -7,12 +7,15 @@ stops at their first tokens; then the same prompts, whose pages are kept, decode
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Token
-from jinfercept.llm import LLM
-from jinfercept.request import SamplingParams
+from jinfercept.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jinfercept.llm import LLM
 
 ROUNDS = 3
 """Times that a cell is measured; the fastest counts, since disturbances only add time."""
@@ -49,8 +52,8 @@ class ThroughputWork(NamedTuple):
     contexts: Sequence[int]
     new_tokens: int
 
-    def engine_flags(self, page_size: int) -> dict[str, Any]:
-        """Options of the smallest `LLM` for the work: all pages of the largest cell fit into its pool."""
+    def engine_options(self, page_size: int) -> LLMOptions:
+        """Options of the smallest `LLM` for the work: all pages of the largest cell fit into the pool."""
         longest = self.contexts[-1] + self.new_tokens
         pages = -(-longest // page_size) + 1
         return {
@@ -62,12 +65,12 @@ class ThroughputWork(NamedTuple):
 
 
 def measure(
-    llm: LLM, work: ThroughputWork, progress: Callable[[int, int], None] = lambda done, total: None
+    llm: "LLM", work: ThroughputWork, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Cell]:
     """Measure every cell; starts the engine over again and again, so it must be idle.
 
     Args:
-        llm: started with `work.engine_flags`; its options for prefix caching must be on.
+        llm: started with `work.engine_options`; its options for prefix caching must be on.
         work: the cells.
         progress: called with the numbers of finished and of all cells.
 
@@ -101,7 +104,7 @@ def decode_rate(times_s: Sequence[Sequence[float]]) -> float:
     return sum(start < at <= end for times in times_s for at in times) / (end - start)
 
 
-def _cell(llm: LLM, batch: int, context: int, new_tokens: int) -> Cell:
+def _cell(llm: "LLM", batch: int, context: int, new_tokens: int) -> Cell:
     """The best of some rounds, each with prompts of its own."""
     began_s, rounds = time.perf_counter(), list[tuple[float, float]]()
     while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < TIMEOUT_S):
@@ -117,7 +120,7 @@ def _prompt(rng: random.Random, length: int, vocab_size: int) -> dict[str, Any]:
     return {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(length)]}
 
 
-def _times(llm: LLM, prompts: list[dict[str, Any]], new_tokens: int) -> list[list[float]]:
+def _times(llm: "LLM", prompts: list[dict[str, Any]], new_tokens: int) -> list[list[float]]:
     """Seconds from now to each of every request's tokens."""
     times: dict[str, list[float]] = {}
 

@@ -1,11 +1,14 @@
 """`jinfercept bench decisions`: the tables of decision records. Imports no JAX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from jinfercept.cli.options import Files, Maybe
+from jinfercept.errors import ConfigError
 from jinfercept.sim.calibration import calibration_plot
 from jinfercept.sim.decision_summary import load_records, summary
 from jinfercept.sim.plots import check_drawing
@@ -14,31 +17,41 @@ from jinfercept.sim.reports import check_outputs, write_all, write_json
 from jinfercept.sim.tables import number_text, show
 
 
-def decisions(files: Sequence[str], *, json_path: str | None, plot_path: str | None) -> int:
-    """Run the command; returns the exit status.
+@dataclass(frozen=True)
+class Decisions:
+    """The command."""
 
-    A file that is not there stands for those that several runs have written in its place.
+    files: Files
+    """what --decisions has written; a file that is not there: those that several runs have written in its place"""
+    json: Maybe[str] = None
+    """write the tables to this file"""
+    plot: Maybe[str] = None
+    """draw calibration and waste into this file"""
 
-    Raises `ConfigError` for files that are not there or cannot be written."""
-    check_outputs((("--json", json_path), ("--plot", plot_path)))
-    if plot_path is not None:
-        check_drawing(plot_path)
-    files = [found for path in files for found in files_of(path)]
-    records = [load_records(path) for path in files]
-    found = [summary(one) for one in records]
-    for path, one in zip(files, found, strict=True):
-        run = {key: value for key, value in one["run"].items() if isinstance(value, str | int | float)}
-        says = ", ".join(f"{key} {value}" for key, value in run.items() if key not in ("type", "version"))
-        Console().print(f"\n[bold]{path}[/bold]: {says}; {one['unreturned']} interceptions did not return")
-        for table in tables(one):
-            show(table)
-    writers: dict[str, Callable[[], object]] = {}
-    if json_path is not None:
-        writers[json_path] = lambda: write_json(json_path, found)
-    if plot_path is not None:
-        writers[plot_path] = lambda: calibration_plot(records, plot_path)
-    write_all(writers)
-    return 0
+    def run(self) -> int:
+        """Print tables; returns 0. Raises `ConfigError` for files that are not there or cannot be written."""
+        if not self.files:
+            raise ConfigError("there is nothing to read", got="no FILE", fix="name what --decisions has written")
+        json_path, plot_path = self.json, self.plot
+        check_outputs((("--json", json_path), ("--plot", plot_path)))
+        if plot_path is not None:
+            check_drawing(plot_path)
+        files = [found for path in self.files for found in files_of(path)]
+        records = [load_records(path) for path in files]
+        found = [summary(one) for one in records]
+        for path, one in zip(files, found, strict=True):
+            values = {key: value for key, value in one["run"].items() if isinstance(value, str | int | float)}
+            shown = ", ".join(f"{key} {value}" for key, value in values.items() if key not in ("type", "version"))
+            Console().print(f"\n[bold]{path}[/bold]: {shown}; {one['unreturned']} interceptions did not return")
+            for table in tables(one):
+                show(table)
+        writers: dict[str, Callable[[], object]] = {}
+        if json_path is not None:
+            writers[json_path] = lambda: write_json(json_path, found)
+        if plot_path is not None:
+            writers[plot_path] = lambda: calibration_plot(records, plot_path)
+        write_all(writers)
+        return 0
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:

@@ -1,4 +1,4 @@
-"""The main job, to watch: SmolLM2 solves word problems with a calculator and a slow price list, under every policy.
+"""`jinfercept demo`: SmolLM2 solves word problems with a calculator and a slow price list, under every policy.
 
 The examples in the prompt teach the model to write `<<48/2=`, which calls the calculator, and `<<price pencil=`, which asks a
 shop that takes its time. All problems run together in a KV pool too small for them, so that paused contexts are in the way.
@@ -8,7 +8,8 @@ import ast
 import operator
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,11 +19,13 @@ from rich.table import Table
 from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Resumed
-from jinfercept.llm import LLM
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.request import RequestOutput, SamplingParams, Tool
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.startup.progress import StartDisplay
+
+if TYPE_CHECKING:
+    from jinfercept.llm import LLM
 
 POLICIES = ("discard", "improved_discard", "preserve", "swap", "copy_ahead")
 KV_TOKENS = 960
@@ -118,11 +121,45 @@ def prompts(number: int) -> list[str]:
     return [f"Sheet {i + 1}\n\n{EXAMPLES}Q: {QUESTIONS[i % len(QUESTIONS)]}\nA:" for i in range(number)]
 
 
-def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int:
-    """Run the demo; returns 0 if every policy gave the same tokens."""
-    if num_requests < 1:
-        raise ConfigError("the demo needs a problem to solve", got=num_requests, fix="--requests 14")
-    console = Console()
+@dataclass(frozen=True)
+class Demo:
+    """The command."""
+
+    requests: int = 12
+    """word problems"""
+    slow_s: float = 1.5
+    """seconds that the slow tool takes"""
+    show: int = 2
+    """answers to print"""
+
+    def run(self) -> int:
+        """Run the demo; returns 0 if every policy gave the same tokens."""
+        if self.requests < 1:
+            raise ConfigError("the demo needs a problem to solve", got=self.requests, fix="--requests 14")
+        console = Console()
+        runs = _run_all(self.requests, self.slow_s, console)
+        reference = next(iter(runs.values())).outputs
+        for output in reference[: self.show]:
+            question = (output.prompt or "").rsplit("Q: ", 1)[-1].removesuffix("\nA:")
+            console.print(f"[bold]{escape(question)}[/bold]{escape(output.outputs[0].text)}")
+        console.print(_table(runs))
+        different = [
+            f"{name}: request {i}"
+            for name, run in runs.items()
+            for i, (ours, theirs) in enumerate(zip(run.outputs, reference, strict=True))
+            if ours.outputs[0].token_ids != theirs.outputs[0].token_ids
+        ]
+        if different:
+            console.print(f"[red]different tokens[/red] than under {next(iter(runs))}: {', '.join(different)}")
+            return 1
+        console.print("identical tokens under all policies")
+        return 0
+
+
+def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:
+    """The runs by policy, on one model."""
+    from jinfercept.llm import LLM
+
     fetch(console.print)  # says what it waits for, which loading would not
     with (
         start_log(),
@@ -132,26 +169,10 @@ def demo(num_requests: int = 12, slow_s: float = 1.5, num_shown: int = 2) -> int
         ) as llm,
     ):
         display.close()
-        runs = {name: _run(llm, name, num_requests, slow_s, console) for name in POLICIES}
-    reference = next(iter(runs.values())).outputs
-    for output in reference[:num_shown]:
-        question = (output.prompt or "").rsplit("Q: ", 1)[-1].removesuffix("\nA:")
-        console.print(f"[bold]{escape(question)}[/bold]{escape(output.outputs[0].text)}")
-    console.print(_table(runs))
-    different = [
-        f"{name}: request {i}"
-        for name, run in runs.items()
-        for i, (ours, theirs) in enumerate(zip(run.outputs, reference, strict=True))
-        if ours.outputs[0].token_ids != theirs.outputs[0].token_ids
-    ]
-    if different:
-        console.print(f"[red]different tokens[/red] than under {next(iter(runs))}: {', '.join(different)}")
-        return 1
-    console.print("identical tokens under all policies")
-    return 0
+        return {name: _run(llm, name, num_requests, slow_s, console) for name in POLICIES}
 
 
-def _run(llm: LLM, policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
+def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
     """All problems at once under one policy, with a live line of what they are doing."""
     llm.restart(policy=policy)
     tools = [

@@ -4,14 +4,19 @@ Two studies. One context alone, where the cost of knowing can be computed; and w
 estimator, on all kinds of requests and on those with long calls only, beside an oracle and oracles that are wrong.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
+from tyro import conf
 
-from jinfercept.cli.simulate import check_policies, exit_status, load
+from jinfercept.cli.options import Maybe, Several
+from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, load
+from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.sim.distributions import Like
@@ -31,46 +36,71 @@ PARTS = ("preserve", "recompute", "stall", "fetch")
 """What waste is made of, as in a simulation's report."""
 
 
-def study(
-    *,
-    trace: str | None,
-    like: Like,
-    profile: str,
-    policies: Sequence[str],
-    rate: float,
-    duration: float,
-    seed: int,
-    kv_tokens: int,
-    host_tokens: int,
-    jobs: int,
-    json_path: str | None,
-    plot_path: str | None,
-) -> int:
-    """Run the command; returns the exit status. Raises `ConfigError` before the work begins if the options make no sense."""
-    machine = load_profile(profile)
-    check_policies(listed(policies))
-    check_least("--jobs", jobs, 1)
-    check_outputs((("--json", json_path), ("--plot", plot_path)))
-    if plot_path is not None:
-        check_drawing(plot_path)
-    runs = [
-        SweepRun(Simulation(machine, policy, estimator, duration, kv_tokens=kv_tokens, host_tokens=host_tokens), coming)
-        for name, kinds in KINDS.items()
-        for coming in [load(name, source(kinds, trace, like), rate, duration, seed)]
-        for policy in listed(policies)
-        for estimator in SIMULATED_ESTIMATORS
-    ]
-    single = single_request(machine)
-    show(single_request_table(single))
-    reports = with_regret(sweep(runs, jobs, Console(stderr=True)))
-    show(table(reports))
-    writers: dict[str, Callable[[], object]] = {}
-    if json_path is not None:
-        writers[json_path] = lambda: write_json(json_path, {"single_request": single, "simulated": reports})
-    if plot_path is not None:
-        writers[plot_path] = lambda: draw(plot_path, panels(reports))
-    write_all(writers)
-    return exit_status(reports)
+@dataclass(frozen=True)
+class Estimators:
+    """The command."""
+
+    trace: Maybe[str] = None
+    """scripts to draw from, a JSON line each (default: generated ones)"""
+    like: Like = "trace"
+    """statistics if generated"""
+    profile: str = "paper-gptj-6b-a100"
+    """a named profile, or a JSON file"""
+    policy: Annotated[Several, conf.arg(help=f"{POLICY_NAMES} (default: min_waste and copy_ahead)")] = ()
+    rate: float = 3.5
+    """requests per second"""
+    duration: float = 300.0
+    """seconds of arrivals"""
+    seed: int = 0
+    """seed of the arrivals"""
+    kv_tokens: int = 53_000
+    """device pool"""
+    host_tokens: int = 300_000
+    """host pool"""
+    jobs: int = os.cpu_count() or 1
+    """processes at a time"""
+    json: Maybe[str] = None
+    """write both studies to this file"""
+    plot: Maybe[str] = None
+    """draw waste and latency into this file"""
+
+    def run(self) -> int:
+        """Run both studies; returns the exit status. Raises `ConfigError` before they begin if the options make no sense."""
+        json_path, plot_path = self.json, self.plot
+        machine = load_profile(self.profile)
+        policies = listed(self.policy or ("min_waste", "copy_ahead"))
+        check_policies(policies)
+        check_least("--jobs", self.jobs, 1)
+        check_outputs((("--json", json_path), ("--plot", plot_path)))
+        if plot_path is not None:
+            check_drawing(plot_path)
+        runs = self._runs(machine, policies)
+        single = single_request(machine)
+        show(single_request_table(single))
+        reports = with_regret(sweep(runs, self.jobs, Console(stderr=True)))
+        show(table(reports))
+        writers: dict[str, Callable[[], object]] = {}
+        if json_path is not None:
+            writers[json_path] = lambda: write_json(json_path, {"single_request": single, "simulated": reports})
+        if plot_path is not None:
+            writers[plot_path] = lambda: draw(plot_path, panels(reports))
+        write_all(writers)
+        return exit_status(reports)
+
+    def _runs(self, machine: Profile, policies: Sequence[str]) -> list[SweepRun]:
+        """Every combination of workload, policy and estimator."""
+        return [
+            SweepRun(self._simulation(machine, policy, estimator), coming)
+            for name, kinds in KINDS.items()
+            for coming in [load(name, source(kinds, self.trace, self.like), self.rate, self.duration, self.seed)]
+            for policy in policies
+            for estimator in SIMULATED_ESTIMATORS
+        ]
+
+    def _simulation(self, machine: Profile, policy: str, estimator: str) -> Simulation:
+        return Simulation(
+            machine, policy, estimator, self.duration, kv_tokens=self.kv_tokens, host_tokens=self.host_tokens
+        )
 
 
 def source(kinds: Sequence[str], trace: str | None, like: Like) -> Callable[[Random], Callable[[], Script]]:

@@ -4,8 +4,9 @@ Writes a folder: `paper.md` (tables), `paper.csv` (a row for each run) and `pape
 workload at all rates for Figure 2, the waste and the ablation; then each kind of request alone.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -13,7 +14,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from jinfercept.cli.simulate import drawer, exit_status, load, table
+from jinfercept.cli.options import Maybe, Several
+from jinfercept.cli.simulated_loads import drawer, load
+from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile, load_profile
@@ -23,7 +26,7 @@ from jinfercept.sim.paper_results import load_figure
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.reports import check_outputs, write_all, write_csv
 from jinfercept.sim.simulation import BOUNDS, Simulation
-from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
+from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace, load_trace
 
@@ -53,69 +56,84 @@ POOLS: Mapping[str, Pool] = {
 """Of the paper's machines. The paper does not give the pools: 53,000 is an estimate, and tells the size of the cards."""
 
 
-def paper(
-    *,
-    profiles: Sequence[str],
-    reference: str | None,
-    trace: str | None,
-    duration: float,
-    rates: Sequence[str],
-    seed: int,
-    kv_tokens: int | None,
-    jobs: int,
-    out: str,
-) -> int:
-    """Run the command.
+@dataclass(frozen=True)
+class Paper:
+    """The command."""
 
-    Args:
-        profiles: names or files of machines; the first one also plays each kind of request alone.
-        reference: the paper's Figure 2 as a table (`published.load_figure`).
-        trace: requests to draw from; without it they are generated.
-        duration: seconds of arrivals of each run.
-        rates: requests per second, with commas.
-        seed: of the arrivals.
-        kv_tokens: device pool; None: the paper's, or what a profile was derived with.
-        jobs: processes at a time.
-        out: folder to write to; made if it does not exist.
+    profile: Several = ()
+    """a named profile, or a JSON file; the first one also plays each kind of request alone (default: the paper's two)"""
+    reference: Maybe[str] = None
+    """the paper's Figure 2, digitised: a CSV file, to be drawn beside the simulated one"""
+    trace: Maybe[str] = None
+    """scripts to draw from, a JSON line each (default: generated ones)"""
+    duration: float = 200.0
+    """seconds of arrivals of a run"""
+    rate: Several = ()
+    """requests per second (default: 1 to 6, and 8)"""
+    seed: int = 0
+    """seed of the arrivals"""
+    kv_tokens: Maybe[int] = None
+    """device pool (default: the paper's, or the profile's)"""
+    jobs: int = os.cpu_count() or 1
+    """processes at a time"""
+    out: str = "paper"
+    """folder to write paper.md, .csv and .png to; made if it does not exist"""
 
-    Returns:
-        The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+    def run(self) -> int:
+        """Simulate, and write the report.
 
-    Raises:
-        ConfigError: the options make no sense.
-    """
-    check_least("--jobs", jobs, 1)
-    folder = Path(out)
-    check_drawing(folder / "paper.png")
-    figure = load_figure(reference) if reference is not None else {}
-    machines = {machine.name: machine for machine in map(load_profile, listed(profiles))}
-    pools = {name: _pool(machine, kv_tokens) for name, machine in machines.items()}
-    steps = numbers("--rate", rates, float)
-    runs = _runs(machines, pools, trace, duration, steps, seed)
+        Returns:
+            The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+
+        Raises:
+            ConfigError: the options make no sense.
+        """
+        check_least("--jobs", self.jobs, 1)
+        folder = Path(self.out)
+        check_drawing(folder / "paper.png")
+        figure = load_figure(self.reference) if self.reference is not None else {}
+        machines = {machine.name: machine for machine in map(load_profile, listed(self.profile or tuple(POOLS)))}
+        pools = {name: _pool(machine, self.kv_tokens) for name, machine in machines.items()}
+        rates = numbers("--rate", self.rate or DEFAULT_RATES, float)
+        runs = _runs(machines, pools, self.trace, self.duration, rates, self.seed)
+        _make_folder(folder)
+        reports = sweep(runs, self.jobs, Console(stderr=True))
+        for name in machines:
+            print(name)
+            show(table([report for report in reports if (report["profile"], report["workload"]) == (name, "mixed")]))
+        status = exit_status(reports)
+        if status == 130:  # a report that was there stays
+            _write_interrupted(folder, reports)
+            return status
+        studies = [
+            Study(name, [report for report in reports if report["profile"] == name], pool.tokens, pool.source)
+            for name, pool in pools.items()
+        ]
+        source = Path(self.trace).name if self.trace else "generated with the trace's statistics"
+        _write(folder, Summary(studies, figure, source, self.duration, self.seed), reports)
+        return status
+
+
+def _make_folder(folder: Path) -> None:
+    """Raise `ConfigError` if it cannot be made, or the files of the report cannot be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("--out cannot be made", got=f"{out} ({error})", fix="name a folder") from None
+        raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
     names = ("paper.csv", "paper.md", "paper.png", INTERRUPTED_NAME)
     check_outputs(("--out", folder / name) for name in names)
-    reports = sweep(runs, jobs, Console(stderr=True))
-    for name in machines:
-        print(name)
-        show(table([report for report in reports if (report["profile"], report["workload"]) == (name, "mixed")]))
-    status = exit_status(reports)
-    if status == 130:  # a report that was there stays
-        interrupted = folder / INTERRUPTED_NAME
-        write_all({str(interrupted): lambda: write_csv(interrupted, reports)})
-        num_done = sum("error" not in report for report in reports)
-        print(f"interrupted: {num_done} of {len(reports)} runs are done and in {interrupted}")
-        return status
-    studies = [
-        Study(name, [report for report in reports if report["profile"] == name], pools[name].tokens, pools[name].source)
-        for name in machines
-    ]
-    summary = Summary(
-        studies, figure, Path(trace).name if trace else "generated with the trace's statistics", duration, seed
-    )
+
+
+def _write_interrupted(folder: Path, reports: Sequence[Report]) -> None:
+    """Write the runs that are done to a file of their own."""
+    path = folder / INTERRUPTED_NAME
+    write_all({str(path): lambda: write_csv(path, reports)})
+    num_done = sum("error" not in report for report in reports)
+    print(f"interrupted: {num_done} of {len(reports)} runs are done and in {path}")
+
+
+def _write(folder: Path, summary: Summary, reports: Sequence[Report]) -> None:
+    """Write the report: tables, a row for each run, and a picture if there is something to draw."""
     writers: dict[str, Callable[[], object]] = {
         "paper.csv": lambda: write_csv(folder / "paper.csv", reports),
         "paper.md": lambda: (folder / "paper.md").write_text(markdown(summary), encoding="utf-8"),
@@ -125,7 +143,6 @@ def paper(
         writers["paper.png"] = lambda: draw(folder / "paper.png", drawn)
     write_all({str(folder / name): write for name, write in writers.items()})
     print(f"written: {', '.join(str(folder / name) for name in writers)}")
-    return status
 
 
 def _pool(machine: Profile, kv_tokens: int | None) -> Pool:

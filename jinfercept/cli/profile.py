@@ -1,57 +1,65 @@
 """`jinfercept profile`: measure a model on this machine; tables, a JSON file and a picture of what came out."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from jinfercept.cli.options import Maybe, ModelName, Switch, engine_flags
 from jinfercept.cli.profile_plot import WAYS, draw, rows_of
 from jinfercept.cli.start_log import start_log
-from jinfercept.llm import LLM
+from jinfercept.config import EngineOptions
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
-from jinfercept.startup.layer_groups import SLACK, CandidateTiming, tolerated
 from jinfercept.startup.progress import StartDisplay
 
 
-def profile(model: str, *, out: str | None, plot: str | None, quick: bool, **flags: Any) -> int:
-    """Run the command; returns the exit status.
+@dataclass(frozen=True, kw_only=True)
+class MeasureProfile:
+    """The command."""
 
-    Args:
-        model: as for `LLM`.
-        out: JSON file to write.
-        plot: picture to write.
-        quick: measure as little as an engine does that starts without a profile.
-        flags: options of `LLM`.
-    """
-    for path, flag in ((out, "--out"), (plot, "--plot")):
-        if path:
-            check_writable(path, flag)
-    if plot:
-        check_drawing(plot)
-    with (
-        start_log(),
-        StartDisplay() as progress,
-        LLM(model, profile="quick" if quick else "measure", progress=progress, **flags) as llm,
-    ):
-        progress.close()
-        measured, page_size = llm.profile, llm.config.cache.page_size
-    console = Console()
-    if measured.tables["groups"]:
-        console.print(_group_table(measured))
-    console.print(_step_table(measured), _link_table(measured, page_size), _summary(measured))
-    if out:
-        measured.save(out)
-        console.print(f"written to {out}: jinfercept run --profile {out}, jinfercept simulate --profile {out}")
-    if plot:
-        draw(measured, page_size, plot)
-        console.print(f"drawn in {plot}")
-    return 0
+    model: ModelName
+    out: Maybe[str] = None
+    """write the profile to this JSON file; engines on this machine find it without"""
+    plot: Maybe[str] = None
+    """draw steps, fit, residuals and bandwidths into this file"""
+    quick: Switch = False
+    """only what an engine measures that starts without one"""
+    engine: Annotated[EngineOptions, engine_flags("profile")]
+
+    def run(self) -> int:
+        """Measure, and print tables; returns 0."""
+        from jinfercept.llm import LLM
+
+        for path, flag in ((self.out, "--out"), (self.plot, "--plot")):
+            if path:
+                check_writable(path, flag)
+        if self.plot:
+            check_drawing(self.plot)
+        options: EngineOptions = {**self.engine, "profile": "quick" if self.quick else "measure"}
+        with start_log(), StartDisplay() as progress, LLM(self.model, progress=progress, **options) as llm:
+            progress.close()
+            measured, page_size = llm.profile, llm.config.cache.page_size
+        console = Console()
+        if measured.tables["groups"]:
+            console.print(_group_table(measured))
+        console.print(_step_table(measured), _link_table(measured, page_size), _summary(measured))
+        if self.out:
+            measured.save(self.out)
+            flag = f"--profile {self.out}"
+            console.print(f"written to {self.out}: jinfercept run {flag}, jinfercept simulate {flag}")
+        if self.plot:
+            draw(measured, page_size, self.plot)
+            console.print(f"drawn in {self.plot}")
+        return 0
 
 
 def _group_table(profile: Profile) -> Table:
     """Candidates for the layers per executable; times are those of the steps named."""
+    from jinfercept.startup.layer_groups import SLACK, CandidateTiming, tolerated
+
     tried = profile.tables["groups"]
     num_buckets = len(tried[0]["steps"])
     turns = [

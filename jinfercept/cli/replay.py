@@ -1,19 +1,23 @@
-"""`jinfercept bench replay`: policies against the real engine in real time, and the simulator's answer beside it."""
+"""`jinfercept bench replay`: policies on the real engine in real time, beside their simulations."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from tyro import conf
 
-from jinfercept.bench.replay import Replayed, at_speed_of, different, replay, resize_host, simulation
-from jinfercept.cli.simulate import drawer, load
+from jinfercept.cli.options import Maybe, ModelName, Several, Switch, engine_flags
+from jinfercept.cli.simulate import SOURCE
+from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.start_log import start_log
+from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sched.policies import check_name
+from jinfercept.sched.policies import SETTINGS, check_name
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
@@ -21,7 +25,10 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
 from jinfercept.sim.tables import check_least, listed, number_text, show
 from jinfercept.startup.progress import StartDisplay
-from jinfercept.startup.start import EngineSetup, set_up
+
+if TYPE_CHECKING:
+    from jinfercept.bench.replay import Replayed
+    from jinfercept.startup.start import EngineSetup
 
 COMPARED: Mapping[str, Callable[[Report], float | None]] = {
     "ms/token": latency_ms,
@@ -35,147 +42,166 @@ COMPARED: Mapping[str, Callable[[Report], float | None]] = {
     "busy s": lambda report: report["step_s"]["measured"],
     "priced s": lambda report: report["step_s"]["priced"],
 }
-"""What is shown of a run, and beside its simulation; `busy s` are the seconds of all steps, `priced s` what the profile says
-of the same steps."""
+"""Columns of the table, for a run and its simulations; `busy s` are the seconds of all steps, `priced s` those that the profile
+predicts for the same steps."""
 
 MOST_LEFT = 0.1
-"""Share of the requests that may be left before the command says that the load is too much."""
+"""Share of unfinished requests above which the command warns that the load is too high."""
 
 SIMULATED = "simulated"
 AT_ITS_SPEED = "at its speed"
-"""What a real run is compared with: the simulation, and the same with steps as slow as they were in the run."""
+"""Simulations beside a real run: with the profile's step times, and with the step times of the run."""
 
 
-def replay_command(
-    model: str,
-    *,
-    trace: str | None,
-    workload: str,
-    policies: Sequence[str],
-    rate: float,
-    duration: float,
-    seed: int,
-    scale_tokens: float,
-    scale_time: float,
-    host_tokens: int | None,
-    simulate: bool,
-    json_path: str | None,
-    records: RecordFiles = NO_RECORDS,
-    **flags: Any,
-) -> int:
-    """Run the command.
+class Played(NamedTuple):
+    """Replays by policy, and their simulations by policy and kind."""
 
-    Args:
-        model: as for `LLM`.
-        trace, workload: where requests are drawn from.
-        policies: each text may hold several, with commas.
-        rate, duration, seed: of the arrivals, before they are scaled.
-        scale_tokens, scale_time: see `scaled`.
-        host_tokens: host pool, instead of the engine's `swap_space`.
-        simulate: play the same in the simulator too, with the engine's profile and at the speed that the run really had.
-        json_path: file to write.
-        records: more of them; with several policies, their names go into the files'.
-        flags: options of `LLM`.
-
-    Returns:
-        The exit status: 1 if two policies gave different tokens.
-
-    Raises:
-        ConfigError: the options make no sense.
-    """
-    names = listed(policies)
-    for name in names:
-        check_name(name)
-    if host_tokens is not None:
-        check_least("--host-tokens", host_tokens, 0)
-    plays = {name: records.of(name) if len(names) > 1 else records for name in names}
-    flags_of = ("--decisions", "--chrome-trace")
-    check_outputs(
-        (("--json", json_path), *(one for play in plays.values() for one in zip(flags_of, play, strict=True)))
-    )
-    drawn = load(trace or workload, drawer(trace, workload, "trace", sys.maxsize), rate, duration, seed)
-    arrivals = scaled(drawn.arrivals, scale_tokens, scale_time)
-    if not arrivals:
-        raise ConfigError("nobody arrives", got=f"{rate:g} requests/s for {duration:g} s", fix="raise one of them")
-    console = Console(stderr=True)
-    with start_log(), StartDisplay() as display:
-        setup = set_up(model, progress=display, policy=names[0], seed=seed, **flags)
-    with closing(setup):
-        _check_lengths(arrivals, setup)
-        if host_tokens is not None:
-            setup = resize_host(setup, host_tokens)
-        runs: dict[str, Replayed] = {}
-        simulated: dict[str, dict[str, Report]] = {}
-        try:
-            _play(setup, plays, arrivals, duration * scale_time, seed, simulate, console, runs, simulated)
-        finally:  # what there is, also if interrupted
-            if runs:
-                _show(runs, simulated)
-                _warn(runs, console)
-                if len(plays) > 1:
-                    name_files(plays[name] for name in runs)
-                if json_path is not None:
-                    parts = [run.report | {"compared": simulated.get(name, {})} for name, run in runs.items()]
-                    write_json(json_path, parts)
-    return int(_tell_differences(runs, console))
+    runs: "dict[str, Replayed]"
+    simulated: dict[str, dict[str, Report]]
 
 
-def _check_lengths(arrivals: Sequence[Arrival], setup: EngineSetup) -> None:
-    longest, most = max(arrival.script.context for arrival in arrivals), setup.memory_plan.max_model_len
-    if longest >= most:
-        raise ConfigError(
-            "a request is too long for this engine",
-            got=f"{longest} tokens",
-            fix=f"below {most}: a smaller --scale-tokens, or more --kv-tokens",
-        )
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """The command."""
+
+    model: ModelName
+    trace: Annotated[Maybe[str], SOURCE] = None
+    """scripts to draw from, a JSON line each"""
+    workload: Annotated[str, SOURCE] = "mixed"
+    """mixed, math, qa, ve, chat, image or tts"""
+    policy: Annotated[Several, conf.arg(help=f"{', '.join(SETTINGS)} (default: copy_ahead)")] = ()
+    rate: float = 1.0
+    """requests per second, before scaling"""
+    duration: float = 60.0
+    """seconds of arrivals, before scaling"""
+    seed: int = 0
+    """of the arrivals, tokens and random weights"""
+    scale_tokens: float = 1.0
+    """multiplies every number of tokens"""
+    scale_time: float = 1.0
+    """multiplies arrivals and calls"""
+    host_tokens: Maybe[int] = None
+    """host pool (default: what --swap-space holds)"""
+    simulate: Switch = False
+    """play the same in the simulator, at the speed of its profile and at the speed of the run, and compare"""
+    json: Maybe[str] = None
+    """write the reports to this file"""
+    records: RecordFiles = NO_RECORDS
+    engine: Annotated[EngineOptions, engine_flags("policy", "seed")]
+
+    def run(self) -> int:
+        """Replay, and print a table.
+
+        Returns:
+            The exit status: 1 if two policies gave different tokens.
+
+        Raises:
+            ConfigError: the options make no sense.
+        """
+        from jinfercept.bench.replay import resize_host
+        from jinfercept.startup.start import set_up
+
+        files = self._record_files()
+        arrivals = self._arrivals()
+        console, played = Console(stderr=True), Played({}, {})
+        options: EngineOptions = {**self.engine, "policy": next(iter(files)), "seed": self.seed}
+        with start_log(), StartDisplay() as display:
+            setup = set_up(self.model, progress=display, **options)
+        with closing(setup):
+            _check_lengths(arrivals, setup)
+            if self.host_tokens is not None:
+                setup = resize_host(setup, self.host_tokens)
+            try:
+                self._play(setup, files, arrivals, console, played)
+            finally:  # what there is, also if interrupted
+                if played.runs:
+                    self._report(played, files, console)
+        return int(_show_differences(played.runs, console))
+
+    def _record_files(self) -> dict[str, RecordFiles]:
+        """Record files by policy; of several policies, with their names in the files'.
+
+        Raises:
+            ConfigError: a policy is unknown, a number too small, or a file cannot be written.
+        """
+        names = listed(self.policy or ("copy_ahead",))
+        for name in names:
+            check_name(name)
+        if self.host_tokens is not None:
+            check_least("--host-tokens", self.host_tokens, 0)
+        files = {name: self.records.of(name) if len(names) > 1 else self.records for name in names}
+        flags = ("--decisions", "--chrome-trace")
+        outputs = (output for own in files.values() for output in zip(flags, own, strict=True))
+        check_outputs((("--json", self.json), *outputs))
+        return files
+
+    def _arrivals(self) -> list[Arrival]:
+        """Scaled. Raises `ConfigError` if there are none."""
+        source = drawer(self.trace, self.workload, "trace", sys.maxsize)
+        drawn = load(self.trace or self.workload, source, self.rate, self.duration, self.seed)
+        arrivals = scaled(drawn.arrivals, self.scale_tokens, self.scale_time)
+        if not arrivals:
+            got = f"{self.rate:g} requests/s for {self.duration:g} s"
+            raise ConfigError("no request arrives", got=got, fix="raise one of them")
+        return arrivals
+
+    def _play(
+        self,
+        setup: "EngineSetup",
+        files: Mapping[str, RecordFiles],
+        arrivals: Sequence[Arrival],
+        console: Console,
+        played: Played,
+    ) -> None:
+        """Replay policies one after another into `played`, and simulate each after its run."""
+        from jinfercept.bench.replay import at_speed_of, replay, simulation
+
+        duration_s = self.duration * self.scale_time
+        write = random_tokens(setup.model.config.vocab_size, self.seed)
+        requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
+        with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
+            for name, records in files.items():
+                run = replay(setup, name, requests, write, duration_s, _shown(progress, name), records)
+                played.runs[name] = run
+                if self.simulate:
+                    asked = simulation(setup, name, duration_s, run.report["host_s"])
+                    played.simulated[name] = {
+                        what: one.run(arrivals, _shown(progress, f"{name}, {what}"))
+                        for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
+                    }
+
+    def _report(self, played: Played, files: Mapping[str, RecordFiles], console: Console) -> None:
+        """Print the table and warnings, and write the files."""
+        _show(played)
+        _warn(played.runs, console)
+        if len(files) > 1:
+            name_files(files[name] for name in played.runs)
+        if self.json is not None:
+            compared = [run.report | {"compared": played.simulated.get(name, {})} for name, run in played.runs.items()]
+            write_json(self.json, compared)
 
 
-def _play(
-    setup: EngineSetup,
-    plays: Mapping[str, RecordFiles],
-    arrivals: Sequence[Arrival],
-    duration_s: float,
-    seed: int,
-    simulate: bool,
-    console: Console,
-    runs: dict[str, Replayed],
-    simulated: dict[str, dict[str, Report]],
-) -> None:
-    """Replay policies one after another into `runs`, and simulate each after its run into `simulated`."""
-    write = random_tokens(setup.model.config.vocab_size, seed)
-    requests = [(at_s, make_request(number, script, write)) for number, (at_s, script) in enumerate(arrivals)]
-    with Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True) as progress:
-        for name, records in plays.items():
-            run = replay(setup, name, requests, write, duration_s, _teller(progress, name), records)
-            runs[name] = run
-            if simulate:
-                asked = simulation(setup, name, duration_s, run.report["host_s"])
-                simulated[name] = {
-                    what: one.run(arrivals, _teller(progress, f"{name}, {what}"))
-                    for what, one in ((SIMULATED, asked), (AT_ITS_SPEED, at_speed_of(run.report, asked)))
-                }
-
-
-def _teller(progress: Progress, what: str) -> Callable[[float, float], None]:
+def _shown(progress: Progress, what: str) -> Callable[[float, float], None]:
+    """A new bar, which the result moves: to (now, end)."""
     task = progress.add_task(what)
     return lambda now, end: progress.update(task, completed=now, total=end)
 
 
-def _show(runs: Mapping[str, Replayed], simulated: Mapping[str, Mapping[str, Report]]) -> None:
+def _show(played: Played) -> None:
     """A row for each policy; below it those of its simulations, and how many times their numbers the real ones are."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("policy", *COMPARED):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for policy, run in runs.items():
+    for policy, run in played.runs.items():
         table.add_row(policy, *(_cell(value(run.report)) for value in COMPARED.values()))
-        for what, report in simulated.get(policy, {}).items():
+        for what, report in played.simulated.get(policy, {}).items():
             pairs = [(value(report), value(run.report)) for value in COMPARED.values()]
             table.add_row(f"  {what}", *(_cell(expected) for expected, _ in pairs))
             table.add_row("  real is", *(_ratio(found, expected) for expected, found in pairs))
     show(table)
-    orders = {"real": {name: run.report for name, run in runs.items()}}
+    orders = {"real": {name: run.report for name, run in played.runs.items()}}
     for what in (SIMULATED, AT_ITS_SPEED):
-        orders[what] = {name: reports[what] for name, reports in simulated.items()}
+        orders[what] = {name: reports[what] for name, reports in played.simulated.items()}
     for what, reports in orders.items():
         ranked = sorted(
             (latency, name) for name, report in reports.items() if (latency := latency_ms(report)) is not None
@@ -184,7 +210,7 @@ def _show(runs: Mapping[str, Replayed], simulated: Mapping[str, Mapping[str, Rep
             print(f"by latency, {what}: {' < '.join(name for _, name in ranked)}")
 
 
-def _warn(runs: Mapping[str, Replayed], console: Console) -> None:
+def _warn(runs: "Mapping[str, Replayed]", console: Console) -> None:
     """Name the policies under which so many were left that latencies say little."""
     for name, run in runs.items():
         left, num_all = run.report["unfinished"], run.report["requests"]
@@ -200,8 +226,10 @@ def _ratio(found: float | None, expected: float | None) -> str:
     return f"×{found / expected:.2f}" if found is not None and expected else "-"
 
 
-def _tell_differences(runs: Mapping[str, Replayed], console: Console) -> bool:
+def _show_differences(runs: "Mapping[str, Replayed]", console: Console) -> bool:
     """Compare every policy's tokens with the first one's; True if any differ."""
+    from jinfercept.bench.replay import different
+
     reference, *others = runs.items()
     found = {name: different(run.streams, reference[1].streams) for name, run in others}
     for name, requests in found.items():
@@ -212,3 +240,13 @@ def _tell_differences(runs: Mapping[str, Replayed], console: Console) -> bool:
     if others and not any(found.values()):
         console.print(f"all {len(runs)} policies gave the same tokens")
     return any(found.values())
+
+
+def _check_lengths(arrivals: Sequence[Arrival], setup: "EngineSetup") -> None:
+    longest, most = max(arrival.script.context for arrival in arrivals), setup.memory_plan.max_model_len
+    if longest >= most:
+        raise ConfigError(
+            "a request is too long for this engine",
+            got=f"{longest} tokens",
+            fix=f"below {most}: a smaller --scale-tokens, or more --kv-tokens",
+        )

@@ -1,4 +1,4 @@
-"""A chat at a terminal: answers as they are written, calls while they run, what became of the context, a few commands.
+"""A chat at a terminal: answers as they are generated, calls while they run, context use of an answer, a few commands.
 
 The answer goes to standard output, everything else to standard error, so that a pipe gets the answers alone.
 """
@@ -39,11 +39,11 @@ class TerminalChat:
     """One conversation.
 
     Args:
-        llm: answers.
-        params: how.
-        system: what the model is told first.
+        llm: the engine that answers.
+        params: sampling parameters of every answer.
+        system: the system message, or None.
         tools, options: as `LLM.chat` takes them.
-        inbox: calls that come there are put to whoever sits at the terminal.
+        inbox: calls that arrive in it are asked at the terminal.
 
     Raises:
         RequestError, ModelError: the model cannot chat, or not with these tools.

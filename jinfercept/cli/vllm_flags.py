@@ -1,20 +1,22 @@
-"""Flags of `vllm serve` for which there is nothing to do here: commands that have them go on, and the log says why.
+"""Flags of `vllm serve` that need nothing here: they are accepted, and the log says why nothing has to be done.
 
 A value that asks for something which cannot be done is refused. Flags that have another name here are refused with that name.
 """
 
-import argparse
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError
 
 
 class Flag(NamedTuple):
-    """One of them.
+    """A flag that needs nothing.
 
     Attributes:
-        why: there is nothing to do.
-        values: at which it asks for nothing; of none: at any. None: it takes no value.
-        short: another way to write it.
+        why: nothing has to be done.
+        values: those that are accepted; empty: any value; None: the flag takes no value.
+        short: its short form.
     """
 
     why: str
@@ -27,18 +29,17 @@ _COMPILED = "everything is compiled at the start, and nothing afterwards"
 
 UNNEEDED = {
     "--enable-auto-tool-choice": Flag("tools are called wherever the model's template knows them"),
-    "--enable-chunked-prefill": Flag("prompts are computed in chunks; --chunked-prefill forces it for every policy"),
     "--enable-prompt-tokens-details": Flag("usage always has them"),
     "--enable-request-id-headers": Flag("every answer has its x-request-id"),
     "--enforce-eager": Flag(_COMPILED),
     "--compilation-config": Flag(_COMPILED, (), "-O"),
     "--async-scheduling": Flag("--pipeline-depth 1 is the default"),
     "--trust-remote-code": Flag("code from a model's repository is never run"),
-    "--disable-log-requests": Flag("what is said in requests is never logged"),
-    "--no-enable-log-requests": Flag("what is said in requests is never logged"),
+    "--disable-log-requests": Flag("the text of requests is never logged"),
+    "--no-enable-log-requests": Flag("the text of requests is never logged"),
     "--disable-log-stats": Flag("statistics are not logged; /metrics has them"),
     "--disable-uvicorn-access-log": Flag("a line for each request is all that is logged"),
-    "--max-log-len": Flag("what is said in requests is never logged", ()),
+    "--max-log-len": Flag("the text of requests is never logged", ()),
     "--uvicorn-log-level": Flag("the log has one level", ()),
     "--disable-frontend-multiprocessing": Flag("a server is one process"),
     "--api-server-count": Flag("a server is one process", ("1",)),
@@ -57,51 +58,56 @@ UNNEEDED = {
     "--chat-template-content-format": Flag("the parts of a text are joined", ("auto", "string")),
     "--response-role": Flag("answers are the assistant's", ("assistant",)),
 }
-"""By their names."""
+"""The flags by name."""
 
 RENAMED = {
-    "--block-size": "--page-size",
     "--num-gpu-blocks-override": "--kv-tokens, in tokens",
     "--kv-offloading-size": "--swap-space",
-    "--no-enable-chunked-prefill": "--no-chunked-prefill",
     "--revision": "part of the model's name: owner/name@revision",
     "--tool-server": "--tools",
 }
-"""What flags that are refused are called here."""
+"""Refused flags, and their names here."""
 
 
-def add_unneeded(parser: argparse.ArgumentParser) -> None:
-    """Take these flags, without showing them in the help; `unneeded` lists what is to be said of those that were given."""
-    for name, flag in UNNEEDED.items():
-        names = [name] if flag.short is None else [name, flag.short]
-        parser.add_argument(*names, action=_Unneeded, nargs=0 if flag.values is None else None)
-    for name in RENAMED:
-        parser.add_argument(name, action=_Renamed, nargs="?")
+_SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None}
 
 
-@final
-class _Unneeded(argparse.Action):
-    """Notes one of them."""
+def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """A command line without these flags, and for each of them a line for the log.
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, "unneeded", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
+    Raises:
+        ConfigError: a flag asks for something that cannot be done, or has another name here.
+    """
+    rest, notes = list[str](), list[str]()
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        if word == "--":
+            rest += [word, *left]
+            break
+        name, value = _split(word)
+        if name in RENAMED:
+            raise ConfigError("a flag has another name here", got=name, fix=RENAMED[name])
+        flag = UNNEEDED.get(name)
+        if flag is None:
+            rest.append(word)
+            continue
+        if flag.values is not None:
+            value = value if value is not None else left.popleft() if left else ""
+            _check_value(name, flag, value)
+        notes.append(f"{name} is not needed: {flag.why}")
+    return rest, tuple(dict.fromkeys(notes))
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        name = self.option_strings[0]
-        flag = UNNEEDED[name]
-        if flag.values and values not in flag.values:
-            wanted = " or ".join(flag.values)
-            raise argparse.ArgumentError(self, f"{flag.why}; got {values}; fix: leave it out, or give {wanted}")
-        told = f"{name} is not needed: {flag.why}"
-        namespace.unneeded = list(dict.fromkeys([*getattr(namespace, "unneeded", ()), told]))
+
+def _split(word: str) -> tuple[str, str | None]:
+    """A flag by its long name, and the value that is written with it, as in `--task=generate`, `-tp=1` and `-O3`."""
+    name, separator, value = word.partition("=")
+    if word.startswith("-O") and name != "-O":
+        name, separator, value = "-O", "=", word[2:]
+    return _SHORT.get(name, name), value if separator else None
 
 
-@final
-class _Renamed(argparse.Action):
-    """Refuses one that has another name."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **more)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        raise argparse.ArgumentError(self, f"here it is {RENAMED[self.option_strings[0]]}")
+def _check_value(name: str, flag: Flag, value: str) -> None:
+    """Raise `ConfigError` if a value asks for something that is not done anyway."""
+    if flag.values and value not in flag.values:
+        raise ConfigError(flag.why, got=f"{name} {value}", fix=f"leave it out, or give {' or '.join(flag.values)}")

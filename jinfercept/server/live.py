@@ -65,7 +65,7 @@ def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
 
 
 def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
-    names = {"model": service.names[0], "policy": service.llm.config.scheduler.policy, "version": __version__}
+    names = {"model": service.names[0], "policy": service.llm.config.scheduling.policy, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(owner))
     about = names | {"shows": "all" if owner is None else "own", "inbox": inbox}
     return about | live_state(stats, texts=service.options.show_texts, tenant=owner)

@@ -1,8 +1,9 @@
-"""What a server is told, once: the fields are the flags of `jinfercept serve`. Imports nothing heavy."""
+"""Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jinfercept.config import option
 from jinfercept.errors import ConfigError
@@ -18,12 +19,12 @@ class ServerOptions:
     """How requests reach the model. Names as in `vllm serve` where the meaning is the same; tuples are flags that repeat."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
-    port: int = option(8000, "0: one that is free; it is printed")
+    port: int = option(8000, "port to listen on; 0: a free one, which is printed")
     uds: str | None = option(None, "path of a Unix socket to listen on instead")
     served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
     api_key: tuple[str, ...] = option(
         (),
-        f"a key that clients have to bring; those of one key share no cached context with others; "
+        f"a key that clients have to bring; clients of one key share no cached context with others; "
         f"/health, /ready, /version, /metrics and the empty page at / need none. Also ${KEY_VARIABLE}",
     )
     operator_key: tuple[str, ...] = option(
@@ -34,16 +35,20 @@ class ServerOptions:
     )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
-    reasoning_parser: str = option("auto", "how the model marks its thinking; auto: as its template shows; none: not")
+    reasoning_parser: str = option(
+        "auto", "how the model marks its reasoning; auto: as its template shows; none: reasoning is text"
+    )
     special_tokens_in_text: bool = option(
         False,
         "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
     )
     tools: tuple[str, ...] = option(
         (),
-        "a file of tools, .toml or .py, that the server runs for requests that ask for them (jinfercept.server_tools)",
+        "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md",
     )
-    max_tool_rounds: int = option(32, "turns whose calls the server runs for one answer, at most; else they are 8")
+    max_tool_rounds: int = option(
+        32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none"
+    )
     max_body_size: int = option(4 * 2**20, "bytes of the largest request body")
     max_prompt_chars: int | None = option(
         None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536"
@@ -52,38 +57,36 @@ class ServerOptions:
         1024,
         "requests that may wait for their turn, each prompt and each of its n answers counted; more are answered 429",
     )
-    response_ttl: float = option(86400.0, "seconds for which a response is stored, for those that go on from it")
+    response_ttl: float = option(
+        86400.0, "seconds for which a response is stored, so that requests can name it as their previous one"
+    )
     max_stored_responses: int = option(
         4096, "responses that are stored; beyond it the key that holds the most loses its oldest"
     )
     max_stored_responses_per_key: int | None = option(None, "responses that are stored for one key; default: all")
-    max_background_responses: int = option(
-        128, "responses of one key that are in the background at a time; more are answered 429"
-    )
+    max_background_responses: int = option(128, "background responses of one key at a time; more are answered 429")
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
-    body_timeout: float = option(60.0, "seconds until its body has to be there")
-    write_timeout: float = option(
-        60.0, "seconds that a client may leave what it is sent unread, before it counts as gone"
-    )
+    body_timeout: float = option(60.0, "seconds until the body of a request has to be there")
+    write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone")
     max_connections: int = option(2048, "connections at once; more are answered 503 and closed")
     max_connections_per_address: int = option(
         512,
-        "those of one client address (IPv6: of one /64); 0: no limit. Loopback and Unix sockets, and so a proxy on this "
-        "machine, are not limited; for a proxy on another machine raise it",
+        "connections of one client address (IPv6: of one /64) at once; 0: no limit. Loopback and Unix sockets, and so a "
+        "proxy on this machine, are not limited; for a proxy on another machine raise it",
     )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
     allowed_origins: tuple[str, ...] = option(
-        (), "an origin whose web pages may use the server (CORS); *: all; default: its own"
+        (), "an origin whose web pages may use the server (CORS); *: all; default: the server's own"
     )
-    allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that they may use")
-    allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that they may send")
-    allow_credentials: bool = option(False, "whether they may send cookies")
+    allowed_methods: tuple[str, ...] = option(("*",), "an HTTP method that web pages of allowed origins may use")
+    allowed_headers: tuple[str, ...] = option(("*",), "an HTTP header that web pages of allowed origins may send")
+    allow_credentials: bool = option(False, "web pages of allowed origins may send cookies")
     show_texts: bool = option(
         False,
-        "the live page at / shows what was said to tools, and the ends of answers: a key its own, an operator all",
+        "the live page at / shows arguments of calls and the ends of answers: to a key its own, to an operator all",
     )
-    log_format: str = option("text", "a line for each request, as key=value or as JSON", ("text", "json"))
+    log_format: Literal["text", "json"] = option("text", "a line for each request, as key=value or as JSON")
 
     def __post_init__(self) -> None:
         for name, least in (

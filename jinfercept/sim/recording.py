@@ -22,7 +22,9 @@ class RecordFiles(NamedTuple):
     """Files to write: decision records, and a Chrome trace. None: not written."""
 
     decisions: str | None = None
+    """write every decision to this file (see `jinfercept bench decisions`)"""
     chrome_trace: str | None = None
+    """write a trace to this file, to be opened in Perfetto"""
 
     def __bool__(self) -> bool:
         return self.decisions is not None or self.chrome_trace is not None

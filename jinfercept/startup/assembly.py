@@ -59,7 +59,7 @@ def assemble(
 ) -> Assembled:
     """An engine under the policy given, or under the one that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
-    estimator = ESTIMATORS[config.scheduler.estimator]()
+    estimator = ESTIMATORS[config.scheduling.estimator]()
     limits = _limits(config, shape)
     build = plan_scheduler(machine.profile, estimator, _chosen(config, policy), limits, page_size)
     kv = KVManager(
@@ -84,13 +84,13 @@ def assemble(
         dispatcher,
         clock,
         wake,
-        depth=config.runner.pipeline_depth,
+        depth=config.advanced.pipeline_depth,
         vocab_size=machine.model_config.vocab_size,
         eos_token_ids=end_token_ids(machine.model_config, tokenizer),
         open_text=_text_opener(tokenizer) if tokenizer else None,
         encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
         seed=config.model.seed,
-        check=config.runner.check_pages,
+        check=config.advanced.check_pages,
         observe=meter.planned,
     )
     return Assembled(engine, dispatcher, meter)
@@ -115,11 +115,11 @@ def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None
 
 def _chosen(config: EngineConfig, policy: Policy | str | None) -> Policy | str:
     """The policy given, or the name of the one that the options choose, which follow a name that is given."""
-    return config.scheduler.policy if policy is None or isinstance(policy, str) else policy
+    return config.scheduling.policy if policy is None or isinstance(policy, str) else policy
 
 
 def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:
-    options = config.scheduler
+    options = config.scheduling
     return SchedulerLimits(
         shape.buckets,
         shape.max_num_seqs,

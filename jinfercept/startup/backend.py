@@ -30,7 +30,7 @@ def prepare_backend(config: EngineConfig) -> None:
         if name not in os.environ:
             os.environ[name] = value
             log.info("set the environment variable %s=%s", name, value)
-    if config.runner.compilation_cache and jax.config.jax_compilation_cache_dir is None:
+    if config.advanced.compilation_cache and jax.config.jax_compilation_cache_dir is None:
         directory = str(cache_directory() / "xla")
         jax.config.update("jax_compilation_cache_dir", directory)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -111,7 +111,7 @@ def plan_memory(
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     asked = cache.kv_tokens
     if asked is None and room.shared:
-        asked = min(DEFAULT_KV_TOKENS, config.scheduler.max_num_seqs * model_config.max_position, fitting // 4)
+        asked = min(DEFAULT_KV_TOKENS, config.scheduling.max_num_seqs * model_config.max_position, fitting // 4)
     elif asked is None:
         asked = fitting
     kv_tokens = asked // page_size * page_size
@@ -121,10 +121,10 @@ def plan_memory(
             got=f"{kv_tokens} tokens of {token_bytes} bytes, {_gib(room.free_bytes)} free, {_gib(reserved)} kept free",
             fix="set kv_tokens to what fits, or use a smaller model or dtype",
         )
-    if kv_tokens < config.scheduler.max_num_seqs * page_size:
+    if kv_tokens < config.scheduling.max_num_seqs * page_size:
         raise ConfigError(
             "the KV pool does not hold a page for every sequence",
-            got=f"{max(0, kv_tokens // page_size)} pages of {page_size} tokens, {config.scheduler.max_num_seqs} sequences",
+            got=f"{max(0, kv_tokens // page_size)} pages of {page_size} tokens, {config.scheduling.max_num_seqs} sequences",
             fix="lower max_num_seqs or page_size, raise kv_tokens, or use a smaller model or dtype",
         )
     limit = min(model_config.max_position, kv_tokens)

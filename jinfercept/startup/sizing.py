@@ -45,7 +45,7 @@ def group_layers(
     The user's number; else one measured now, if the named effort includes that; else the one measured last with the same
     settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
     """
-    num_layers, asked = model.config.num_layers, config.runner.layers_per_step
+    num_layers, asked = model.config.num_layers, config.advanced.layers_per_step
     if asked is not None:
         return Grouping(min(asked, num_layers), "as given")
     default = min(num_layers, 1 if _device(params).platform == "cpu" else GPU_LAYERS_PER_STEP)
@@ -56,7 +56,7 @@ def group_layers(
         known = remembered_layers(path, num_layers)
         return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
     _, shape = plan_pools(model, params, config, default)
-    tried = try_groups(model, params, shape, config.runner.attention, progress)
+    tried = try_groups(model, params, shape, config.advanced.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
     with suppress(OSError):
         remember(GroupChoice(chosen, settings), path)
@@ -74,7 +74,9 @@ def plan_pools(
     beside = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
-        beside = step_bytes(model, params, _runner_shape(1, longest, config, layers_per_step), config.runner.attention)
+        beside = step_bytes(
+            model, params, _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
+        )
     memory = plan_memory(model.config, params, config, room, beside)
     num_pages = memory.kv_tokens // config.cache.page_size
     return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
@@ -92,7 +94,7 @@ def profile_settings(
         "page_size": shape.page_size,
         "layers_per_step": shape.layers_per_step,
         "transfer_parts": shape.transfer_parts,
-        "attention": config.runner.attention,
+        "attention": config.advanced.attention,
         "device": _device(params).device_kind,
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
@@ -133,16 +135,16 @@ def profile_of(
 
 
 def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
-    most = config.scheduler.max_num_batched_tokens
+    most = config.scheduling.max_num_batched_tokens
     sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
         buckets=(*sizes, most),
         layers_per_step=layers_per_step,
-        transfer_parts=config.runner.transfer_parts,
+        transfer_parts=config.advanced.transfer_parts,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import jax
 
-from jinfercept.config import EngineConfig
+from jinfercept.config import EngineConfig, RestartOptions
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.in_memory_weights import initial_params
@@ -37,20 +37,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("jinfercept")
 
-CHANGEABLE = frozenset(
-    {
-        "policy",
-        "estimator",
-        "pipeline_depth",
-        "max_chunk_tokens",
-        "chunked_prefill",
-        "preemption",
-        "swap_space",
-        "enable_prefix_caching",
-        "seed",
-        "check_pages",
-    }
-)
+CHANGEABLE = frozenset({"policy", *RestartOptions.__annotations__})
 """Options that no executable depends on."""
 
 
@@ -112,13 +99,13 @@ class EngineSetup:
         if isinstance(policy, str):
             policy, flags["policy"] = None, policy
         merged = {**self.flags, **flags}
-        config = EngineConfig.from_flags(merged)
+        config = EngineConfig.from_options(merged)
         fixed = sorted(set(flags) - CHANGEABLE)
         if fixed:
             raise ConfigError(
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
-        check_name(config.scheduler.policy)
+        check_name(config.scheduling.policy)
         check_policy(policy)
         chunks(config, self.machine.shape, policy)
         memory_plan = self.memory_plan.with_host(config.cache)
@@ -153,14 +140,14 @@ def set_up(
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
         raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
-    config = EngineConfig.from_flags(flags)
-    check_name(config.scheduler.policy)
+    config = EngineConfig.from_options(flags)
+    check_name(config.scheduling.policy)
     check_policy(policy)
     effort = None
-    if profile is None and (asked := config.scheduler.profile) is not None:
+    if profile is None and (asked := config.scheduling.profile) is not None:
         effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
     prepare_backend(config)
-    check_attention(config.runner.attention)
+    check_attention(config.advanced.attention)
     progress("loading", 0, 1)
     began_s = time.monotonic()
     defaults = sampling_defaults(config.model.generation_config, _source(model))
@@ -176,7 +163,7 @@ def set_up(
         memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
         log.info("%s", memory_plan)
         chunks(config, shape, policy)
-        runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.runner.attention)
+        runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention)
         runner.warm_up(progress)
     warm_s = time.monotonic()
     if profile is not None:

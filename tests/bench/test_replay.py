@@ -124,7 +124,7 @@ def test_the_command_compares_policies_and_simulations(tmp_path: Path, capsys: p
     [
         (["--policy", "hope"], "no such policy"),
         (["--rate", "0"], "rate of arrivals is out of range"),
-        (["--rate", "0.001", "--duration", "1"], "nobody arrives"),
+        (["--rate", "0.001", "--duration", "1"], "no request arrives"),
         (["--scale-time", "-1"], "--scale-time is out of range"),
         (["--host-tokens", "-1"], "--host-tokens is too small"),
         (["--json", "/nowhere/at/all.json"], "--json cannot be written"),

@@ -10,6 +10,7 @@ import pytest
 from jinfercept.bench.throughput import ThroughputWork, decode_rate, measure
 from jinfercept.bench.throughput_peers import command_peer, measure_peer
 from jinfercept.cli.main import main
+from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
@@ -50,10 +51,8 @@ def test_only_tokens_count_that_come_while_all_requests_decode() -> None:
 
 
 def test_a_measurement_needs_kept_pages() -> None:
-    with (
-        tiny_llm(enable_prefix_caching=False, max_num_batched_tokens=4, **WORK.engine_flags(page_size=4)) as llm,
-        pytest.raises(ConfigError, match="prefix"),
-    ):
+    options: LLMOptions = {"enable_prefix_caching": False, "max_num_batched_tokens": 4}
+    with tiny_llm(**{**WORK.engine_options(page_size=4), **options}) as llm, pytest.raises(ConfigError, match="prefix"):
         measure(llm, WORK)
 
 

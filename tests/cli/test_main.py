@@ -3,24 +3,69 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from jinfercept import __version__
-from jinfercept.cli.main import main
+from jinfercept.cli.main import COMMANDS, main
 from jinfercept.cli.vllm_flags import UNNEEDED
-from jinfercept.config import SECTIONS
 
 
-def test_every_option_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["bench", "-h"], ["bench", "--help"]])
+def test_the_overview_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
     shown = capsys.readouterr().out
-    for section in SECTIONS:
-        for field in fields(section):
-            assert "--" + field.name.replace("_", "-") in shown
+    for name, entry in COMMANDS.items():
+        assert (f"  {name} " in shown and entry.help in shown) == (name.startswith("bench") or words[:1] != ["bench"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_its_flags_without_jax(name: str) -> None:
+    code = f"import sys; from jinfercept.cli.main import main; main([*{name.split()}, '-h'])"
+    code = f"import atexit, sys; atexit.register(lambda: print({{'jax', 'matplotlib'}} & sys.modules.keys())); {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert COMMANDS[name].help in done.stdout
+    assert done.stdout.endswith("set()\n")
+    assert not done.stderr
+
+
+def test_the_overview_imports_no_command() -> None:
+    code = (
+        "import sys; from jinfercept.cli.main import main; main(['-h']); print({'tyro', 'rich'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
+        (["bench"], "jinfercept: bench is a group of commands; one of bench estimators, bench paper,"),
+        (["bench", "papers"], "jinfercept: no such command: bench papers (did you mean 'bench paper'?)"),
+        (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
+        (["run"], "jinfercept run: Missing from jinfercept run: MODEL"),
+        (["run", "m", "--kv-tokens"], "jinfercept run: Missing value for argument '--kv-tokens'"),
+        (["run", "m", "--kv-tokens", "x"], "Error parsing --kv-tokens: invalid literal for int() with base 10: 'x'"),
+        (
+            ["run", "m", "--dtype", "int4"],
+            "invalid choice 'int4' for argument '--dtype'. Expected one of ('auto', 'floa",
+        ),
+        (["run", "m", "n"], "jinfercept run: one argument too many: n"),
+        (["simulate", "--trace", "t", "--workload", "qa"], "--trace and --workload are not allowed together"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    shown = capsys.readouterr()
+    assert shown.err.startswith("jinfercept")
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert not shown.out
 
 
 def test_a_mistake_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +109,7 @@ def test_what_cannot_work_is_said_before_the_model_is_looked_for(
     ("command", "said"),
     [
         (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
-        (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour\n"),
+        (["run", "m", "--sytem=x", "--colour"], "--sytem (did you mean '--system'?), --colour; see"),
         (["bench", "sessions", "m", "--turnz", "5"], "--turnz (did you mean '--turns'?)"),
     ],
 )
@@ -105,7 +150,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     given = [
         part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
     ]
-    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-tp", "1"]) == 2
+    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-tp", "1", "-O3"]) == 2
     assert "there is no such" in capsys.readouterr().err
     told = [record.getMessage().split()[0] for record in caplog.records if "is not needed: " in record.getMessage()]
     assert told == [flag.split()[0] for flag in shown]
@@ -114,9 +159,14 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["-tp", "2"], "a server runs on one device; got 2; fix: leave it out, or give 1"),
-        (["--block-size", "32"], "here it is --page-size"),
-        (["--no-enable-chunked-prefill"], "here it is --no-chunked-prefill"),
+        (["-tp", "2"], "a server runs on one device; got --tensor-parallel-size 2; fix: leave it out, or give 1"),
+        (["--task", "embed"], "a server generates; got --task embed; fix: leave it out, or give auto or generate"),
+        (["--kv-cache-dtype"], "KV has the type of the weights; got --kv-cache-dtype"),
+        (
+            ["--num-gpu-blocks-override=9"],
+            "a flag has another name here; got --num-gpu-blocks-override; fix: --kv-tokens",
+        ),
+        (["--revision", "main"], "fix: part of the model's name: owner/name@revision"),
     ],
 )
 def test_flags_of_vllm_that_ask_for_something_else_are_refused(

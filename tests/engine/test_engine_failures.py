@@ -89,7 +89,7 @@ def test_a_policy_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, 
 
 def test_a_restart_names_the_option_that_is_nearest(llm: LLM) -> None:
     with pytest.raises(ConfigError, match=r"no such option; got estimater \(did you mean 'estimator'"):
-        llm.restart(estimater="elapsed")
+        llm.restart(estimater="elapsed")  # pyright: ignore[reportCallIssue] # no such option
 
 
 def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_loads() -> None:

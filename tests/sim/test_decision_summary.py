@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.cli.decisions import decisions
+from jinfercept.cli.decisions import Decisions
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import PROFILES
@@ -213,5 +213,6 @@ def test_files_under_other_names_than_asked_are_named_and_found_by_the_next_comm
 def test_the_command_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the bench extra is not installed")
     picture = tmp_path / "out.png"
-    decisions([written(tmp_path / "log", RUN, outcome("a", 10.0, 4.0))], json_path=None, plot_path=str(picture))
+    log = written(tmp_path / "log", RUN, outcome("a", 10.0, 4.0))
+    Decisions(files=(log,), plot=str(picture)).run()
     assert picture.read_bytes().startswith(b"\x89PNG")

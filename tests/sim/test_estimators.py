@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from jinfercept.cli.estimators import KINDS, panels, single_request, source, study, table, with_regret
-from jinfercept.cli.simulate import load
+from jinfercept.cli.estimators import KINDS, Estimators, panels, single_request, source, table, with_regret
+from jinfercept.cli.simulated_loads import load
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.profile import load_profile
@@ -128,20 +128,18 @@ def test_regret_is_measured_against_the_oracle() -> None:
 
 
 def study_of(policy: str, jobs: int, json_path: str, plot_path: str | None = None) -> int:
-    return study(
-        trace=None,
-        like="trace",
+    command = Estimators(
         profile=PROFILE.name,
-        policies=[policy],
+        policy=(policy,),
         rate=2.0,
         duration=2.0,
-        seed=0,
         kv_tokens=8192,
         host_tokens=20_000,
         jobs=jobs,
-        json_path=json_path,
-        plot_path=plot_path,
+        json=json_path,
+        plot=plot_path,
     )
+    return command.run()
 
 
 @pytest.mark.slow

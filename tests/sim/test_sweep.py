@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 
 from jinfercept.cli.main import main
-from jinfercept.cli.simulate import drawer, exit_status, load, play_here, table
+from jinfercept.cli.simulate import play_here
+from jinfercept.cli.simulated_loads import drawer, load
+from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.profile import PROFILES
 from jinfercept.sim.arrivals import Arrival

@@ -30,7 +30,7 @@ class Counted:
 
 
 def planned(room: FreeMemory, step_bytes: int = 0, **flags: object) -> MemoryPlan:
-    config = EngineConfig.from_flags({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
+    config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
     return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes)
 
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused() -> None:
         planned(FreeMemory(GIB, shared=True), kv_tokens=64, max_model_len=100)
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="gpu_memory_utilization is a share"):
-            EngineConfig.from_flags({"gpu_memory_utilization": share})
+            EngineConfig.from_options({"gpu_memory_utilization": share})
 
 
 def test_what_a_step_takes_is_known_before_there_are_pages_and_grows_with_it() -> None:

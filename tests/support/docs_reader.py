@@ -9,24 +9,23 @@ import shlex
 import socket
 import subprocess
 import sys
-from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from jinfercept.cli.main import build_parser
+from jinfercept.cli.command import parse_command_line
+from jinfercept.cli.main import COMMANDS, PROG
 from jinfercept.cli.main import main as run_command
+from jinfercept.cli.serve import Serve
 from jinfercept.endpoints.tool_tables import read_tables
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.server.key_file import read_key_file
-from jinfercept.server.options import ServerOptions
 from jinfercept.server.server_tools import open_server_tools
 from tests.support.docs_blocks import Block
 from tests.support.live_server import END, Running, running
@@ -148,7 +147,9 @@ class Reader:
     def _command(self, lines: str) -> str:
         words = shlex.split(lines, comments=True)
         if words[:2] == ["jinfercept", "serve"]:
-            self._serve(build_parser().parse_args(words[1:]))
+            command = parse_command_line(PROG, COMMANDS, words[1:])
+            assert isinstance(command, Serve)
+            self._serve(command)
             return ""
         if words[:1] == ["jinfercept"]:
             shown = io.StringIO()
@@ -169,12 +170,11 @@ class Reader:
         assert done.returncode == 0, f"{lines}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def _serve(self, flags: Namespace) -> None:
+    def _serve(self, command: Serve) -> None:
         """Another server than before."""
         self._server.close()
-        given = {field.name: getattr(flags, field.name, None) for field in fields(ServerOptions)}
-        options = {name: _tuple(value) for name, value in given.items() if value is not None}
-        names = {"served_model_name": options.get("served_model_name") or (flags.model,)}
+        options = dict(command.server)
+        names = {"served_model_name": options.get("served_model_name") or (command.model,)}
         tools = self._server.enter_context(open_server_tools(options.pop("tools", ())))
         self._llm.restart()
         settings = options | names | {"host": "127.0.0.1", "port": self._port, "uds": None}
@@ -200,7 +200,3 @@ def commands_in(script: str) -> Iterable[str]:
         yield line
     if "".join(others).strip():
         yield "\n".join(others)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

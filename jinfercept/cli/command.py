@@ -1,0 +1,118 @@
+"""A table of commands, each a dataclass in a module that is imported when its name is given. Imports nothing heavy."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from jinfercept import __version__
+from jinfercept.errors import EngineError, JinferceptError, nearest
+
+HELP = ("-h", "--help")
+
+
+class Command(Protocol):
+    """A parsed command line."""
+
+    def run(self) -> int:
+        """The exit status. Raises `JinferceptError` for a user's mistake."""
+        ...
+
+
+class Entry(NamedTuple):
+    """A command.
+
+    Attributes:
+        place: of its dataclass, as `package.module:Name`.
+        help: one line.
+        vllm_flags: flags of `vllm serve` that need nothing here are accepted; the dataclass has a field `notes` for them.
+    """
+
+    place: str
+    help: str
+    vllm_flags: bool = False
+
+    def parse(self, prog: str, words: Sequence[str]) -> Command:
+        """The command with the flags in `words`. Raises `SystemExit` as `jinfercept.cli.options.parse`."""
+        from jinfercept.cli.options import parse
+        from jinfercept.cli.vllm_flags import take_unneeded
+
+        module, _, name = self.place.partition(":")
+        command: type[Any] = getattr(import_module(module), name)
+        if not self.vllm_flags:
+            return parse(command, prog, self.help, words)
+        try:
+            words, notes = take_unneeded(words)
+        except JinferceptError as error:
+            raise refusal(prog, str(error)) from None
+        return dataclasses.replace(parse(command, prog, self.help, words), notes=notes)
+
+
+def run_command_line(prog: str, description: str, commands: Mapping[str, Entry], words: Sequence[str]) -> int:
+    """Run the command that a command line names.
+
+    Args:
+        commands: by their names; names of two words are commands of a group.
+        words: behind `prog`.
+
+    Returns:
+        The exit status, as `run_command`.
+
+    Raises:
+        SystemExit: 2 for a mistake in the command line, with one line on standard error; 0 for `--help` of a command.
+    """
+    if list(words) == ["--version"]:
+        print(f"jinfercept {__version__}")
+        return 0
+    if not words or words[0] in HELP:
+        print(_overview(prog, description, commands))
+        return 0
+    group = {name: entry for name, entry in commands.items() if name.startswith(f"{words[0]} ")}
+    if group and len(words) > 1 and words[1] in HELP:
+        print(_overview(prog, description, group))
+        return 0
+    return run_command(parse_command_line(prog, commands, words))
+
+
+def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence[str]) -> Command:
+    """The command that a command line names, with its flags. Raises `SystemExit` as `run_command_line`."""
+    for length in (1, 2):
+        name = " ".join(words[:length])
+        if name in commands:
+            return commands[name].parse(f"{prog} {name}", words[length:])
+    if words[0].startswith("-"):
+        raise refusal(prog, f"a command comes before its flags; got {words[0]}")
+    group = [known for known in commands if known.startswith(f"{words[0]} ")]
+    if group and len(words) == 1:
+        raise refusal(prog, f"{words[0]} is a group of commands; one of {', '.join(group)}")
+    name, known = " ".join(words[: 2 if group else 1]), group or list(commands)
+    raise refusal(prog, f"no such command: {name}{nearest(name, known)}; one of {', '.join(known)}")
+
+
+def run_command(command: Command) -> int:
+    """The exit status of a command: 2 for a user's mistake, 1 for an engine that failed, with one line on standard error."""
+    try:
+        return command.run()
+    except JinferceptError as error:
+        print(f"jinfercept: {error}", file=sys.stderr)
+        return 2
+    except EngineError as error:
+        print(f"jinfercept: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("jinfercept: interrupted", file=sys.stderr)
+        return 130
+
+
+def refusal(prog: str, message: str) -> SystemExit:
+    """Exit status 2 for a mistake in the command line, which is printed to standard error as one line."""
+    print(f"{prog}: {message}; see {prog} --help", file=sys.stderr)
+    return SystemExit(2)
+
+
+def _overview(prog: str, description: str, commands: Mapping[str, Entry]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:{width}}  {entry.help}" for name, entry in commands.items()]
+    usage = f"usage: {prog} [-h] [--version] COMMAND …"
+    return "\n".join([usage, "", description, "", "commands:", *lines, "", f"{prog} COMMAND --help shows its flags."])

@@ -1,0 +1,54 @@
+"""Requests that are drawn from traces or generated, for the commands that simulate or replay them. Imports no JAX."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.sched.policies import SETTINGS
+from jinfercept.sim.arrivals import arrivals
+from jinfercept.sim.distributions import Like
+from jinfercept.sim.simulation import BOUNDS
+from jinfercept.sim.sweep import SimulatedLoad
+from jinfercept.sim.workload import Script, from_trace, load_trace
+from jinfercept.sim.workload import draw as draw_script
+
+POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
+
+
+def check_policies(names: Sequence[str]) -> None:
+    """Raise `ConfigError` unless all of these can be simulated: a policy, or a bound."""
+    for name in names:
+        if name not in SETTINGS and name not in BOUNDS:
+            known = (*SETTINGS, *BOUNDS)
+            raise ConfigError("no such policy", got=name + nearest(name, known), fix=f"one of {', '.join(known)}")
+
+
+def drawer(
+    trace: str | None, workload: str, like: Like, max_model_len: int
+) -> Callable[[Random], Callable[[], Script]]:
+    """How requests are drawn from a trace or, without one, generated.
+
+    Raises:
+        ConfigError: no such trace, workload or statistics, or requests longer than `max_model_len`.
+    """
+    if trace is None:
+        draw_script(workload, Random(0), like)
+        return lambda rng: lambda: draw_script(workload, rng, like)
+    scripts = load_trace(trace)
+    longest = max(script.context for script in scripts)
+    if longest >= max_model_len:
+        raise ConfigError("the trace has a request that is too long", got=longest, fix=f"below {max_model_len} tokens")
+    return lambda rng: from_trace(scripts, rng)
+
+
+def load(
+    workload: str,
+    source: Callable[[Random], Callable[[], Script]],
+    rate: float,
+    duration: float,
+    seed: int,
+    burstiness: float = 1.0,
+) -> SimulatedLoad:
+    """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
+    rng = Random(seed)
+    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
