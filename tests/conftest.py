@@ -1,5 +1,6 @@
-"""Shared set-up: deterministic property tests, the tests' own folder on the path, and one embedded model for all."""
+"""Shared set-up: deterministic property tests, one cache of compiled executables, the order of test files, shared models."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,47 @@ if TYPE_CHECKING:
     from jinfercept.llm import LLM
     from tests.support.scripted_model import Make
 
+from jinfercept.models.embedded import cache_directory
+
+# JAX reads these when it is imported. Without them, only what is compiled after a first `LLM` would be found again.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+SLOWEST_FIRST = (
+    "aot/",
+    "test_docs",
+    "soak/",
+    "smollm2",
+    "startup/",
+    "benchmarks/",
+    "pallas/",
+    "test_same_tokens",
+    "bench/",
+    "engine/",
+    "server/",
+)
+"""Parts of the names of groups of tests, in the order in which processes begin them; the others follow."""
+
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the group that one process runs: the CUDA compiler's tests, those on SmolLM2, or else its file's."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _group(item)), len(items)))
+
+
+def _group(item: pytest.Item) -> str:
+    if "_smollm2" in getattr(item, "fixturenames", ()):
+        return "smollm2"
+    path = item.path.relative_to(Path(__file__).parent)
+    return "aot/" if path.parts[0] == "aot" else path.as_posix()
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +74,6 @@ def smollm2(_smollm2: "LLM") -> "LLM":
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache that remembers compiled executables, but neither a profile nor a choice of layers yet."""
-    from jinfercept.models.embedded import cache_directory
-
     cache, everyday = tmp_path / "cache", cache_directory()
     cache.mkdir()
     (everyday / "xla").mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
-Reads one JSON object from stdin, `{"gpu": "h100", "kernels": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program":
-{name: options}}`, and writes one to stdout: by name the error of a compilation, or what `memory_analysis` and the optimised HLO
-say of it.
+Reads one JSON object from stdin, `{"gpu": "h100", "generation": "cuda13", "kernels": {name: sizes}, "steps": {"model": …,
+"shape": …}, "one_program": {name: options}}`, and writes one to stdout: by name the error of a compilation, or what
+`memory_analysis` and the optimised HLO say of it. The folder `$AOT_RESULTS` holds the results of earlier runs by a hash of
+everything that a compilation depends on.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -38,14 +40,20 @@ HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]
 HLO_CALL = re.compile(
     r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
 )
+SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
 
 class Compiler:
-    """Compiles for one GPU what is added, all at once; the interface of `Executables`."""
+    """Compiles for one GPU what is added, all at once; the interface of `Executables`.
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    Args:
+        target: the description of the GPU.
+        kept: the folder of results of earlier runs.
+    """
+
+    def __init__(self, mesh: Mesh, target: str, kept: Path) -> None:
+        self.mesh, self._target, self._kept = mesh, target, kept
         self._home = NamedSharding(mesh, PartitionSpec())
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._pending: dict[str, Future[dict[str, Any]]] = {}
@@ -73,11 +81,26 @@ class Compiler:
             try:
                 with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                     lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
-                return _facts(lowered.compile(compiler_options=options))
+                return self._compiled(lowered, options)
             except Exception as error:
                 return {"error": f"{type(error).__name__}: {error}"}
 
         self._pending[name] = self._pool.submit(compile)
+
+    def _compiled(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What comes out of a compilation, or came out of the same one before."""
+        program = lowered.as_text()
+        if "mosaic_gpu" in program:  # it is asked what its assembler says, which is not kept
+            return _facts(lowered.compile(compiler_options=dict(options)))
+        text = "\0".join([program, repr(sorted(options.items())), self._target, jax.__version__, SOURCE])
+        path = self._kept / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+        if not path.exists():
+            facts = json.dumps(_facts(lowered.compile(compiler_options=dict(options))))
+            self._kept.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False) as file:
+                file.write(facts)
+            os.replace(file.name, path)
+        return json.loads(path.read_text())
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What came out, in the order of asking."""
@@ -177,7 +200,8 @@ def main() -> None:
     asked = json.load(sys.stdin)
     target = (Path(__file__).parent / f"{asked['gpu']}.txtpb").read_text()
     topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
-    compiler = Compiler(topologies.make_mesh(topology, (1,), ("device",)))
+    mesh = topologies.make_mesh(topology, (1,), ("device",))
+    compiler = Compiler(mesh, f"{asked['generation']} {target}", Path(os.environ["AOT_RESULTS"]))
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}

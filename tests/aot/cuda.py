@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,10 +33,13 @@ def compile_for(gpu: str, generation: str = "cuda13", **asked: Any) -> dict[str,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # it cannot read executables for a device that is not there
+        "JAX_HLO_SOURCE_FILE_CANONICALIZATION_REGEX": re.escape(f"{PROJECT}/"),  # one program in every checkout
+        "AOT_RESULTS": str(cache_directory() / "aot-results"),
     }
     done = subprocess.run(
         [sys.executable, HERE / "compile_for_cuda.py"],
-        input=json.dumps({"gpu": gpu} | asked),
+        input=json.dumps({"gpu": gpu, "generation": generation} | asked),
         env=environment,
         capture_output=True,
         text=True,

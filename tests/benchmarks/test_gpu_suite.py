@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from benchmarks.__main__ import main
@@ -16,18 +15,13 @@ from benchmarks.gpu_suite.idle import gaps
 from benchmarks.gpu_suite.sizes import FULL, TINY, Row
 from benchmarks.gpu_suite.suite import MOST_S
 from benchmarks.gpu_suite.suite import main as suite
-from jinfercept.models.embedded import cache_directory
 
 JAX_PARTS = [name for name in PARTS if name != "torch_peer"]
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Row]]:
-    """The rows of every part that needs no torch. What is compiled for one serves others, and the next run."""
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    """The rows of every part that needs no torch."""
     return {name: list(part(name)(TINY)) for name in JAX_PARTS}
 
 

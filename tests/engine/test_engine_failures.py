@@ -79,7 +79,11 @@ def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("jinfercept.runner.runner.pack", packed)
 
 
-@pytest.mark.parametrize("policy", [LeastRecentlyUsed, preserve, 5, object(), TakesTooFew()], ids=repr)
+@pytest.mark.parametrize(
+    "policy",
+    [LeastRecentlyUsed, preserve, 5, object(), TakesTooFew()],
+    ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
+)
 def test_a_policy_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, policy: Any) -> None:
     with pytest.raises(ConfigError, match=r"a policy.*fix: "):
         llm.restart(policy=policy)

@@ -196,8 +196,8 @@ def test_a_choice_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     assert remembered_layers(path, 7) is None
 
 
-def small_llm(**flags: Any) -> LLM:
-    return tiny_llm(kv_tokens=64, max_num_seqs=2, max_num_batched_tokens=8, **flags)
+def small_llm(profile: str = "paper-gptj-6b-a100", **flags: Any) -> LLM:
+    return tiny_llm(kv_tokens=64, max_num_seqs=2, max_num_batched_tokens=8, profile=profile, **flags)
 
 
 COMMAND = ["profile", str(GOLDEN / "llama_gqa"), "--page-size", "4", "--kv-tokens", "64", "--max-num-seqs", "2"]

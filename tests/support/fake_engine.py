@@ -66,8 +66,11 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
     """What the fake model writes after a context; only tokens that the words of a mask allow, if there are any."""
-    allowed = [token for token in range(VOCAB) if words is None or words[token // 32] >> token % 32 & 1]
-    return allowed[hashlib.sha256(array("q", context).tobytes()).digest()[0] % len(allowed)]
+    draw = hashlib.sha256(array("q", context).tobytes()).digest()[0]
+    if words is None:
+        return draw % VOCAB
+    allowed = [token for token in range(VOCAB) if words[token // 32] >> token % 32 & 1]
+    return allowed[draw % len(allowed)]
 
 
 class FakeRunner:
