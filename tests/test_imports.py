@@ -47,3 +47,21 @@ def test_only_those_who_wait_for_others_use_asyncio() -> None:
 def test_kernels_import_nothing_of_the_package() -> None:
     names = set[str]().union(*map(imported, (PACKAGE / "pallas").rglob("*.py")))
     assert [name for name in names if name.startswith("jinfercept") and not name.startswith("jinfercept.pallas")] == []
+
+
+ROOMS = sorted(file.parent for file in PACKAGE.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_every_room_says_what_it_knows_and_holds_nothing_else(room: Path) -> None:
+    tree = ast.parse((room / "__init__.py").read_text(encoding="utf-8"))
+    assert "nows" in (ast.get_docstring(tree) or "")
+    assert len(tree.body) == 1
+
+
+def test_the_map_of_the_rooms_has_no_circle() -> None:
+    done = subprocess.run(
+        [sys.executable, PACKAGE.parent / "tools" / "rooms"], capture_output=True, text=True, check=True
+    )
+    assert "no circles" in done.stdout
+    assert all(f"\n{room.name} " in done.stdout for room in ROOMS)
