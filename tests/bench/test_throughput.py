@@ -86,7 +86,7 @@ def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> 
     [
         (["--peer-command", "other=/no/such/engine"], "the peer other is not there"),
         (["--peer-command", "vllm"], "NAME=COMMAND"),
-        (["--peer-command", f"jinfercept={sys.executable}"], "engines of one name"),
+        (["--peer-command", f"jinfercept={sys.executable}"], "two engines have one name"),
         (["--peer", "transformers", "--peer-python", "/no/such/python"], "--peer-python cannot be run"),
         (["--peer-python", sys.executable], "add --peer transformers"),
         (["--new-tokens", "1"], "--new-tokens is too small"),

@@ -52,7 +52,7 @@ def test_a_chat_of_words_is_answered_by_the_real_server(make_scripted: Make, tmp
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    why = "the server did not start; got jinfercept serve: error: argument --kv-tokens: invalid int value"
+    why = "the server did not start; got jinfercept serve: Error parsing --kv-tokens: invalid literal"
     with pytest.raises(ConfigError, match=why), child_server(TINY, {"kv_tokens": "many", "check_pages": False}):
         pass
 

@@ -167,7 +167,7 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
         raise ArithmeticError("cannot count")
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineStats, "told", told)
+        patch.setattr(EngineStats, "add_events", told)
         scripted.llm.restart()
     with running(scripted.llm) as server:
         for _ in range(2):  # while it fails, and afterwards
@@ -218,7 +218,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
 
 def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, said in (
-        (["--tool-call-parser", "xml"], "one of hermes"),
+        (["--tool-call-parser", "xml"], "one of mistral, qwen3_coder, hermes"),
         (["--reasoning-parser", "xml"], "one of auto, none"),
         (["--chat-template", "no-such-file"], "cannot be read"),
         (["--port", "70000"], "65535"),

@@ -81,7 +81,7 @@ def test_a_factor_of_one_changes_nothing() -> None:
         assert same.survival(CALL, age_s, 1.0) == oracle.survival(CALL, age_s, 1.0)
     assert same.hold_until_s(CALL, 2.0, 11.0) == oracle.hold_until_s(CALL, 2.0, 11.0)
     same.observe(CALL, 6.0)
-    with pytest.raises(AssertionError, match="told of"):
+    with pytest.raises(AssertionError, match="calls that have started"):
         same.duration_s(CALL, 0.0)
 
 

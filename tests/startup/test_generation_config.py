@@ -84,7 +84,7 @@ def test_the_command_takes_them_and_its_flags_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[SamplingParams] = []
-    monkeypatch.setattr("jinfercept.cli.terminal.complete", lambda llm, prompt, params: asked.append(params))
+    monkeypatch.setattr("jinfercept.llm.LLM.stream", lambda llm, prompt, params: asked.append(params) or iter(()))
     model = str(checkpoint(tmp_path, {"temperature": 0.5, "top_k": 3}))
     sizes = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     for flags in ([], ["--temperature", "0", "--top-k", "9"], ["--generation-config", "vllm"]):
