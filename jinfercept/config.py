@@ -33,8 +33,8 @@ class ModelOptions:
     max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
     generation_config: str = option(
         "auto",
-        "sampling parameters of requests that bring none: auto: of the checkpoint's generation_config.json; none or vllm: "
-        "the library's own; else a directory that has such a file",
+        "defaults of sampling parameters; auto: of the checkpoint's generation_config.json; vllm: of the library; or a "
+        "directory that has such a file",
     )
 
 

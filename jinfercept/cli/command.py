@@ -1,6 +1,7 @@
 """A table of commands, each a dataclass in a module that is imported when its name is given. Imports nothing heavy."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -62,6 +63,14 @@ def run_command_line(prog: str, description: str, commands: Mapping[str, Entry],
     Raises:
         SystemExit: 2 for a mistake in the command line, with one line on standard error; 0 for `--help` of a command.
     """
+    try:
+        return _run_words(prog, description, commands, words)
+    except BrokenPipeError:  # the reader of standard output is gone, as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 1
+
+
+def _run_words(prog: str, description: str, commands: Mapping[str, Entry], words: Sequence[str]) -> int:
     if list(words) == ["--version"]:
         print(f"jinfercept {__version__}")
         return 0
