@@ -6,13 +6,13 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
 from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
+from jinfercept.server.encoding import EncodedReply
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHOWN = 256
@@ -108,13 +108,17 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_failure)
 
 
-async def _answer(request: Request, error: Exception) -> JSONResponse:
+def _response(error: ApiError) -> EncodedReply:
+    return EncodedReply(error.body, error.status_code, error.headers)
+
+
+async def _answer(request: Request, error: Exception) -> EncodedReply:
     error = cast(HTTPException, error)
     if not isinstance(error, ApiError):
         message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         error = ApiError(error.status_code, message, headers=headers)
-    return JSONResponse(error.body, error.status_code, error.headers)
+    return _response(error)
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
@@ -133,21 +137,21 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
     return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{got}", param or None)
 
 
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
     """Answers a wrong query, a wrong path, or a missing body."""
     problems = cast(RequestValidationError, error).errors()
     wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
-    return JSONResponse(wrong.body, wrong.status_code)
+    return _response(wrong)
 
 
-async def _answer_lost(request: Request, error: Exception) -> JSONResponse:
+async def _answer_lost(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError.failed(cast(EngineError, error))
-    return JSONResponse(failed.body, failed.status_code)
+    return _response(failed)
 
 
-async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
+async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError(500, f"the server failed: {type(error).__name__}")
-    return JSONResponse(failed.body, failed.status_code)
+    return _response(failed)
 
 
 def _allowed(request: Request) -> str:

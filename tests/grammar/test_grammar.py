@@ -382,3 +382,34 @@ def test_what_one_tenant_compiled_is_compiled_again_for_another() -> None:
     assert one.compile(asked) is grammars.of("one").compile(asked)
     assert one.compile(asked) is not other.compile(asked)
     assert grammars.compile(asked) is not one.compile(asked)
+
+
+def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_compiled(
+    byte_grammars: Grammars,
+) -> None:
+    chain: dict[str, Any] = {f"a{i}": {"pattern": f".*a.{{{i}}}b.*", "$ref": f"#/$defs/a{i + 1}"} for i in range(20)}
+    doubled: dict[str, Any] = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(200)}
+    for schema, said in (
+        ({"type": "integer", "multipleOf": 99_999_999}, "multipleOf too large"),
+        ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf too large"),
+        ({"type": "string", "allOf": [{"pattern": f".*a.{{{i}}}b.*"} for i in range(30)]}, "too many patterns"),
+        ({"$ref": "#/$defs/a0", "$defs": chain | {"a20": {"type": "string"}}}, "too many patterns"),
+        ({"$ref": "#/$defs/a0", "$defs": doubled | {"a200": {"pattern": "a+", "type": "string"}}}, "too many patterns"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            byte_grammars.compile(StructuredOutputsParams(json=schema))
+        with pytest.raises(RequestError, match=said):
+            byte_grammars.compile(FromTools(f"start: %json {json.dumps(schema)}"))
+    lark = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(30))
+    with pytest.raises(RequestError, match="too many patterns"):
+        byte_grammars.compile(StructuredOutputsParams(grammar=lark))
+    for taken in ({"multipleOf": 0.01, "type": "number"}, {"multipleOf": 1000, "type": "integer"}):
+        byte_grammars.compile(StructuredOutputsParams(json=taken))
+    several = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": "[a-c]+"} for i in range(20)}}
+    byte_grammars.compile(StructuredOutputsParams(json=several))
+
+
+def test_half_a_character_in_a_schema_is_a_mistake_that_can_be_written(byte_grammars: Grammars) -> None:
+    with pytest.raises(RequestError, match="half a character") as raised:
+        byte_grammars.compile(StructuredOutputsParams(json='{"enum": ["\\ud800"]}'))
+    str(raised.value).encode()

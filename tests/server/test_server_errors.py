@@ -56,6 +56,25 @@ def test_a_body_that_is_no_proper_json_is_refused(served: Running, body: bytes) 
     assert shape(served.http.post(CHAT, content=body, headers=JSON))[0] == 400
 
 
+def test_half_a_surrogate_pair_in_a_schema_is_400(served: Running) -> None:
+    body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": '{"enum":["\\ud800"]}'}}
+    assert shape(served.http.post("/v1/completions", json=body))[0] == 400
+
+
+def test_a_schema_whose_compilation_has_no_bound_is_400_at_once(served: Running) -> None:
+    schema = {"type": "integer", "multipleOf": 99_999_999}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 4, "structured_outputs": {"json": schema}}),
+        (CHAT, asked | {"tools": [tool], "tool_choice": "required"}),
+    ):
+        assert shape(served.http.post(path, json=body, timeout=5))[0] == 400, path
+
+
 def test_an_answer_is_one_line_to_every_client() -> None:
     said = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
     assert len(encode(said).decode().splitlines()) == 1
