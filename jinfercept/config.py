@@ -153,11 +153,15 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Groups from flat options. Raises `ConfigError` for unknown names, wrong types and values out of range."""
-        known = [f.name for group in GROUPS.values() for f in fields(group)]
+        options_of = [f for group in GROUPS.values() for f in fields(group)]
+        known = [f.name for f in options_of]
+        meant = {alias: f.name for f in options_of for alias in f.metadata["aliases"]}
         if unknown := sorted(set(options) - set(known)):
             raise ConfigError(
                 "no such option",
-                got=", ".join(name + nearest(name, known) for name in unknown),
+                got=", ".join(
+                    name + nearest(meant.get(f"--{name.replace('_', '-')}", name), known) for name in unknown
+                ),
                 fix=f"the options are {', '.join(sorted(known))}",
             )
         config = cls(**{name: _group(group, options) for name, group in GROUPS.items()})

@@ -148,6 +148,10 @@ def set_up(
         effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
     prepare_backend(config)
     check_attention(config.advanced.attention)
+    if not isinstance(model, str | Path | ModelConfig | ServedModel):
+        raise ModelError(
+            "a model is a name, a path, a ModelConfig or a Model", got=repr(model)[:80], fix="give one of them"
+        )
     progress("loading", 0, 1)
     began_s = time.monotonic()
     defaults = sampling_defaults(config.model.generation_config, _source(model))
