@@ -60,8 +60,6 @@ def test_every_room_says_what_it_knows_and_holds_nothing_else(room: Path) -> Non
 
 
 def test_the_map_of_the_rooms_has_no_circle() -> None:
-    done = subprocess.run(
-        [sys.executable, PACKAGE.parent / "tools" / "rooms"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([PACKAGE.parent / "tools" / "rooms"], capture_output=True, text=True, check=True)
     assert "no circles" in done.stdout
     assert all(f"\n{room.name} " in done.stdout for room in ROOMS)
