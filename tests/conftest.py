@@ -41,11 +41,16 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test the group that one process runs: the CUDA compiler's tests, those on SmolLM2, or else its file's.
+
+    Here, not in `pytest_collection_modifyitems`: xdist reads the groups there before this file is asked.
+    """
+    item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test the group that one process runs: the CUDA compiler's tests, those on SmolLM2, or else its file's."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    """Put the slowest groups first."""
     items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _group(item)), len(items)))
 
 
