@@ -24,7 +24,8 @@ SLOWEST_FIRST = (
     "aot/",
     "test_docs",
     "soak/",
-    "smollm2",
+    "test_parity",
+    "test_llm",
     "startup/",
     "benchmarks/",
     "pallas/",
@@ -33,7 +34,7 @@ SLOWEST_FIRST = (
     "engine/",
     "server/",
 )
-"""Parts of the names of groups of tests, in the order in which processes begin them; the others follow."""
+"""Parts of the paths of files of tests, in the order in which processes begin them; the others follow."""
 
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -41,24 +42,13 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give a test the group that one process runs: the CUDA compiler's tests, those on SmolLM2, or else its file's.
-
-    Here, not in `pytest_collection_modifyitems`: xdist reads the groups there before this file is asked.
-    """
-    item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the slowest groups first."""
-    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _group(item)), len(items)))
+    """Put the slowest files first: two processes take them in this order, and end at about the same time."""
+    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _file(item)), len(items)))
 
 
-def _group(item: pytest.Item) -> str:
-    if "_smollm2" in getattr(item, "fixturenames", ()):
-        return "smollm2"
-    path = item.path.relative_to(Path(__file__).parent)
-    return "aot/" if path.parts[0] == "aot" else path.as_posix()
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(scope="session")
