@@ -42,6 +42,15 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give every process of tests cores of its own: threads of XLA that share cores wait for each other."""
+    place = getattr(config, "workerinput", None)
+    if place is not None and hasattr(os, "sched_setaffinity"):
+        worker, count = int(place["workerid"].removeprefix("gw")), place["workercount"]
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[worker % len(cores) :: count])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest files first: two processes take them in this order, and end at about the same time."""
     items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in _file(item)), len(items)))

@@ -138,7 +138,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(
     prompts = [f"Chapter {i}. " * 12 for i in range(3)]
     params = SamplingParams(temperature=0.0, max_tokens=6)
     expected = [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)]
-    for step in (1, 2, 4):
+    for step in (1, 4):
         smollm2.restart()
         left = iter(range(step))
 

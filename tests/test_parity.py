@@ -34,7 +34,10 @@ def test_twenty_prompts_of_sixty_four_tokens_equal_transformers(smollm2: LLM) ->
     check(outputs, GOLDEN["runs"])
 
 
-@pytest.mark.parametrize("policy", ["discard", "swap", "min_waste", "copy_ahead"])
+@pytest.mark.parametrize(
+    "policy",
+    ["discard", "copy_ahead", *(pytest.param(name, marks=pytest.mark.slow) for name in ("swap", "min_waste"))],
+)
 def test_interruptions_that_return_nothing_leave_the_tokens_of_transformers(smollm2: LLM, policy: str) -> None:
     smollm2.restart(policy=policy)
     runs = GOLDEN["runs"][:10]

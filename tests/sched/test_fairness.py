@@ -163,7 +163,7 @@ def test_slots_are_shared_until_no_tenant_runs_twice_as_many_as_one_that_waits()
     assert running.count("some") == 3
     preemptions = bench.scheduler.counters.preemptions
     bench.steps(20)
-    assert bench.scheduler.counters.preemptions == preemptions, "nobody takes turns"
+    assert bench.scheduler.counters.preemptions == preemptions, "running sequences preempt each other in turns"
 
 
 def test_pages_are_shared_until_no_tenant_holds_twice_as_many_tokens_as_one_that_waits() -> None:

@@ -196,6 +196,12 @@ def test_a_choice_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None
     assert remembered_layers(path, 7) is None
 
 
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of timing are short: the choice is measured, but need not be good."""
+    monkeypatch.setattr("jinfercept.startup.layer_groups.TURN_S", 0.01)
+
+
 def small_llm(profile: str = "paper-gptj-6b-a100", **flags: Any) -> LLM:
     return tiny_llm(kv_tokens=64, max_num_seqs=2, max_num_batched_tokens=8, profile=profile, **flags)
 
@@ -204,6 +210,7 @@ COMMAND = ["profile", str(GOLDEN / "llama_gqa"), "--page-size", "4", "--kv-token
 COMMAND += ["--max-num-batched-tokens", "8", "--dtype", "float32"]
 
 
+@pytest.mark.usefixtures("briefly")
 def test_the_command_chooses_and_later_starts_do_as_it_chose(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +250,7 @@ def test_a_number_that_is_given_and_a_quick_measurement_try_nothing(
     assert not list(cache.glob("profiles/*.layers.json"))
 
 
+@pytest.mark.usefixtures("briefly")
 def test_a_cache_that_cannot_be_written_does_not_matter(cache: Path) -> None:
     (cache / "profiles").write_text("a file where the folder would be")
     with small_llm(profile="measure") as llm:

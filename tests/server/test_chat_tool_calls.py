@@ -1,0 +1,164 @@
+"""Tool calls of `/v1/chat/completions`: the client answers them, streamed or not."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.live_server import END, MODEL, Running, prompt_of
+from tests.support.scripted_model import Scripted
+
+QUESTION: Any = [{"role": "user", "content": "How much is a lamp?"}]
+
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
+
+PEN = CALL.replace("lamp", "pen")
+
+PRICE: Any = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "The price of an item.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    },
+}
+
+
+def says(scripted: Scripted, text: str, messages: Any = QUESTION, tools: Any = (), **options: Any) -> None:
+    """Have the model answer a conversation with a text."""
+    scripted.follow(prompt_of(scripted, messages, tools, **options) + text)
+
+
+def test_a_tool_is_called_by_the_client_and_its_result_is_read(served: Running, scripted: Scripted) -> None:
+    says(scripted, "Let me see.\n" + CALL + END, tools=[PRICE])
+    create = served.client.chat.completions.create
+    done = create(model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0)
+    [choice] = done.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("price", {"item": "lamp"})
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "23"}
+    messages = [*QUESTION, choice.message.model_dump(exclude_none=True), result]
+    says(scripted, "It costs 23." + END, messages, tools=[PRICE])
+    answer = create(model=MODEL, messages=messages, tools=[PRICE], temperature=0)
+    assert answer.choices[0].message.content == "It costs 23."
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 100
+
+
+def test_calls_are_streamed_with_their_name_first_and_arguments_in_pieces(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
+    stream = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, stream=True
+    )
+    deltas = [chunk.choices[0] for chunk in stream]
+    calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+    for index, item in ((0, "lamp"), (1, "pen")):
+        first, *rest = [call for call in calls if call.index == index]
+        assert first.function is not None
+        assert (first.type, first.function.name, first.function.arguments) == ("function", "price", "")
+        assert first.id
+        assert all(call.id is None and call.function and call.function.name is None for call in rest)
+        assert len(rest) > 3
+        assert json.loads("".join((call.function and call.function.arguments) or "" for call in rest)) == {"item": item}
+    assert "".join(delta.delta.content or "" for delta in deltas).strip() == ""
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_only_the_first_is_returned(served: Running, scripted: Scripted, stream: bool) -> None:
+    says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    done = create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, parallel_tool_calls=False, stream=stream
+    )
+    if stream:
+        calls = [call for chunk in done for call in chunk.choices[0].delta.tool_calls or ()]
+        assert {call.index for call in calls} == {0}
+    else:
+        [call] = done.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"item": "lamp"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_was_not_declared_is_the_clients_to_answer(
+    served: Running, scripted: Scripted, stream: bool
+) -> None:
+    says(scripted, CALL.replace("price", "cost") + END, tools=[PRICE])
+    done: Any = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, stream=stream
+    )
+    if stream:
+        chunks = [chunk.choices[0] for chunk in done]
+        names = [call.function.name for choice in chunks for call in choice.delta.tool_calls or ()]
+        assert (names[0], chunks[-1].finish_reason) == ("cost", "tool_calls")
+    else:
+        [call] = done.choices[0].message.tool_calls
+        assert (call.function.name, done.choices[0].finish_reason) == ("cost", "tool_calls")
+
+
+def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed_or_not(
+    served: Running, scripted: Scripted
+) -> None:
+    written = f"Let me see.\n{CALL}\n{PEN}"
+    says(scripted, written + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    options = {"model": MODEL, "messages": QUESTION, "tools": [PRICE], "temperature": 0}
+    seen = set[tuple[int, bool]]()
+    for length in range(1, len(written), 7):
+        [choice] = create(**options, max_tokens=length).choices
+        said = choice.message.content or ""
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        assert (choice.finish_reason, "Let me see.".startswith(said)) == ("length", True)
+        text, streamed = "", dict[int, tuple[str, str]]()
+        for chunk in create(**options, max_tokens=length, stream=True):
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            for call in delta.tool_calls or ():
+                name, arguments = streamed.get(call.index, ("", ""))
+                streamed[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
+        assert (text, list(streamed.values())) == (said, calls)
+        seen.add((len(calls), bool(calls) and calls[-1][1].endswith("}")))
+    assert seen == {(0, False), (1, False), (1, True), (2, False), (2, True)}
+
+
+def test_a_tool_that_is_named_is_called_once(served: Running, scripted: Scripted) -> None:
+    says(scripted, f"{CALL}\n{PEN}" + END, tools=[PRICE])
+    create: Any = served.client.chat.completions.create
+    named = {"type": "function", "function": {"name": "price"}}
+    done = create(model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice=named, temperature=0, max_tokens=200)
+    [call] = done.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"item": "lamp"}
+
+
+def test_tools_that_may_not_be_called_are_read_of_and_nothing_is_a_call(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + END, tools=[PRICE])
+    done = served.client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice="none", temperature=0
+    )
+    assert (done.choices[0].message.content, done.choices[0].message.tool_calls) == (CALL, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "price"}}])
+def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any, stream: bool) -> None:
+    parameters = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
+    tool = {"type": "function", "function": {"name": "price", "parameters": parameters}}
+    says(scripted, "<tool_call>I had rather not." + END, tools=[tool])
+    create: Any = served.client.chat.completions.create
+    options = {"temperature": 1, "seed": 3, "max_tokens": 300, "parallel_tool_calls": False}
+    done = create(model=MODEL, messages=QUESTION, tools=[tool], tool_choice=choice, stream=stream, **options)
+    if stream:
+        *_, last = chunks = list(done)
+        calls = [call.function for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        name, written = calls[0].name, "".join(call.arguments or "" for call in calls)
+        reason = last.choices[0].finish_reason
+    else:
+        call = done.choices[0].message.tool_calls[0].function
+        name, written = call.name, call.arguments
+        reason = done.choices[0].finish_reason
+    assert (name, reason) == ("price", "tool_calls" if choice == "required" else "stop")
+    assert json.loads(written)["item"] in ("lamp", "pen")
