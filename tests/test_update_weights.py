@@ -9,6 +9,7 @@ import pytest
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.models.dummy import random_params
+from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
@@ -26,9 +27,10 @@ PROMPT = {"prompt_token_ids": list(range(20))}
 def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
     setup = tiny_setup(name)
     with LLM(setup) as llm:
-        old = setup.machine.runner.params
+        old = separate(setup.machine.runner.params)
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-        other = untied(llm.model.config, random_params(llm.model.config, "float32", 7))  # pyright: ignore[reportArgumentType]
+        other = separate(random_params(llm.model.config, "float32", 7))  # pyright: ignore[reportArgumentType]
+        other = untied(llm.model.config, other)  # pyright: ignore[reportArgumentType]
         compilations = CompileCounter()
         llm.update_weights(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), other))
         [after] = llm.generate(PROMPT, GREEDY)
@@ -43,7 +45,7 @@ def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
 
 def test_an_llm_takes_numpys_arrays_and_refuses_weights_that_do_not_fit() -> None:
     loaded = load(GOLDEN / "llama_tied", dtype="float32")
-    numpys = jax.tree.map(np.asarray, untied(loaded.model.config, loaded.params))
+    numpys = jax.tree.map(np.asarray, untied(loaded.model.config, separate(loaded.params)))
     embed, layers, head = numpys
     [name, *_] = layers[0]
     with tiny_llm("llama_tied") as llm:
@@ -79,7 +81,7 @@ def test_the_layers_of_a_model_of_ones_own_are_alike(make_scripted: Make) -> Non
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
     setup = tiny_setup()
     with LLM(setup) as llm:
-        good = setup.machine.runner.params
+        good = separate(setup.machine.runner.params)
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))

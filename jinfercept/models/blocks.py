@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import ModelConfig
 
 FEWEST_ROWS = 4
-"""Least rows of a product in bfloat16 on a CPU, where XLA takes ten times as long for one row as for four."""
+"""Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
+
+On a CPU that takes ten times as long as four rows; on a GPU it uses neither tensor cores nor most multiprocessors.
+"""
 
 
 @runtime_checkable
@@ -45,6 +48,7 @@ def project(
     out: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
     """`einsum(spec, x, weight) + bias`. float32 is multiplied as float32: the default on a GPU would be TF32.
+    16-bit numbers are summed in float32 anyway.
 
     Args:
         spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
@@ -55,18 +59,21 @@ def project(
     shared = [letter for letter in ours if letter in theirs]  # einsum takes them by the alphabet, and copies the weight
     axes = [ours.index(letter) for letter in shared], [theirs.index(letter) for letter in shared]
 
-    def product(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        return jnp.tensordot(x, weight, axes, precision=jax.lax.Precision.HIGHEST, preferred_element_type=out)
-
-    def padded(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        more = jnp.pad(x, ((0, FEWEST_ROWS - len(x)), *((0, 0),) * (x.ndim - 1)))
-        return product(more, weight)[: len(x)]
-
-    if x.dtype == jnp.bfloat16 and len(x) < FEWEST_ROWS:
-        y = jax.lax.platform_dependent(x, weight[...], cpu=padded, default=product)
-    else:
-        y = product(x, weight[...])
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    num_rows = len(x)
+    if x.dtype != jnp.float32 and num_rows < FEWEST_ROWS:
+        x = jnp.pad(x, ((0, FEWEST_ROWS - num_rows), *((0, 0),) * (x.ndim - 1)))
+    y = jnp.tensordot(x, weight[...], axes, precision=precision, preferred_element_type=out)[:num_rows]
     return y if bias is None else y + bias[...]
+
+
+def separate_heads(
+    qkv: Shaped[Array, "*rows K G2 D"],
+) -> tuple[Shaped[Array, "*rows H D"], Shaped[Array, "*rows K D"], Shaped[Array, "*rows K D"]]:
+    """Queries, keys and values, of what has them by KV head: its query heads, its key, its value."""
+    *rows, num_kv_heads, width, head_dim = qkv.shape
+    queries = qkv[..., :-2, :].reshape(*rows, num_kv_heads * (width - 2), head_dim)
+    return queries, qkv[..., -2, :], qkv[..., -1, :]
 
 
 def rms_norm(x: Float[Array, "... E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "... E"]:

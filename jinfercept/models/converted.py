@@ -19,7 +19,8 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.models.model import Model, abstract_params, untied
+from jinfercept.models.joined_weights import abstract_separate_params, separate
+from jinfercept.models.model import Model, untied
 from jinfercept.models.protocol import Params
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
@@ -41,7 +42,7 @@ class ConvertedCheckpoint:
         import tensorstore as ts
 
         config = read_config(directory)
-        once = untied(config, abstract_params(config, np.float32))
+        once = untied(config, abstract_separate_params(config, np.float32))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
             layer={ours: StoredTensor(f"layers.{{i}}.{ours}") for ours in once.layers[0]},
@@ -90,7 +91,7 @@ def write(directory: Path, model: Model, params: Params) -> None:
 
     if (directory / _WEIGHTS).exists():
         raise ModelError("the directory holds a converted model already", got=directory, fix="name another directory")
-    once = untied(model.config, params)
+    once = untied(model.config, separate(params))
     tree = {"embed": once.embed, "layers": list(once.layers), "head": once.head}
     chunked = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     try:

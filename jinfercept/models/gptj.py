@@ -1,6 +1,6 @@
 """GPT-J: one layer norm feeds attention and feed-forward in parallel, rotary on part of each head.
 
-Weights lie `[in, out]`.
+Weights lie `[in, out]`, queries, keys and values joined (`joined_weights.py`).
 """
 
 import jax
@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, layer_norm, project
+from jinfercept.models.blocks import Attend, layer_norm, project, separate_heads
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.rope import rotate
 
@@ -22,9 +22,7 @@ class GPTJLayer(nnx.Module):
         e, h, d, f = config.hidden_size, config.num_heads, config.head_dim, config.ffn_size
         self.norm = nnx.Param(jnp.zeros(e, dtype))
         self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
-        self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
-        self.k = nnx.Param(jnp.zeros((e, h, d), dtype))
-        self.v = nnx.Param(jnp.zeros((e, h, d), dtype))
+        self.qkv = nnx.Param(jnp.zeros((e, h, 3, d), dtype))
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.up = nnx.Param(jnp.zeros((e, f), dtype))
         self.up_bias = nnx.Param(jnp.zeros(f, dtype))
@@ -37,10 +35,8 @@ class GPTJLayer(nnx.Module):
         rope = self.config.rope
 
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
-        q = rotate(project("te,ehd->thd", y, self.q), positions, rope)
-        k = rotate(project("te,ekd->tkd", y, self.k), positions, rope)
-        v = project("te,ekd->tkd", y, self.v)
-        attended, kv = attend(q, k, v, kv)
+        q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv))
+        attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
         inner = jax.nn.gelu(project("te,ef->tf", y, self.up) + self.up_bias[...], approximate=True)
         outer = project("tf,fe->te", inner, self.down) + self.down_bias[...]

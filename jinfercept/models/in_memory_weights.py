@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jinfercept.errors import ModelError
-from jinfercept.models.model import Model, abstract_params, tied, untied
+from jinfercept.models.joined_weights import abstract_separate_params, join
+from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params, ServedModel
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
@@ -29,9 +30,8 @@ def initial_params(model: ServedModel, params: Params) -> Params:
         got = f"{len(params.layers)} layers"
         raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
     if isinstance(model, Model):
-        _check(params, abstract_params(model.config, jnp.float32))
-        placed = jax.tree.map(jnp.asarray, untied(model.config, params))
-        return tied(model.config, placed)
+        _check(params, abstract_separate_params(model.config, jnp.float32))
+        return tied(model.config, join(jax.tree.map(jnp.asarray, untied(model.config, params))))
     _check(params, params._replace(layers=params.layers[:1] * num_layers))
     return jax.tree.map(jnp.asarray, params)
 
@@ -48,9 +48,19 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
     """
     params = _complete(model, params)
+    if isinstance(model, Model):
+        leaf = jax.tree.leaves(present.embed)[0]
+        expected = abstract_separate_params(model.config, leaf.dtype)
+        _check(params, expected)
+        return join(jax.device_put(_cast(params, expected), leaf.sharding))
     _check(params, present)
+    return _cast(params, present)
+
+
+def _cast(params: Params, like: Params) -> Params:
+    """The weights in the dtypes of others."""
     return jax.tree.map(
-        lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype), params, present
+        lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), params, like
     )
 
 

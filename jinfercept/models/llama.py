@@ -1,7 +1,8 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
 SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
-queries and keys (arXiv 2505.09388). Weights lie `[in, out]`.
+queries and keys (arXiv 2505.09388). Weights lie `[in, out]`, those of the same
+rows joined (`joined_weights.py`).
 """
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, project, rms_norm
+from jinfercept.models.blocks import Attend, project, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.rope import rotate
 
@@ -23,18 +24,13 @@ class LlamaLayer(nnx.Module):
         e, f = config.hidden_size, config.ffn_size
         h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype))
-        self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
-        self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
-        self.v = nnx.Param(jnp.zeros((e, k, d), dtype))
-        self.q_bias = nnx.Param(jnp.zeros((h, d), dtype)) if config.qkv_bias else None
-        self.k_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
-        self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
+        self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
+        self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
         self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
-        self.gate = nnx.Param(jnp.zeros((e, f), dtype))
-        self.up = nnx.Param(jnp.zeros((e, f), dtype))
+        self.gate_up = nnx.Param(jnp.zeros((e, 2, f), dtype))
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
 
     def __call__[KV](
@@ -43,16 +39,15 @@ class LlamaLayer(nnx.Module):
         eps, rope = self.config.norm_eps, self.config.rope
 
         y = rms_norm(x, self.attn_norm, eps)
-        q = _normed(project("te,ehd->thd", y, self.q, self.q_bias), self.q_norm, eps)
-        k = _normed(project("te,ekd->tkd", y, self.k, self.k_bias), self.k_norm, eps)
-        v = project("te,ekd->tkd", y, self.v, self.v_bias)
+        q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
+        q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         attended, kv = attend(q, k, v, kv)
         x = x + project("thd,hde->te", attended, self.o)
 
         y = rms_norm(x, self.ffn_norm, eps)
-        gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
-        y = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(y.dtype)
+        gate_up = project("te,egf->tgf", y, self.gate_up).astype(jnp.float32)
+        y = (jax.nn.silu(gate_up[:, 0]) * gate_up[:, 1]).astype(y.dtype)
         return x + project("tf,fe->te", y, self.down), kv
 
 

@@ -11,6 +11,7 @@ from jinfercept.errors import ModelError
 from jinfercept.models import embedded, gguf_weights
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.gguf_weights import halves_apart
+from jinfercept.models.joined_weights import separate_layer
 from jinfercept.models.load import load
 from tests.support.dense_model import logits
 
@@ -87,7 +88,7 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, rng: np.random.
 def test_weights_are_what_gguf_dequantises_with_rotary_rows_put_back(tmp_path, kind):
     stored = _write(tmp_path / "m.gguf", kind=kind)
     loaded = load(tmp_path / "m.gguf", dtype="float32")
-    layer = loaded.params.layers[0]
+    layer = separate_layer(loaded.params.layers[0])
 
     assert loaded.kind == "gguf"
     np.testing.assert_array_equal(loaded.params.embed["embedding"], stored["token_embd.weight"])
