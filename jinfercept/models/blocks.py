@@ -59,12 +59,26 @@ def project(
     shared = [letter for letter in ours if letter in theirs]  # einsum takes them by the alphabet, and copies the weight
     axes = [ours.index(letter) for letter in shared], [theirs.index(letter) for letter in shared]
 
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    num_rows = len(x)
-    if x.dtype != jnp.float32 and num_rows < FEWEST_ROWS:
-        x = jnp.pad(x, ((0, FEWEST_ROWS - num_rows), *((0, 0),) * (x.ndim - 1)))
-    y = jnp.tensordot(x, weight[...], axes, precision=precision, preferred_element_type=out)[:num_rows]
+    product = jnp.tensordot(_padded(x), weight[...], axes, precision=_precision(x.dtype), preferred_element_type=out)
+    y = product[: len(x)]
     return y if bias is None else y + bias[...]
+
+
+def project_each(x: Float[Array, "T E"], weights: nnx.Param[Float[Array, "G E F"]]) -> Float[Array, "G T F"]:
+    """The products of the same rows with several matrices, as one batch: faster than one wide product on a CPU."""
+    rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
+    rows = jnp.broadcast_to(rows, (len(weights[...]), *rows.shape))
+    return jax.lax.dot_general(rows, weights[...], batch, precision=_precision(x.dtype))[:, : len(x)]
+
+
+def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _padded(x: Float[Array, "T *axes"]) -> Float[Array, "R *axes"]:
+    """At least `FEWEST_ROWS` rows, of 16-bit numbers."""
+    missing = 0 if x.dtype == jnp.float32 else max(0, FEWEST_ROWS - len(x))
+    return jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))) if missing else x
 
 
 def separate_heads(

@@ -40,7 +40,7 @@ def join_layer(layer: Weights) -> Weights:
 
     Args:
         layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
-            gate_up `[E, 2, F]`; the others stay.
+            gate_up `[2, E, F]`; the others stay.
     """
     home = next(iter(jax.tree.leaves(layer)[0].devices()))
     return _join_layer(jax.device_put(layer, home))  # committed or not, there is one executable
@@ -53,7 +53,7 @@ def _join_layer(layer: Weights) -> Weights:
         if parts[0] in layer:
             joined[name] = _join_heads(*(joined.pop(part) for part in parts))
     if "gate" in layer:
-        joined["gate_up"] = jnp.stack([joined.pop("gate"), joined.pop("up")], axis=-2)
+        joined["gate_up"] = jnp.stack([joined.pop("gate"), joined.pop("up")], axis=0)
     return joined
 
 
@@ -66,7 +66,7 @@ def separate_layer(layer: Weights) -> Weights:
             separate |= zip(parts, separate_heads(separate.pop(name)), strict=True)
     if "gate_up" in layer:
         both = separate.pop("gate_up")
-        separate |= {"gate": both[..., 0, :], "up": both[..., 1, :]}
+        separate |= {"gate": both[0], "up": both[1]}
     return separate
 
 

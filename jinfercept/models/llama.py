@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, project, rms_norm, separate_heads
+from jinfercept.models.blocks import Attend, project, project_each, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.rope import rotate
 
@@ -30,7 +30,7 @@ class LlamaLayer(nnx.Module):
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
-        self.gate_up = nnx.Param(jnp.zeros((e, 2, f), dtype))
+        self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
 
     def __call__[KV](
@@ -46,8 +46,8 @@ class LlamaLayer(nnx.Module):
         x = x + project("thd,hde->te", attended, self.o)
 
         y = rms_norm(x, self.ffn_norm, eps)
-        gate_up = project("te,egf->tgf", y, self.gate_up).astype(jnp.float32)
-        y = (jax.nn.silu(gate_up[:, 0]) * gate_up[:, 1]).astype(y.dtype)
+        gate, up = project_each(y, self.gate_up).astype(jnp.float32)
+        y = (jax.nn.silu(gate) * up).astype(y.dtype)
         return x + project("tf,fe->te", y, self.down), kv
 
 
