@@ -22,8 +22,8 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.probes import PlanRunner, full_rows, probe, settled, widest
 from jinfercept.startup.profiler import PlanRun
 
-MOST_CANDIDATES = 5
-"""1, 2, 4, 8 and 16 layers: a larger model is then dispatched a few times a step, which costs next to nothing."""
+POWERS = 5
+"""Candidates are 1, 2, 4, 8 and 16 layers, and all of a part: one executable a step is launched as one graph on a GPU."""
 SLACK = 0.02
 """Relative cost above the best candidate's at which one with less to compile is preferred."""
 MOST_SLACK = 0.1
@@ -89,10 +89,11 @@ class GroupChoice:
 def candidates(num_layers: int, transfer_parts: int = 1) -> tuple[int, ...]:
     """Layers per executable that are worth a try, ascending.
 
-    Powers of two, or fewer layers for as many groups, which are then more even; every part of a transfer has a group.
+    Powers of two and all layers, or fewer layers for as many groups, which are then more even; every part of a transfer has
+    a group.
     """
     most = num_layers // min(transfer_parts, num_layers)
-    num_groups = {-(-num_layers // min(2**power, most)) for power in range(MOST_CANDIDATES)}
+    num_groups = {-(-num_layers // min(size, most)) for size in (*(2**power for power in range(POWERS)), num_layers)}
     return tuple(sorted(-(-num_layers // count) for count in num_groups))
 
 

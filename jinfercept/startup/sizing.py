@@ -134,15 +134,25 @@ def profile_of(
     return profile, "measured"
 
 
+def buckets(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Query tokens of the executables, ascending: few sizes for chunks, more where a step may be decodes only.
+
+    A step is computed at the next larger size. Between sizes for chunks, four times apart, that would take up to twice as long
+    for many decode rows; they cannot be filled by a longer chunk.
+    """
+    least = 8 if jax.default_backend() == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least
+    decodes = {size for size, smaller in ((64, 32), (256, 128), (384, 256)) if smaller < max_num_seqs}
+    sizes = sorted({1, 8, 32, 128, 512, 2048, 8192} | decodes)
+    return (*(size for size in sizes if least <= size < max_num_batched_tokens), max_num_batched_tokens)
+
+
 def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int) -> RunnerShape:
-    most = config.scheduling.max_num_batched_tokens
-    sizes = [size for size in (1, 8, 32, 128, 512, 2048, 8192) if size < most]
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
         max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
-        buckets=(*sizes, most),
+        buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
     )
