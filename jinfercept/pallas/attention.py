@@ -35,14 +35,22 @@ IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
     "triton": paged_attention_triton,
-    "mosaic": lambda q, pages, batch: _mosaic().paged_attention_mosaic(q, pages, batch),
+    "mosaic": lambda *operands, **options: _mosaic().paged_attention_mosaic(*operands, **options),
 }
-SCHEDULES = {"triton": schedule_work, "mosaic": lambda batch, heads: _mosaic().schedule_mosaic(batch, heads)}
-"""Work schedules of the implementations that have them, made once per step for all layers."""
+SCHEDULES = {
+    "triton": schedule_work,
+    "mosaic": lambda *operands, **options: _mosaic().schedule_mosaic(*operands, **options),
+}
+"""Work schedules of the implementations that have them, made once per step for all layers; these have decode variants too."""
 
 
 def paged_attention(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, implementation: str = "auto"
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    *,
+    implementation: str = "auto",
+    decode_only: bool = False,
 ) -> Float[Array, "T H D"]:
     """Causal attention of a step's query tokens over the pages of their rows, the step's own tokens already written.
 
@@ -52,6 +60,7 @@ def paged_attention(
         batch: the ragged rows; see `Batch`.
         implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
             Code that is compiled for another device has to name one.
+        decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks, see `has_decode_variant`.
 
     Raises:
         ValueError: the implementation is unknown, or does not support these shapes.
@@ -61,22 +70,38 @@ def paged_attention(
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
-    return IMPLEMENTATIONS[implementation](q, pages, batch)
+    options = {"decode_only": True} if decode_only and implementation in SCHEDULES else {}
+    return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
 
 
-def prepare(batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str = "auto") -> Batch:
+def prepare(
+    batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str = "auto", decode_only: bool = False
+) -> Batch:
     """The batch with its work schedules, if the implementation has them.
 
     Args:
         batch: of one step.
         heads: of the model.
         dtype: of queries and pages.
-        implementation: as for `paged_attention`.
+        implementation, decode_only: as for `paged_attention`.
     """
     if implementation == "auto":
         implementation = _best(dtype, dtype, heads.head_dim)
     schedule = SCHEDULES.get(implementation)
-    return batch if schedule is None else batch._replace(work=schedule(batch, heads))
+    return batch if schedule is None else batch._replace(work=schedule(batch, heads, decode_only=decode_only))
+
+
+def has_decode_variant(implementation: str, dtype: DTypeLike, head_dim: int) -> bool:
+    """Whether `decode_only` makes other code, so that executables of steps without chunks are worth their compilation.
+
+    Args:
+        implementation: as for `paged_attention`.
+        dtype: of queries and pages.
+        head_dim: of the model.
+    """
+    if implementation == "auto":
+        implementation = _best(dtype, dtype, head_dim)
+    return implementation in SCHEDULES
 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:

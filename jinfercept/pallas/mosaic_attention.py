@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
-from jinfercept.pallas.tiles import HOPPER, Tiles, choose_tiles
-from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, schedule_work
+from jinfercept.pallas.tiles import HOPPER, Tiles
+from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, schedule_work, tiles_for
 from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
@@ -23,7 +23,12 @@ LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzle
 
 
 def paged_attention_mosaic(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    *,
+    decode_only: bool = False,
+    interpret: bool = False,
 ) -> Float[Array, "T H D"]:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
@@ -31,6 +36,7 @@ def paged_attention_mosaic(
 
     Args:
         q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
+        decode_only: the batch has no chunks: their kernel is left out.
         interpret: run without a GPU, slowly.
 
     Raises:
@@ -45,14 +51,20 @@ def paged_attention_mosaic(
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
-    chunks, splits = batch.work or _schedule(batch, heads, interpret)
-    out = _attend_chunks(q, pages, batch, chunks, heads, interpret)
-    return attend_decode_rows(q, pages, batch, splits, out, _tiles(heads, interpret).decode, interpret)
+    tiles = _tiles(heads, interpret)
+    chunks, splits = batch.work or schedule_work(batch, heads, tiles, decode_only=decode_only)
+    out = None
+    if not decode_only:
+        assert chunks is not None
+        out = _attend_chunks(q, pages, batch, chunks, heads, interpret)
+    return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
 
 
-def schedule_mosaic(batch: Batch, heads: Heads) -> tuple[WorkSchedule, WorkSchedule]:
-    """The work schedules of the chunks and of the decode rows, the same for all layers of a step."""
-    return _schedule(batch, heads, interpret=False)
+def schedule_mosaic(
+    batch: Batch, heads: Heads, *, decode_only: bool = False
+) -> tuple[WorkSchedule | None, WorkSchedule]:
+    """The work schedules of the chunks and of the decode rows, see `schedule_work`."""
+    return schedule_work(batch, heads, _tiles(heads, interpret=False), decode_only=decode_only)
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
@@ -62,12 +74,8 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) 
     return dtype == jnp.dtype(pages) and dtype.name in DTYPES and shapes
 
 
-def _schedule(batch: Batch, heads: Heads, interpret: bool) -> tuple[WorkSchedule, WorkSchedule]:
-    return schedule_work(batch, heads, _tiles(heads, interpret))
-
-
 def _tiles(heads: Heads, interpret: bool) -> Tiles:
-    tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, HOPPER if interpret else compute_capability())
+    tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
     return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS))
 
 
@@ -77,12 +85,11 @@ def _attend_chunks(
     """The results of all chunks; zeros for all other tokens."""
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
     num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group
-    row, unit = work.unit_rows, jnp.arange(num_units)
-    skipped = (unit - work.row_units[row]) * tile_queries
+    row, skipped = work.unit_rows, work.unit_starts
     lengths = jnp.diff(batch.query_starts)
     starts = batch.context_lens[row] - lengths[row] + skipped
     limits = jnp.minimum(starts + tile_queries, batch.context_lens[row])
-    limits = jnp.where(unit < work.row_units[-1], limits, 0)
+    limits = jnp.where(jnp.arange(num_units) < work.row_units[-1], limits, 0)
 
     def paged_chunk_attention(*refs):
         chunk_kernel(*refs, heads=heads, page_size=page_size)
@@ -111,7 +118,7 @@ def _attend_chunks(
 def _to_tiles(
     q: Float[Array, "T H D"], first_tokens: Int[Array, "W"], heads: Heads, tile_queries: int
 ) -> Float[Array, "tile_rows KD"]:
-    """Every unit's queries, `ROWS` rows each: the group's heads of one token side by side, KV head by KV head."""
+    """Every program's queries, `ROWS` rows each: the group's heads of one token side by side, KV head by KV head."""
     num_tokens, _, head_dim = q.shape
     tokens = jnp.minimum(first_tokens[:, None] + jnp.arange(tile_queries), num_tokens - 1)
     tiles = q.reshape(num_tokens, -1, heads.group, head_dim)[tokens]  # [W, queries, K, group, D]
@@ -131,7 +138,8 @@ def _from_tiles(
     token = jnp.arange(num_tokens)
     row = jnp.sum(batch.query_starts[1:-1] <= token[:, None], axis=1)
     skipped = token - batch.query_starts[row]
-    first = (work.row_units[row] + skipped // tile_queries) * ROWS + skipped % tile_queries * heads.group
+    tile = work.unit_programs[work.row_units[row] + skipped // tile_queries]
+    first = tile * ROWS + skipped % tile_queries * heads.group
     found = rows.reshape(rows.shape[0], -1, heads.head_dim)[
         first[:, None] + jnp.arange(heads.group)
     ]  # [T, group, K, D]

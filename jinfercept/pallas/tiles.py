@@ -14,8 +14,7 @@ HOPPER = 90
 LEAST_ROWS = 16  # of a matrix product in Triton
 LEAST_TOKENS = 16
 MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
-PROGRAMS = 1024
-LEAST_SPLIT = 256
+DECODE_BLOCKS = 4  # that a multiprocessor runs at once
 
 
 class Tile(NamedTuple):
@@ -40,17 +39,15 @@ class Tiles(NamedTuple):
     Attributes:
         decode: tile of rows with one query.
         chunk: tile of rows with several queries.
-        programs: pieces of the decode rows' contexts, if these are long enough: a few times the programs that run at once.
-        least_split: context tokens of the shortest piece.
+        programs: of the decode kernel that run at once, one wave.
     """
 
     decode: Tile
     chunk: Tile
     programs: int
-    least_split: int
 
 
-def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: int) -> Tiles:
+def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: int, num_multiprocessors: int) -> Tiles:
     """The tiles for a model on a GPU.
 
     Args:
@@ -58,11 +55,12 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
         group: query heads per KV head.
         itemsize: bytes of a number in the pages.
         compute_capability: 80 for A100, 90 for H100.
+        num_multiprocessors: 108 on A100, 132 on H100.
     """
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
         exact = Tile(rows, 32 if width <= 64 else LEAST_TOKENS, num_warps=8, num_stages=3)
-        return Tiles(exact, exact, PROGRAMS, LEAST_SPLIT)
+        return Tiles(exact, exact, num_multiprocessors * DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
     chunk_rows = max(rows, 128 if width <= 128 else 64)
@@ -72,8 +70,7 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
     return Tiles(
         decode=Tile(rows, decode_tokens, num_warps=4, num_stages=3),
         chunk=Tile(chunk_rows, chunk_tokens, num_warps=8, num_stages=3),
-        programs=PROGRAMS,
-        least_split=LEAST_SPLIT,
+        programs=num_multiprocessors * DECODE_BLOCKS,
     )
 
 

@@ -5,7 +5,7 @@ the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor co
 
 * Decode rows have one query each. Their contexts are cut into pieces (`work_schedule.split_contexts`), so that few long rows
   fill the chip as well as many short ones; a piece leaves its maximum, its sum and its weighted values, and `_join_kernel`
-  makes one result of a row's pieces (flash-decoding).
+  makes one result of a row's pieces (flash-decoding). It also writes the zeros of the padding tokens.
 * Chunks are cut into tiles of queries of one row, and every tile reads its row's context up to its last query.
 
 In both, the query heads of one KV head are the rows of one matrix product, padded to a power of two. One program serves one
@@ -28,6 +28,7 @@ from jinfercept.pallas.triton_softmax import LOWEST, attend_tile, empty_carry, l
 from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
 
 AMPERE = 80  # its compute capability
+AMPERE_MULTIPROCESSORS = 108
 DTYPES = ("bfloat16", "float16", "float32")
 LARGEST_HEAD_DIM = 256
 JOINED_UNITS = 16  # pieces of a row that are joined in one turn
@@ -35,7 +36,13 @@ EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 
 
 def paged_attention_triton(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, tiles: Tiles | None = None, interpret: bool = False
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    *,
+    decode_only: bool = False,
+    tiles: Tiles | None = None,
+    interpret: bool = False,
 ) -> Float[Array, "T H D"]:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
@@ -43,6 +50,7 @@ def paged_attention_triton(
 
     Args:
         q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
+        decode_only: the batch has no chunks: their kernel is left out.
         tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
         interpret: run without a GPU, slowly.
 
@@ -57,10 +65,12 @@ def paged_attention_triton(
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
-        tiles = choose_tiles(head_dim, heads.group, heads.itemsize, AMPERE if interpret else compute_capability())
-    chunks, splits = batch.work or schedule_work(batch, heads, tiles)
-    out = jnp.zeros_like(q)
-    out = _attend_chunks(q, pages, batch, chunks, out, tiles.chunk, interpret)
+        tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
+    chunks, splits = batch.work or schedule_work(batch, heads, tiles, decode_only=decode_only)
+    out = None
+    if not decode_only:
+        assert chunks is not None
+        out = _attend_chunks(q, pages, batch, chunks, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
 
 
@@ -78,13 +88,21 @@ class Heads(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
 
-def schedule_work(batch: Batch, heads: Heads, tiles: Tiles | None = None) -> tuple[WorkSchedule, WorkSchedule]:
-    """The work schedules of the chunks and of the decode rows, the same for all layers of a step."""
+def tiles_for(heads: Heads, capability: int) -> Tiles:
+    """The tiles for a model on the GPU that the code is lowered for, of this compute capability."""
+    return choose_tiles(heads.head_dim, heads.group, heads.itemsize, capability, num_multiprocessors())
+
+
+def schedule_work(
+    batch: Batch, heads: Heads, tiles: Tiles | None = None, *, decode_only: bool = False
+) -> tuple[WorkSchedule | None, WorkSchedule]:
+    """The work schedules of the chunks, None without them, and of the decode rows: the same for all layers of a step."""
     if tiles is None:
-        tiles = choose_tiles(heads.head_dim, heads.group, heads.itemsize, compute_capability())
-    chunks = tile_chunks(batch, batch.tokens.shape[0], tiles.chunk.rows // heads.group)
-    spare_units = -(-tiles.programs // heads.num_kv_heads)
-    return chunks, split_contexts(batch, spare_units, tiles.decode.tokens, tiles.least_split)
+        tiles = tiles_for(heads, compute_capability())
+    splits = split_contexts(batch, heads.num_kv_heads, tiles.programs, tiles.decode.tokens)
+    if decode_only:
+        return None, splits
+    return tile_chunks(batch, batch.tokens.shape[0], tiles.chunk.rows // heads.group), splits
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
@@ -102,24 +120,30 @@ def compute_capability() -> int:
     return plgpu.get_gpu_info().compute_capability
 
 
+def num_multiprocessors() -> int:
+    """Of the GPU that the code is lowered for; of an A100 where that is none, in interpret mode."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    cores = getattr(jax.local_devices()[0], "core_count", None) if device is None else device.num_cores
+    return cores or AMPERE_MULTIPROCESSORS
+
+
 def _attend_chunks(
     q: Float[Array, "T H D"],
     pages: KVPages,
     batch: Batch,
     work: WorkSchedule,
-    out: Float[Array, "T H D"],
     tile: Tile,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
-    """`out` with the results of all chunks put in, in place."""
-    operands = (q, pages, batch.page_tables, batch.query_starts, batch.context_lens, *work, out)
+    """The results of all chunks; all other tokens are left unwritten."""
+    operands = (q, pages, batch.query_starts, batch.context_lens, batch.page_tables)
+    operands += (work.row_units, work.unit_rows, work.unit_starts)
     return pl.pallas_call(
         partial(_chunk_kernel, tile=tile),
         grid=(pages.shape[3], work.unit_rows.shape[0]),
         in_specs=[EVERYWHERE] * len(operands),
         out_specs=EVERYWHERE,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        input_output_aliases={len(operands) - 1: 0},
         compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
         interpret=interpret,
         name="paged_chunk_attention",
@@ -129,26 +153,25 @@ def _attend_chunks(
 def _chunk_kernel(
     q_ref,  # [T, H, D]
     pages_ref,  # [N, B, 2, K, D]
-    tables_ref,  # [S, P]
     query_starts_ref,  # [S + 1]
     context_lens_ref,  # [S]
+    tables_ref,  # [S, P]
     row_units_ref,  # [S + 1]
     unit_rows_ref,  # [W]
-    unit_tokens_ref,  # [1]
-    _,  # the result's memory
+    unit_starts_ref,  # [W]
     out_ref,  # [T, H, D]
     *,
     tile: Tile,
 ):
     """One tile of queries of one row, for one KV head."""
-    kv_head, unit = pl.program_id(0), pl.program_id(1)
+    kv_head, program = pl.program_id(0), pl.program_id(1)
     group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
     tile_queries = tile.rows // group
 
-    @pl.when(unit < row_units_ref[row_units_ref.shape[0] - 1])
+    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
     def _():
-        row = unit_rows_ref[unit]
-        first = query_starts_ref[row] + (unit - row_units_ref[row]) * tile_queries
+        row = unit_rows_ref[program]
+        first = query_starts_ref[row] + unit_starts_ref[program]
         end = jnp.minimum(first + tile_queries, query_starts_ref[row + 1])
         offset = context_lens_ref[row] - query_starts_ref[row + 1]  # from a token's number to its position
         place = jnp.arange(tile.rows)
@@ -175,14 +198,14 @@ def attend_decode_rows(
     pages: KVPages,
     batch: Batch,
     work: WorkSchedule,
-    out: Float[Array, "T H D"],
+    chunks: Float[Array, "T H D"] | None,
     tile: Tile,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
-    """`out` with the results of all decode rows put in, in place."""
+    """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
     num_tokens, num_heads, head_dim = q.shape
     num_rows, num_units = work.row_units.shape[0] - 1, work.unit_rows.shape[0]
-    operands = (q, pages, batch.page_tables, batch.context_lens, *work)
+    operands = (q, pages, batch.context_lens, batch.page_tables, *work[:4])
     per_unit = jax.ShapeDtypeStruct((num_units, num_heads), jnp.float32)
     pieces = pl.pallas_call(
         partial(_decode_kernel, tile=tile),
@@ -195,14 +218,15 @@ def attend_decode_rows(
         name="paged_decode_attention",
     )(*operands)
 
-    operands = (*pieces, work.row_units, batch.num_decode[None], out)
+    operands = (*pieces, work.row_units, batch.num_decode[None], batch.query_starts)
+    operands += () if chunks is None else (chunks,)
     return pl.pallas_call(
         _join_kernel,
         grid=(num_heads, min(num_rows, num_tokens)),
         in_specs=[EVERYWHERE] * len(operands),
         out_specs=EVERYWHERE,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        input_output_aliases={len(operands) - 1: 0},
+        input_output_aliases={} if chunks is None else {len(operands) - 1: 0},
         compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
         interpret=interpret,
         name="paged_decode_join",
@@ -212,10 +236,11 @@ def attend_decode_rows(
 def _decode_kernel(
     q_ref,  # [T, H, D]
     pages_ref,  # [N, B, 2, K, D]
-    tables_ref,  # [S, P]
     context_lens_ref,  # [S]
+    tables_ref,  # [S, P]
     row_units_ref,  # [S + 1]
     unit_rows_ref,  # [W]
+    unit_starts_ref,  # [W]
     unit_tokens_ref,  # [1]
     top_ref,  # [W, H]
     total_ref,  # [W, H]
@@ -224,13 +249,12 @@ def _decode_kernel(
     tile: Tile,
 ):
     """One piece of one row's context, for one KV head."""
-    kv_head, unit = pl.program_id(0), pl.program_id(1)
+    kv_head, program = pl.program_id(0), pl.program_id(1)
     group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
 
-    @pl.when(unit < row_units_ref[row_units_ref.shape[0] - 1])
+    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
     def _():
-        row = unit_rows_ref[unit]
-        start = (unit - row_units_ref[row]) * unit_tokens_ref[0]
+        row, start = unit_rows_ref[program], unit_starts_ref[program]
         end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
         place = jnp.arange(tile.rows)
         head, mine = kv_head * group + place, place < group
@@ -245,6 +269,7 @@ def _decode_kernel(
             lambda turn, carry: attend(start + turn * tile.tokens, visible, carry),
             empty_carry(tile.rows, head_dim),
         )
+        unit = row_units_ref[row] + start // unit_tokens_ref[0]
         plgpu.store(top_ref.at[unit, head], top, mask=mine)
         plgpu.store(total_ref.at[unit, head], total, mask=mine)
         store_rows(weighted_ref, (unit, head), head_dim, mine, weighted)
@@ -256,12 +281,13 @@ def _join_kernel(
     weighted_ref,  # [W, H, D]
     row_units_ref,  # [S + 1]
     num_decode_ref,  # [1]
-    _,  # the result's memory
-    out_ref,  # [T, H, D]
+    query_starts_ref,  # [S + 1]
+    *results,  # the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
 ):
-    """All pieces of one row, for one query head."""
+    """All pieces of one row, and the zeros of some padding tokens, for one query head."""
     head, row = pl.program_id(0), pl.program_id(1)
-    head_dim = weighted_ref.shape[2]
+    head_dim, out_ref = weighted_ref.shape[2], results[-1]
+    column = jnp.arange(power_of_two(head_dim))
 
     @pl.when(row < num_decode_ref[0])
     def _():
@@ -281,5 +307,12 @@ def _join_kernel(
 
         initial = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
         _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
-        column = jnp.arange(power_of_two(head_dim))
         plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
+
+    num_rows, padding = pl.num_programs(1), query_starts_ref[query_starts_ref.shape[0] - 1] + row
+    zeros = jnp.zeros(power_of_two(head_dim), out_ref.dtype)
+
+    def clear(turn, _):
+        plgpu.store(out_ref.at[padding + turn * num_rows, head, column], zeros, mask=column < head_dim)
+
+    jax.lax.fori_loop(0, pl.cdiv(out_ref.shape[0] - padding, num_rows), clear, None)

@@ -148,7 +148,8 @@ def kernel(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
 
     def attend(q, pages, batch):
         if tiles is None:
-            return paged_attention(q, pages, batch, implementation=case.get("attention", "triton"))
+            options = {"implementation": case.get("attention", "triton"), "decode_only": case.get("decode_only", False)}
+            return paged_attention(q, pages, batch, **options)
         return paged_attention_triton(q, pages, batch, tiles=tiles)
 
     compiler.add(name, attend, q, pages, batch)

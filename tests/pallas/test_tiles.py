@@ -15,7 +15,7 @@ SOME_UNKNOWN_CHIP = 121
     st.sampled_from([*SHARED_MEMORY_BYTES, SOME_UNKNOWN_CHIP]),
 )
 def test_tiles_are_powers_of_two_that_hold_a_group_of_heads(head_dim, group, itemsize, compute_capability):
-    tiles = choose_tiles(head_dim, group, itemsize, compute_capability)
+    tiles = choose_tiles(head_dim, group, itemsize, compute_capability, 100)
     for tile in (tiles.decode, tiles.chunk):
         assert tile.rows >= max(16, group)
         assert tile.tokens >= 16
@@ -23,7 +23,7 @@ def test_tiles_are_powers_of_two_that_hold_a_group_of_heads(head_dim, group, ite
 
 
 def test_hopper_gets_more_of_the_context_in_flight_than_a_chip_with_little_shared_memory():
-    large, little = (choose_tiles(128, 4, 2, generation) for generation in (90, 89))
+    large, little = (choose_tiles(128, 4, 2, generation, 100) for generation in (90, 89))
     assert large.decode.tokens > little.decode.tokens
     assert large.chunk.tokens > little.chunk.tokens
 

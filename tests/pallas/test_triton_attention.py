@@ -19,9 +19,7 @@ ONE_HEAD_EACH = Shapes(24, 30, 4, 40, 2, 2, 16)  # fewer tokens than rows, pages
 WIDE_GROUP = Shapes(
     40, 4, 2, 128, 20, 1, 32
 )  # more heads in a group than the least rows of a tile, pages wider than one
-SMALL_TILES = Tiles(
-    Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=12, least_split=16
-)  # so that small steps have many
+SMALL_TILES = Tiles(Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=24)  # so that small steps have many
 Attend = Callable[..., jax.Array]
 
 on_gpu = jax.jit(paged_attention_triton)
@@ -34,6 +32,7 @@ triton_32 = jax.jit(
         interpret=True,
     )
 )
+decoding = jax.jit(partial(paged_attention_triton, decode_only=True, tiles=SMALL_TILES, interpret=True))
 
 
 @settings(max_examples=40)
@@ -79,6 +78,19 @@ def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
     q, pages, batch = make_step(GROUPED, 5, [(1, 10), (1, 112), (1, 1), (1, 64), (1, 65), (30, 80)], seed=4)
     as_chunks = batch._replace(num_decode=jnp.int32(0))
     np.testing.assert_allclose(triton(q, pages, as_chunks), triton(q, pages, batch), atol=2e-6)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 112), max_size=9), st.integers(0, 2**31 - 1))
+def test_a_step_of_decodes_only_agrees_with_the_reference(contexts, seed):
+    q, pages, batch = make_step(GROUPED, len(contexts), [(1, context) for context in contexts], seed)
+    np.testing.assert_allclose(decoding(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_a_step_of_decodes_only_has_no_kernel_for_chunks():
+    step = make_step(GROUPED, 1, [(1, 5)], seed=0)
+    kernels = [str(jax.make_jaxpr(attend)(*step)).count("pallas_call[") for attend in (decoding, triton)]
+    assert kernels == [2, 3]
 
 
 def test_rows_that_share_pages_read_the_same_context():

@@ -10,7 +10,7 @@ from jinfercept.pallas.layout import Batch
 from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
 
 NUM_ROWS, NUM_TOKENS = 6, 40
-split = jax.jit(split_contexts, static_argnums=1)
+split = jax.jit(split_contexts, static_argnums=(1, 2, 3))
 tile = jax.jit(tile_chunks, static_argnums=(1, 2))
 
 
@@ -26,38 +26,67 @@ def make_batch(num_decode: int, lengths: list[int], contexts: list[int]) -> Batc
 
 
 def units(work: WorkSchedule) -> list[tuple[int, int]]:
-    """(row, first token within the row) of every unit in use."""
+    """(row, first token within the row) of every unit in use, in the order of the units."""
     row_units, unit_tokens = np.asarray(work.row_units), int(work.unit_tokens[0])
-    assert row_units[-1] <= len(work.unit_rows)
-    rows = [int(row) for row in work.unit_rows[: row_units[-1]]]
-    return [(row, (unit - int(row_units[row])) * unit_tokens) for unit, row in enumerate(rows)]
+    rows, starts, programs = (np.asarray(field) for field in (work.unit_rows, work.unit_starts, work.unit_programs))
+    assert sorted(programs) == list(range(len(rows)))
+    found = [(int(rows[program]), int(starts[program])) for program in programs[: row_units[-1]]]
+    assert set(programs[: row_units[-1]]) == set(range(row_units[-1]))
+    assert [row_units[row] + start // unit_tokens for row, start in found] == list(range(row_units[-1]))
+    return found
 
 
 @settings(max_examples=50)
-@given(st.lists(st.integers(1, 5000), max_size=NUM_ROWS), st.sampled_from([1, 16]), st.sampled_from([16, 64]))
-def test_contexts_are_cut_into_pieces_that_cover_them_once(contexts, spare_units, tile_tokens):
+@given(
+    st.lists(st.integers(1, 5000), max_size=NUM_ROWS),
+    st.sampled_from([1, 3]),
+    st.sampled_from([1, 48]),
+    st.sampled_from([16, 64]),
+)
+def test_contexts_are_cut_into_pieces_that_cover_them_once(contexts, num_kv_heads, programs, tile_tokens):
     batch = make_batch(len(contexts), [1] * len(contexts), contexts)
-    work = split(batch, spare_units, tile_tokens, 100)
+    work = split(batch, num_kv_heads, programs, tile_tokens)
     length = int(work.unit_tokens[0])
     assert length % tile_tokens == 0
-    assert length >= 100
     assert units(work) == [(row, start) for row, tokens in enumerate(contexts) for start in range(0, tokens, length)]
 
 
-def test_one_long_row_gets_all_spare_units():
-    batch = make_batch(1, [1], [8192])
-    assert len(units(split(batch, 16, 64, 256))) == 16
+def pieces(contexts: list[int]) -> list[int]:
+    """The number of pieces of every row, on a GPU that runs 66 of them at once in turns of 64 tokens."""
+    num_rows = len(contexts)
+    nothing = jnp.zeros(0, jnp.int32)
+    starts, tables = jnp.arange(num_rows + 1), jnp.zeros((num_rows, 1), jnp.int32)
+    batch = Batch(nothing, nothing, nothing, starts, jnp.asarray(contexts), tables, jnp.int32(num_rows))
+    return np.diff(split_contexts(batch, 8, 528, 64).row_units).tolist()
 
 
-def test_many_long_rows_get_equal_pieces():
-    batch = make_batch(6, [1] * 6, [8192, 1024, 1024, 1024, 1024, 4096])
-    work = split(batch, 16, 64, 256)
-    assert int(work.unit_tokens[0]) == 1024
-    assert [row for row, _ in units(work)] == [0] * 8 + [1, 2, 3, 4] + [5] * 4
+def test_one_long_row_fills_one_wave():
+    assert pieces([8192]) == [64]
+
+
+def test_equal_rows_that_fill_a_wave_stay_whole():
+    assert pieces([1024] * 64) == [1] * 64
+
+
+def test_rows_just_beyond_a_wave_are_cut_into_even_waves():
+    assert pieces([1024] * 72) == [2] * 72  # three waves of 512 tokens, not two of 1,024
+
+
+def test_one_long_row_among_short_ones_is_cut():
+    assert pieces([8192] + [1024] * 63)[0] >= 16
 
 
 def test_a_short_context_is_not_split():
-    assert units(split(make_batch(2, [1, 1], [255, 256]), 16, 64, 256)) == [(0, 0), (1, 0)]
+    assert pieces([64, 63]) == [1, 1]
+
+
+def test_the_longest_units_start_first():
+    work = split(make_batch(3, [1] * 3, [100, 5000, 2600]), 1, 4, 64)
+    tokens = np.minimum(np.asarray([100, 5000, 2600] + [0] * 3)[work.unit_rows] - work.unit_starts, work.unit_tokens)
+    assert list(tokens) == sorted(tokens, reverse=True)
+    chunks = tile(make_batch(0, [10, 20, 9], [10, 400, 90]), NUM_TOKENS, 8)
+    order = list(zip(chunks.unit_rows.tolist(), chunks.unit_starts.tolist(), strict=True))
+    assert order[:7] == [(1, 16), (1, 8), (1, 0), (2, 8), (2, 0), (0, 8), (0, 0)]
 
 
 @settings(max_examples=50)
