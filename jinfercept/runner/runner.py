@@ -1,7 +1,8 @@
 """Executes plans: page transfers, the forward pass in groups of layers, sampling. Knows no requests and decides nothing.
 
 Every executable has a static shape and is compiled by `warm_up`: per token bucket one embedding and one group of
-`layers_per_step` layers (and one remainder group), per number of sampled rows one head and one sampler, and the transfers.
+`layers_per_step` layers (and one remainder group), both once more for steps of decode rows only where attention has other code
+for these, per number of sampled rows one head and the samplers, and the transfers.
 A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
 while the device runs the forward pass. Nothing waits for the device but `collect`.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.protocol import Params, ServedModel, Weights
-from jinfercept.pallas.attention import Heads, paged_attention, prepare
+from jinfercept.pallas.attention import Heads, has_decode_variant, paged_attention, prepare
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import PackedShape, enter, pack, unpack
@@ -92,6 +93,12 @@ class RunnerShape:
         return [groups[first:end] for first, end in pairwise(borders)]
 
     @property
+    def decode_buckets(self) -> tuple[int, ...]:
+        """The buckets in which a step may have decode rows only, ascending."""
+        smaller = (0, *self.buckets)
+        return tuple(size for size, before in zip(self.buckets, smaller, strict=False) if before < self.max_num_seqs)
+
+    @property
     def sample_rows(self) -> tuple[int, ...]:
         """Numbers of sampled rows that have executables, ascending."""
         return tuple(sorted({self.bucket(size).num_rows for size in self.buckets}))
@@ -125,6 +132,7 @@ class ModelRunner:
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._run = Executables()
+        self._decode_buckets = decode_buckets(model, shape, attention, leaf.dtype)
         self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, self._home)
         add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self._run)
@@ -140,7 +148,8 @@ class ModelRunner:
         if plan.chunks:
             enter(plan.chunks, self._tables)
             bucket = self._shape.bucket(plan.bucket)
-            x = self._forward(plan.bucket, pack(plan.chunks, self._tables, self._shape.page_size, bucket))
+            decode_only = plan.bucket in self._decode_buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+            x = self._forward(plan.bucket, decode_only, pack(plan.chunks, self._tables, self._shape.page_size, bucket))
             return ForwardTicket(self._sampler.head(x, plan.chunks, self.params.head), submitted_s)
         for part in range(len(self._parts)):
             self.kv.start(part)
@@ -191,17 +200,20 @@ class ModelRunner:
     def layers_compile_s(self) -> list[float]:
         """Seconds that each executable of layers took to compile."""
         return [
-            seconds for key, seconds in self._run.compile_s.items() if isinstance(key, tuple) and key[0] == "layers"
+            seconds
+            for key, seconds in self._run.compile_s.items()
+            if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
         ]
 
-    def _forward(self, size: int, packed: np.ndarray) -> Array:
-        x, batch = self._run["embed", size](self.params.embed, self._sampler.last_tokens, packed)
+    def _forward(self, size: int, decode_only: bool, packed: np.ndarray) -> Array:
+        embed, layers_of = _names(decode_only)
+        x, batch = self._run[embed, size](self.params.embed, self._sampler.last_tokens, packed)
         kv = self.kv
         for part, groups in enumerate(self._parts):
             kv.start(part)
             layers = list(kv.layers)
             for first, end in groups:
-                step = self._run["layers", size, end - first]
+                step = self._run[layers_of, size, end - first]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
             kv.layers = tuple(layers)
             kv.scatter(part)
@@ -229,18 +241,33 @@ def add_steps(
         return jax.ShapeDtypeStruct(dims, dtype, sharding=leaf.sharding)
 
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
-    for size in shape.buckets:
-        bucket = shape.bucket(size)
+    decodes = decode_buckets(model, shape, attention, leaf.dtype)
+    for size, decode_only in [*((size, False) for size in shape.buckets), *((size, True) for size in decodes)]:
+        bucket, (embed_name, layers_name) = shape.bucket(size), _names(decode_only)
         packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
-        embed = partial(_embed, model, bucket, attention)
-        run.add(("embed", size), embed, params.embed, last_tokens, packed)
+        embed = partial(_embed, model, bucket, attention, decode_only)
+        run.add((embed_name, size), embed, params.embed, last_tokens, packed)
         embedded = jax.eval_shape(embed, params.embed, last_tokens, packed)
         x, batch = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
+        step = partial(_layers, model, attention, decode_only)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
-            run.add(("layers", size, end - first), partial(_layers, model, attention), *arguments, donate=(1, 2))
+            run.add((layers_name, size, end - first), step, *arguments, donate=(1, 2))
     add_sampler(run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs)
+
+
+def decode_buckets(
+    model: ServedModel, shape: RunnerShape, attention: str, dtype: jax.typing.DTypeLike
+) -> frozenset[int]:
+    """The buckets that have executables of their own for decode rows only: none if attention has no other code for them."""
+    has_variant = has_decode_variant(attention, dtype, model.config.head_dim)
+    return frozenset(shape.decode_buckets if has_variant else ())
+
+
+def _names(decode_only: bool) -> tuple[str, str]:
+    """The first parts of the keys of embeddings and of groups of layers."""
+    return ("decode embed", "decode layers") if decode_only else ("embed", "layers")
 
 
 def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
@@ -266,6 +293,7 @@ def _embed(
     model: ServedModel,
     shape: PackedShape,
     attention: str,
+    decode_only: bool,
     params: Weights,
     last_tokens: Int[Array, "slots"],
     packed: Int[Array, "packed"],
@@ -275,12 +303,13 @@ def _embed(
         x = model.embed(params, batch.tokens)
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, x.dtype.itemsize)
     with jax.named_scope("work"):
-        return x, prepare(batch, heads, x.dtype, implementation=attention)
+        return x, prepare(batch, heads, x.dtype, implementation=attention, decode_only=decode_only)
 
 
 def _layers(
     model: ServedModel,
     attention: str,
+    decode_only: bool,
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
     layers: tuple[KVPages, ...],
@@ -296,7 +325,7 @@ def _layers(
         q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
         pages = write_kv(pages, k, v, batch.write_index)
-        return paged_attention(q, pages, batch, implementation=attention), pages
+        return paged_attention(q, pages, batch, implementation=attention, decode_only=decode_only), pages
 
     written = []
     for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):

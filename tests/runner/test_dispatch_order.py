@@ -87,6 +87,16 @@ def test_a_plan_without_compute_only_moves(parts: int) -> None:
     assert transfers == [*moves(LAYERS // parts, []) * parts, "wait"]
 
 
+def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jinfercept.runner.runner.has_decode_variant", lambda *_: True)
+    decode = StepPlan(1, 4, (Chunk(0, 4, (5,), ((1, 2),), Sample(0.0, 0, 5)),))
+    mixed, alone = dispatched(1, FIRST, decode)
+    assert [name for name in mixed if "embed" in name or "layers" in name] == ["embed 4", *["layers 4 1"] * LAYERS]
+    assert alone == ["decode embed 4", *["decode layers 4 1"] * LAYERS, *SAMPLING]
+
+
 def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_executables() -> None:
     count = TRANSFER_PAGES[0] + 1
     pages = tuple(PageCopy(1 + index, index) for index in range(count))
