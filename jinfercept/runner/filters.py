@@ -4,17 +4,22 @@ The k-th largest logit of a row, and the logit at which the largest probabilitie
 row: from its few hundred largest logits where they are enough and cheap to have, or by bisection over the bits of the float.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jinfercept.runner.logits_processors import SampleRows
 
 NUM_BEST = 512
 """Largest logits of a row that `_by_best` sorts."""
+BITS = 4
+"""Of a bound's 32 bits, those that one pass over the logits settles on a GPU: it has 15 sums per row."""
+SMALLEST_KEY = np.uint32(0x007FFFFF)
+"""Of minus infinity, see `_keys`; smaller ones belong to no number."""
 
 
 def is_filtered(rows: SampleRows) -> Bool[Array, "R"]:
@@ -32,7 +37,7 @@ def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
         scaled: logits divided by the temperature.
         rows: the filters.
     """
-    return jax.lax.platform_dependent(scaled, rows, cpu=_by_best, default=_by_bisection)
+    return jax.lax.platform_dependent(scaled, rows, cpu=_by_best, default=partial(_by_digits, bits=BITS, unroll=True))
 
 
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
@@ -48,19 +53,20 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
     enough = jnp.where(rows.top_p < 1, sums[:, -1] >= goal, True) & (rows.top_k <= best.shape[-1])
     at = jnp.take_along_axis(best, reached[:, None], axis=1)[:, 0]
     found = jnp.maximum(floor, jnp.where(rows.top_p < 1, at, -jnp.inf))
-    otherwise = partial(_by_bisection, scaled, rows)
+    otherwise = partial(_by_digits, scaled, rows, bits=1, unroll=False)
     return jax.lax.cond(jnp.all(enough), lambda: found, lambda: jnp.where(enough, found, otherwise()))
 
 
-def _by_bisection(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
+def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
+    """By sums over all logits: each pass over them settles so many bits of a bound. See `_largest`."""
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)
-    wanted = jnp.clip(rows.top_k, 1, scaled.shape[-1])
-    kth = _largest(lambda key: jnp.sum(keys >= key[:, None], axis=-1) >= wanted, len(scaled))
+    wanted = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
+    least = jnp.full(len(scaled), -jnp.inf)
+    kth = _largest(keys, lambda keys: jnp.ones_like(keys, jnp.float32), wanted, least, bits, unroll=unroll)
     floor = jnp.maximum(_min_p(top, rows), jnp.where(rows.top_k > 0, kth, -jnp.inf))
-    weights = _weights(scaled, top, floor)
-    goal = rows.top_p * jnp.sum(weights, axis=-1)
-    reached = _largest(lambda key: jnp.sum(jnp.where(keys >= key[:, None], weights, 0.0), axis=-1) >= goal, len(scaled))
-    return jnp.maximum(floor, jnp.where(rows.top_p < 1, reached, -jnp.inf))
+    goal = rows.top_p * jnp.sum(_weights(scaled, top, floor), axis=-1)
+    reached = _largest(keys, lambda keys: jnp.exp(_floats(keys) - top[:, None]), goal, floor, bits, unroll=unroll)
+    return jnp.where(rows.top_p < 1, reached, floor)
 
 
 def _min_p(top: Float[Array, "R"], rows: SampleRows) -> Float[Array, "R"]:
@@ -78,13 +84,56 @@ def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
     return jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest(holds: Callable[[UInt32[Array, "R"]], Bool[Array, "R"]], num_rows: int) -> Float[Array, "R"]:
-    """The largest float for whose key `holds` is true, by row; it is true for all smaller ones."""
+def _floats(keys: UInt32[Array, "*R n"]) -> Float[Array, "*R n"]:
+    """The floats of keys; minus infinity for keys that are smaller than its own."""
+    keys = jnp.maximum(keys, SMALLEST_KEY)
+    return jax.lax.bitcast_convert_type(jnp.where(keys >> 31, keys & jnp.uint32(0x7FFFFFFF), ~keys), jnp.float32)
 
-    def bit(index: Int[Array, ""], key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
-        larger = key | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
-        return jnp.where(holds(larger), larger, key)
 
-    key = jax.lax.fori_loop(0, 32, bit, jnp.zeros(num_rows, jnp.uint32))
-    bits = jnp.where(key >> 31, key & jnp.uint32(0x7FFFFFFF), ~key)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+def _largest(
+    keys: UInt32[Array, "R V"],
+    weigh: Callable[[UInt32[Array, "R V"]], Float[Array, "R V"]],
+    goal: Float[Array, "R"],
+    least: Float[Array, "R"],
+    bits: int,
+    *,
+    unroll: bool,
+) -> Float[Array, "R"]:
+    """The largest float, by row, with a sum of weights of at least `goal` from it upwards; `least` if it is larger.
+
+    Args:
+        keys: of the row's logits.
+        weigh: the weights by keys.
+        goal: the sum to reach.
+        least: the smallest float in question.
+        bits: settled by one pass over the keys, which has a sum for every digit but 0.
+        unroll: leaves no loop in the program, for whose end a GPU's host would wait.
+    """
+    start = _keys(least)
+
+    def settle(index: Int[Array, ""] | int, key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
+        shift, mine = jnp.asarray(32 - bits * (index + 1), jnp.uint32), keys
+        if (
+            unroll
+        ):  # or XLA keeps what two passes have in common, as large as the keys, and compiles each pass by itself
+            mine, key, shift = jax.lax.optimization_barrier((keys, key, shift))
+        pivots = [jnp.maximum(key | jnp.uint32(digit) << shift, start) for digit in range(1, 1 << bits)]
+        reached = [(total >= goal).astype(jnp.uint32) for total in _sums(mine, weigh(mine), pivots)]
+        return key | sum(reached[1:], reached[0]) << shift
+
+    key = jnp.zeros(len(keys), jnp.uint32)
+    if unroll:
+        for index in range(32 // bits):
+            key = settle(index, key)
+    else:
+        key = jax.lax.fori_loop(0, 32 // bits, settle, key)
+    return _floats(jnp.maximum(key, start))
+
+
+def _sums(
+    keys: UInt32[Array, "R V"], weights: Float[Array, "R V"], pivots: Sequence[UInt32[Array, "R"]]
+) -> Sequence[Float[Array, "R"]]:
+    """For each pivot, the sum of the weights whose keys are not smaller: all in one pass over the keys."""
+    terms = [jnp.where(keys >= pivot[:, None], weights, 0.0) for pivot in pivots]
+    zeros = [jnp.float32(0)] * len(terms)
+    return jax.lax.reduce(terms, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (1,))

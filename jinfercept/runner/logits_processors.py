@@ -35,12 +35,11 @@ class SampleRows(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Sampling state of the sequences, by slot; for those without options, only the last token is valid.
+    """Sampling state of the sequences with options, by slot; that of the others is not valid.
 
     The number `V` in `biased` and at the end of a bad sequence marks an unused place.
     """
 
-    last_tokens: Int32[Array, "slots"]
     recent: Int32[Array, "slots recent"]  # the tokens generated last, the newest at the end
     counts: Int32[Array, "slots V"]  # how often a token was generated, plus `IN_PROMPT`
     allowed: UInt32[Array, "slots words"]
@@ -74,22 +73,31 @@ def shape_logits(
     return jnp.where(_allowed(mask, slots, rows, remembered, logits.shape[-1]), biased, -jnp.inf)
 
 
-def remember(slots: Slots, slot: Int[Array, "R"], tokens: Int[Array, "R"]) -> Slots:
-    """The slots with one more token each."""
-    recent = jnp.concatenate([slots.recent[slot, 1:], tokens[:, None]], axis=1)
+def remember(slots: Slots, rows: SampleRows, tokens: Int[Array, "R"]) -> Slots:
+    """The slots of the remembered rows with one more token each."""
+    places = distinct(jnp.where(rows.remembered != 0, rows.slot, len(slots.recent)), len(slots.recent))
+    recent = jnp.concatenate([slots.recent[rows.slot, 1:], tokens[:, None]], axis=1)
     return slots._replace(
-        last_tokens=slots.last_tokens.at[slot].set(tokens),
-        recent=slots.recent.at[slot].set(recent),
-        counts=slots.counts.at[slot, tokens].add(1),
+        recent=slots.recent.at[places].set(recent, mode="drop", unique_indices=True),
+        counts=slots.counts.at[places, tokens].add(1, mode="drop", unique_indices=True),
     )
+
+
+def distinct(places: Int[Array, "*R n"], end: int) -> Int[Array, "*R n"]:
+    """The places, which are distinct below `end`, with those from `end` on made distinct too: nothing is written there.
+
+    XLA writes to distinct places with plain stores, on a GPU with one compare-and-swap loop per number otherwise.
+    """
+    return jnp.where(places < end, places, end + jnp.arange(places.shape[-1], dtype=places.dtype))
 
 
 def _bias(
     logits: Float[Array, "R V"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"]
 ) -> Float[Array, "R V"]:
-    places = jnp.where(remembered[:, None], slots.biased[rows.slot], logits.shape[-1])
-    none = jnp.zeros_like(logits)
-    biases = none.at[jnp.arange(len(logits))[:, None], places].add(slots.bias[rows.slot], mode="drop")
+    vocab_size = logits.shape[-1]
+    places = distinct(jnp.where(remembered[:, None], slots.biased[rows.slot], vocab_size), vocab_size)
+    none, bias = jnp.zeros_like(logits), slots.bias[rows.slot]
+    biases = none.at[jnp.arange(len(logits))[:, None], places].set(bias, mode="drop", unique_indices=True)
     biases = jax.lax.optimization_barrier(biases)  # or XLA copies every step's logits, to change them in place
     return logits + biases
 

@@ -1,6 +1,7 @@
 """Packs a plan's sampled rows into one int32 matrix, so that sampling needs one upload, and unpacks it on the device."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ NUM_FIELDS = len(SampleRows._fields)
 _FIRST_FLOAT = SampleRows._fields.index("temperature")
 _ONE = np.ones(1, np.float32).view(np.int32)[0]
 _REMEMBERED, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_p", "repetition"))
+
+Kind = Literal["greedy", "drawn", "filtered"]
+"""What a step's draw computes: the largest logits; draws by temperature too; the filters `top_k`, `top_p`, `min_p` too."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
@@ -41,6 +46,21 @@ def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: in
     rows = _blank(num_rows, scratch_slot)
     rows[0, : len(token_indices)] = token_indices
     return rows
+
+
+def draw_kind(packed: Int32[np.ndarray, "fields R"]) -> Kind:
+    """The simplest kind of draw that computes all that the rows ask for."""
+    rows = SampleRows(*packed)
+    warm = rows.temperature != 0
+    if not warm.any():
+        return "greedy"
+    filtered = (rows.top_k != 0) | (rows.top_p != _ONE) | (rows.min_p != 0)
+    return "filtered" if (warm & filtered).any() else "drawn"
+
+
+def any_remembered(packed: Int32[np.ndarray, "fields R"]) -> bool:
+    """Whether the state of a row's slot applies."""
+    return bool(packed[_REMEMBERED].any())
 
 
 def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:

@@ -15,7 +15,7 @@ _RECENT = MAX_BAD_TOKENS - 1
 
 
 class _Parts(NamedTuple):
-    """A slot's state without the last token: the parts of the vector, by the names of `Slots`."""
+    """A slot's state: the parts of the vector, by the names of `Slots`."""
 
     recent: np.ndarray
     counts: np.ndarray
@@ -53,7 +53,6 @@ def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) 
     """The slots, with the state of one of them replaced by a packed one."""
     recent, counts, allowed, ends, biased, bias, bad = _split_slot(packed, slots.counts.shape[1])
     return Slots(
-        last_tokens=slots.last_tokens,
         recent=slots.recent.at[slot].set(recent),
         counts=slots.counts.at[slot].set(counts),
         allowed=slots.allowed.at[slot].set(jax.lax.bitcast_convert_type(allowed, jnp.uint32)),
@@ -68,7 +67,6 @@ def slot_shapes(num_slots: int, vocab_size: int) -> Slots:
     """Shapes and types of the slots' state, the scratch slot included."""
     words, rows = mask_words(vocab_size), num_slots + 1
     shapes = {
-        "last_tokens": ((), jnp.int32),
         "recent": ((_RECENT,), jnp.int32),
         "counts": ((vocab_size,), jnp.int32),
         "allowed": ((words,), jnp.uint32),

@@ -2,6 +2,9 @@
 
 A slot's state is written when a sequence with options gets the slot, from the host's tokens; after that every draw adds its own
 token on the device, so that it counts before the host has read it.
+
+The host chooses executables by what a step's rows ask for, see `Sampler._sample`: a conditional in an executable makes a GPU's
+host wait for the predicate.
 """
 
 from collections.abc import Mapping
@@ -16,8 +19,16 @@ from jaxtyping import Array, Float, Int, Int32, UInt32
 
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, remember
-from jinfercept.runner.packing_samples import pack_positions, pack_samples, unpack_samples
+from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
+from jinfercept.runner.packing_samples import (
+    KINDS,
+    Kind,
+    any_remembered,
+    draw_kind,
+    pack_positions,
+    pack_samples,
+    unpack_samples,
+)
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
 from jinfercept.runner.sampling import logprobs, sample
 from jinfercept.sampling_params import MAX_LOGPROBS
@@ -96,7 +107,7 @@ class Sampler:
     @property
     def last_tokens(self) -> Int[Array, "slots"]:
         """By slot, the token drawn last; the last slot is scratch."""
-        return self._slots.last_tokens
+        return self._last_tokens
 
     def reset(self) -> None:
         """Clear all slots."""
@@ -104,10 +115,11 @@ class Sampler:
         self._slots: Slots = jax.device_put(
             jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home
         )
+        self._last_tokens: Array = jax.device_put(np.zeros(self._num_slots + 1, np.int32), self._home)
 
     def close(self) -> None:
         """Free the slots' arrays."""
-        for array in self._slots:
+        for array in (*self._slots, self._last_tokens):
             array.delete()
 
     def head(self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights) -> Hidden:
@@ -161,13 +173,24 @@ class Sampler:
         return tokens, reported, tuple(scores)
 
     def _sample(self, logits: Logits, masks: Masks) -> Drawn:
+        """Dispatch the draw, and before and after it what only some steps need.
+
+        Three kinds of draws, and the options that change logits apart from them, are five executables for what would be six
+        as one each, and none computes what no row asks for. On an H100 a step of 64 rows of 128k logits reads them once to
+        take the largest, once more for options and once more for a report; filters read them 18 times (see `filters`).
+        """
         values, packed, num_best = logits
-        num_rows = len(values)
-        mask = self._no_masks[num_rows]
+        num_rows, shaped = len(values), values
+        mask, remembered = self._no_masks[num_rows], any_remembered(packed)
         if masks:
             mask, packed = self._masked(packed, masks)
-        tokens, self._slots = self._run["sample", num_rows](values, mask, self._slots, packed)
+        if masks or remembered:
+            shaped = self._run["shape", num_rows](values, mask, self._slots, packed)
+        draw = self._run["sample", num_rows, draw_kind(packed)]
+        tokens, self._last_tokens = draw(shaped, self._last_tokens, packed)
         tokens.copy_to_host_async()
+        if remembered:
+            self._slots = self._run["remember", num_rows](self._slots, tokens, packed)
         reports = None
         if num_best.count(None) < len(num_best):
             reports = self._run["logprobs", num_rows](values, tokens)
@@ -228,6 +251,7 @@ def add_sampler(
         return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
 
     slots = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), slot_shapes(num_slots, vocab_size))
+    last_tokens = struct((num_slots + 1,), jnp.int32)
     run.add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
     for rows in row_counts:
         packed = pack_positions((), rows, num_slots)
@@ -235,13 +259,18 @@ def add_sampler(
             if rows <= size:
                 run.add(("head", size, rows), partial(_head, model), params, x, packed)
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
-        run.add(("sample", rows), _sample, logits, mask, slots, packed, donate=(2,))
-        run.add(("logprobs", rows), _report, logits, struct((rows,), jnp.int32))
+        tokens = struct((rows,), jnp.int32)
+        run.add(("shape", rows), _shape, logits, mask, slots, packed)
+        for kind in KINDS:
+            run.add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, packed, donate=(1,))
+        run.add(("remember", rows), _remember, slots, tokens, packed, donate=(0,))
+        run.add(("logprobs", rows), _report, logits, tokens)
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
     """Device memory of the slots' state, in bytes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in slot_shapes(num_slots, vocab_size))
+    last_tokens = jax.ShapeDtypeStruct((num_slots + 1,), jnp.int32)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in (*slot_shapes(num_slots, vocab_size), last_tokens))
 
 
 def _head(
@@ -251,13 +280,27 @@ def _head(
         return model.head(params, x[unpack_samples(packed).token_index])
 
 
-def _sample(
+def _shape(
     logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, packed: Int[Array, "fields R"]
-) -> tuple[Int[Array, "R"], Slots]:
+) -> Float[Array, "R V"]:
+    with jax.named_scope("shape"):
+        return shape_logits(logits, mask, slots, unpack_samples(packed))
+
+
+def _sample(
+    kind: Kind, logits: Float[Array, "R V"], last_tokens: Int32[Array, "slots"], packed: Int[Array, "fields R"]
+) -> tuple[Int[Array, "R"], Int32[Array, "slots"]]:
+    """Tokens, and the tokens drawn last by slot. Rows of the scratch slot, the last one, write nothing."""
     rows = unpack_samples(packed)
+    places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
     with jax.named_scope("sample"):
-        tokens = sample(logits, mask, slots, rows)
-        return tokens, remember(slots, rows.slot, tokens)
+        tokens = sample(logits, rows, kind)
+        return tokens, last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
+
+
+def _remember(slots: Slots, tokens: Int[Array, "R"], packed: Int[Array, "fields R"]) -> Slots:
+    with jax.named_scope("remember"):
+        return remember(slots, unpack_samples(packed), tokens)
 
 
 def _report(logits: Float[Array, "R V"], tokens: Int[Array, "R"]) -> Int32[Array, "R columns"]:

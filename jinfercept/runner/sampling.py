@@ -4,28 +4,43 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
 from jinfercept.runner.filters import bounds, is_filtered
-from jinfercept.runner.logits_processors import SampleRows, Slots, shape_logits
+from jinfercept.runner.logits_processors import SampleRows
+from jinfercept.runner.packing_samples import Kind
+from jinfercept.runner.top_k import top_k
 
 COLDEST = 1e-5
 """Lower temperatures that are not 0 count as this one: logits divided by it stay finite."""
 
 
-def sample(
-    logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows
-) -> Int[Array, "R"]:
-    """One token per row, of the logits as `shape_logits` makes them: the largest where the temperature is 0, else a draw from
-    `softmax(logits / temperature)` among the tokens that `filters.bounds` keeps.
+def sample(logits: Float[Array, "R V"], rows: SampleRows, kind: Kind) -> Int[Array, "R"]:
+    """One token per row: the largest logit's where the temperature is 0, else a draw from `softmax(logits / temperature)` among
+    the tokens that `filters.bounds` keeps.
 
     Drawing is Gumbel-max with the key `fold_in(key(seed), position)`, so that a request's tokens are the same whatever runs
-    beside it and however often it is interrupted. Options that no row has are not computed.
+    beside it and however often it is interrupted.
+
+    Args:
+        logits: as the model has them, or as `shape_logits` makes them where a row of the step needs it.
+        rows: of a step whose `draw_kind` is this kind or a simpler one.
+        kind: what is computed. A row has the same token in every kind that has what it needs.
     """
-    shaped = jnp.any((rows.masked != 0) | (rows.remembered != 0))
-    return jax.lax.cond(
-        shaped, lambda: _choose(shape_logits(logits, mask, slots, rows), rows), lambda: _choose(logits, rows)
-    )
+    if kind == "greedy":
+        return _largest(logits)
+
+    def noise(seed: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
+        key = jax.random.fold_in(jax.random.key(seed), position)
+        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+
+    warm = rows.temperature > 0
+    scaled = logits / jnp.where(warm, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
+    left = scaled
+    if kind == "filtered":
+        bound = jnp.where(is_filtered(rows), bounds(scaled, rows), -jnp.inf)
+        left = jnp.where(scaled >= bound[:, None], scaled, -jnp.inf)
+    return _largest(jnp.where(warm[:, None], left + jax.vmap(noise)(rows.seed, rows.position), logits))
 
 
 def logprobs(
@@ -35,7 +50,7 @@ def logprobs(
     total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)
     rank = jnp.sum(logits >= chosen, axis=-1)
-    best, ids = jax.lax.top_k(logits, min(num_best, logits.shape[-1]))
+    best, ids = top_k(logits, min(num_best, logits.shape[-1]))
     return chosen[:, 0] - total, rank, best - total[:, None], ids
 
 
@@ -52,24 +67,3 @@ def _largest_twice(values: Float[Array, "R V"]) -> Int[Array, "R"]:
     columns = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
     is_largest = values == jnp.max(values, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_largest, columns, values.shape[-1] - 1), axis=-1)
-
-
-def _choose(logits: Float[Array, "R V"], rows: SampleRows) -> Int[Array, "R"]:
-    greedy, warm = _largest(logits), rows.temperature > 0
-    return jax.lax.cond(jnp.any(warm), lambda: _draw(logits, greedy, warm, rows), lambda: greedy)
-
-
-def _draw(
-    logits: Float[Array, "R V"], greedy: Int[Array, "R"], warm: Bool[Array, "R"], rows: SampleRows
-) -> Int[Array, "R"]:
-    def noise(seed: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
-        key = jax.random.fold_in(jax.random.key(seed), position)
-        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
-
-    scaled = logits / jnp.where(warm, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
-    everything, filtered = jnp.full(len(logits), -jnp.inf), warm & is_filtered(rows)
-    bound = jax.lax.cond(
-        jnp.any(filtered), lambda: jnp.where(filtered, bounds(scaled, rows), everything), lambda: everything
-    )
-    left = jnp.where(scaled >= bound[:, None], scaled, -jnp.inf)
-    return jnp.where(warm, _largest(left + jax.vmap(noise)(rows.seed, rows.position)), greedy)

@@ -30,7 +30,7 @@ BOTH_WAYS = StepPlan(
     scatter=(PageCopy(3, 0),),
     drop=(0,),
 )
-SAMPLING = ["head 4 1", "sample 1"]
+SAMPLING = ["head 4 1", "sample 1 greedy"]
 
 
 def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import Array
 from scipy.stats import chisquare
 
 from jinfercept.runner import filters
-from jinfercept.runner.logits_processors import Slots, mask_words, remember
-from jinfercept.runner.packing_samples import pack_positions, pack_samples, unpack_samples
+from jinfercept.runner.logits_processors import Slots, mask_words, remember, shape_logits
+from jinfercept.runner.packing_samples import (
+    KINDS,
+    Kind,
+    any_remembered,
+    draw_kind,
+    pack_positions,
+    pack_samples,
+    unpack_samples,
+)
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
 from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.runner.top_k import BLOCK, top_k_of_blocks
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Sample
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
@@ -28,9 +38,19 @@ LOGITS = np.random.default_rng(0).normal(0.0, 1.5, VOCAB).astype(np.float32)
 EMPTY = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), slot_shapes(NUM_SLOTS, VOCAB))
 HISTORY = TokenHistory(PROMPT + OUTPUT, ((0, len(PROMPT)),))
 
-draw = jax.jit(lambda logits, mask, slots, packed: sample(logits, mask, slots, unpack_samples(packed)))
+
+@partial(jax.jit, static_argnums=0)
+def draw(kind: Kind, logits: Array, packed: Array) -> Array:
+    return sample(logits, unpack_samples(packed), kind)
+
+
+shape = jax.jit(lambda logits, mask, slots, packed: shape_logits(logits, mask, slots, unpack_samples(packed)))
 enter = jax.jit(unpack_slot)
-WAYS = (jax.jit(filters._by_best), jax.jit(filters._by_bisection))
+WAYS = (
+    jax.jit(filters._by_best),
+    jax.jit(partial(filters._by_digits, bits=1, unroll=False)),
+    jax.jit(partial(filters._by_digits, bits=filters.BITS, unroll=True)),
+)
 
 CASES = {
     "temperature": {"temperature": 0.7},
@@ -70,29 +90,54 @@ CASES = {
 }
 
 
+def chunks(all_params: Sequence[SamplingParams], first_seed: int = 0) -> tuple[Chunk, ...]:
+    """One sampled chunk for each, with seeds of their own; chunk `i` has the slot `i % NUM_SLOTS`."""
+    return tuple(
+        Chunk(
+            number % NUM_SLOTS,
+            0,
+            (1,),
+            (),
+            Sample(
+                params.temperature,
+                first_seed + number,
+                13,
+                draw_options(params, frozenset(ENDS)),
+                len(OUTPUT) < params.min_tokens,
+            ),
+        )
+        for number, params in enumerate(all_params)
+    )
+
+
 def draws(
     all_params: Sequence[SamplingParams],
     allowed: Sequence[int] | None = None,
     rows: int | None = None,
     first_seed: int = 0,
+    kind: Kind | None = None,
 ) -> np.ndarray:
-    """One token for each, with seeds of their own; row `i` has the sequence in slot `i % NUM_SLOTS`, which must be alike."""
-    slots, chunks, history = EMPTY, [], {}
-    for number, params in enumerate(all_params):
-        options, slot = draw_options(params, frozenset(ENDS)), number % NUM_SLOTS
-        if options is not None and options.remembered and slot not in history:
-            history[slot] = params
-            slots = enter(slots, slot, pack_slot(options, HISTORY, VOCAB))
-        held = len(OUTPUT) < params.min_tokens
-        chunks.append(Chunk(slot, 0, (1,), (), Sample(params.temperature, first_seed + number, 13, options, held)))
-    packed = pack_samples(tuple(chunks), rows or len(chunks), NUM_SLOTS)
+    """One token for each, drawn as in a step of this kind, by default of the simplest that computes all; see `chunks`.
+
+    The sequences in one slot must be alike.
+    """
+    slots, entered, asked = EMPTY, set(), chunks(all_params, first_seed)
+    for chunk in asked:
+        assert chunk.sample is not None
+        options = chunk.sample.options
+        if options is not None and options.remembered and chunk.slot not in entered:
+            entered.add(chunk.slot)
+            slots = enter(slots, chunk.slot, pack_slot(options, HISTORY, VOCAB))
+    packed = pack_samples(asked, rows or len(asked), NUM_SLOTS)
     mask = np.full((packed.shape[1], mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
-        mask[: len(chunks)] = np.packbits(bits, bitorder="little").view(np.uint32)
+        mask[: len(asked)] = np.packbits(bits, bitorder="little").view(np.uint32)
         packed[4] = 1
-    drawn = draw(np.broadcast_to(LOGITS, (packed.shape[1], VOCAB)), mask, slots, packed)
-    return np.asarray(drawn)[: len(chunks)]
+    logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
+    if allowed is not None or any_remembered(packed):
+        logits = shape(logits, mask, slots, packed)
+    return np.asarray(draw(kind or draw_kind(packed), logits, packed))[: len(asked)]
 
 
 def expected(params: SamplingParams, mask: Sequence[int] | None = None) -> np.ndarray:
@@ -145,6 +190,16 @@ def test_a_row_is_drawn_alike_in_any_batch() -> None:
         assert draws([params], first_seed=number)[0] == together[number]
 
 
+def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs() -> None:
+    for name in ("temperature", "hot", "repetition", "greedy", "top_p"):
+        params = [SamplingParams(**{"max_tokens": 20} | CASES[name])] * 300
+        needed = draw_kind(pack_samples(chunks(params), 300, NUM_SLOTS))
+        assert needed == {"greedy": "greedy", "top_p": "filtered"}.get(name, "drawn")
+        kinds = KINDS[KINDS.index(needed) :]
+        first, *others = [draws(params, kind=kind).tolist() for kind in kinds]
+        assert all(other == first for other in others)
+
+
 def test_what_was_drawn_counts_at_once() -> None:
     params = SamplingParams(temperature=0.0, frequency_penalty=2.0, bad_words_token_ids=[[8, 4], [1, 2, 3]])
     options = draw_options(params, frozenset())
@@ -154,13 +209,13 @@ def test_what_was_drawn_counts_at_once() -> None:
     packed = pack_samples((chunk,), 1, NUM_SLOTS)
     mask = np.zeros((1, mask_words(VOCAB)), np.uint32)
     for _ in range(12):
-        [token] = draw(LOGITS[None], mask, slots, packed)
+        [token] = draw("greedy", shape(LOGITS[None], mask, slots, packed), packed)
         assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()
-        slots = remember(slots, unpack_samples(jnp.asarray(packed)).slot, token[None])
+        slots = remember(slots, unpack_samples(jnp.asarray(packed)), token[None])
         output.append(int(token))
         rebuilt = pack_slot(options, TokenHistory((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
         again: Slots = enter(EMPTY, 1, rebuilt)
-        for ours, theirs in zip(slots[1:], again[1:], strict=True):
+        for ours, theirs in zip(slots, again, strict=True):
             assert np.array_equal(ours[1], theirs[1])
 
 
@@ -200,10 +255,22 @@ def test_the_bound_of_a_large_vocabulary_does_not_depend_on_how_it_is_found() ->
     packed[7] = [0, 40, 3000, 0]
     packed[8:11] = np.array([[1.0] * 4, [0.9, 0.95, 1.0, 1.0], [0.0, 0.0, 0.0, 0.05]], np.float32).view(np.int32)
     rows = unpack_samples(jnp.asarray(packed))
-    by_best, by_bisection = (np.asarray(way(logits, rows)) for way in WAYS)
-    assert np.array_equal(by_best, by_bisection)
+    by_best, *others = (np.asarray(way(logits, rows)) for way in WAYS)
+    assert all(np.array_equal(by_best, other) for other in others)
     assert np.array_equal(np.asarray(jax.jit(filters.bounds)(logits, rows)), by_best)
     assert (logits[2] >= by_best[2]).sum() == 3000
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_largest_of_blocks_are_those_of_a_sort_of_equals_the_first(ties: bool) -> None:
+    values = np.random.default_rng(4).normal(0.0, 3.0, (6, 20 * BLOCK + 333)).astype(np.float32)
+    values = np.round(values) if ties else values
+    values[1, 5:] = -np.inf
+    values[2, ::2] = -np.inf
+    order = np.argsort(-values, axis=-1, kind="stable")[:, :20]
+    best, columns = jax.jit(partial(top_k_of_blocks, k=20))(values)
+    assert np.array_equal(columns, order)
+    assert np.array_equal(best, np.take_along_axis(values, order, axis=1))
 
 
 def test_log_probabilities_are_those_of_a_softmax_and_ranks_begin_at_one() -> None:
