@@ -5,16 +5,23 @@ Letters, for the whole repository: `T` query tokens in the step, `S` sequences (
 `L` layers, `R` sampled rows.
 
 One layer's pages are one array `[N, B, 2, K, D]`: pages first, a token's key and value heads in one contiguous row, so that
-writing a token is one row and a page is one contiguous block. Page 0 is scratch: padding tokens write there.
+writing a token is one row and a page is one contiguous block. Page 0 belongs to no sequence and stays zeros: unused entries of
+page tables point to it, so that attention may read them. Padding writes nowhere: its indices are distinct and out of range.
 `benchmarks/kv_layout.py` is the measurement behind the order.
+
+On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-byte accesses for bfloat16, and a scatter whose
+indices may repeat is a compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 SCRATCH_PAGE = 0
+OUT_OF_RANGE = 2**30
+"""First index of padding, in pages or in tokens: no pool has as many. Scatters drop such indices, which must be distinct."""
 
 
 class Batch(NamedTuple):
@@ -22,7 +29,7 @@ class Batch(NamedTuple):
 
     The first `num_decode` rows have exactly one query token each (token `s` is row `s`); the chunks follow. Unused rows come
     last, with `query_starts` repeating the number of tokens in use and a context length of 0. Padding tokens follow the
-    last used one; their `write_index` lies in the scratch page and their position is 0.
+    last used one; their `write_index` counts up from `OUT_OF_RANGE` and their position is 0.
     """
 
     tokens: Int[Array, "T"]
@@ -47,7 +54,47 @@ def kv_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -
 def write_kv(
     pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
 ) -> KVPages:
-    """Write every token's key and value to its place in the pages, `Batch.write_index`. In place if `pages` is donated."""
-    page_size = pages.shape[1]
-    rows = jnp.stack([key, value], axis=1).astype(pages.dtype)  # [T, 2, K, D]
-    return pages.at[write_index // page_size, write_index % page_size].set(rows)
+    """Write every token's key and value to its place in the pages. In place if `pages` is donated.
+
+    Args:
+        write_index: `Batch.write_index`, distinct; an index out of range writes nothing.
+    """
+    key, value = key.astype(pages.dtype), value.astype(pages.dtype)
+    return jax.lax.platform_dependent(pages, key, value, write_index, cpu=_write_rows, default=_write_words)
+
+
+def to_words(x: Float[Array, "N ..."]) -> UInt32[Array, "N W"]:
+    """The numbers of pages or rows as 32-bit words, the first axis kept: a view on a GPU. 16-bit numbers must be even many."""
+    if x.dtype.itemsize == 4:
+        return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1), jnp.uint32)
+    return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 2), jnp.uint32)
+
+
+def from_words(words: UInt32[Array, "..."], like: KVPages, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Words as numbers of the type of `like`, in this shape."""
+    return jax.lax.bitcast_convert_type(words, like.dtype).reshape(shape)
+
+
+def _write_rows(
+    pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
+) -> KVPages:
+    page, offset = jnp.divmod(write_index, pages.shape[1])
+    rows = jnp.stack([key, value], axis=1)  # [T, 2, K, D]
+    return pages.at[page, offset].set(rows, unique_indices=True, mode="drop")
+
+
+def _write_words(
+    pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
+) -> KVPages:
+    rows = jnp.concatenate([_joined(key), _joined(value)], axis=1)  # [T, words of a token]
+    tokens = to_words(pages.reshape(-1, *pages.shape[2:]))
+    written = tokens.at[write_index].set(rows, unique_indices=True, mode="drop")
+    return from_words(written, pages, pages.shape)
+
+
+def _joined(x: Float[Array, "T K D"]) -> UInt32[Array, "T W"]:
+    """`to_words` by arithmetic, which XLA fuses into the scatter; it writes the operand of a bitcast to memory first."""
+    if x.dtype.itemsize == 4:
+        return to_words(x)
+    halves = jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 2), jnp.uint16).astype(jnp.uint32)
+    return halves[..., 0] | halves[..., 1] << 16

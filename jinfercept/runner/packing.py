@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.pallas.layout import SCRATCH_PAGE, Batch
+from jinfercept.pallas.layout import OUT_OF_RANGE, Batch
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
 
@@ -40,7 +40,7 @@ def pack(
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
         vector, shape
     )
-    write_index[:] = SCRATCH_PAGE * page_size
+    write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector
     slots, starts, lists, *_ = zip(*chunks, strict=True)

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape, write_kv
+from jinfercept.pallas.layout import OUT_OF_RANGE, Batch, _write_rows, _write_words, kv_shape, write_kv
 from tests.support.batch_shapes import batch_shapes
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
@@ -26,11 +27,20 @@ def test_a_token_lands_in_its_page_at_its_offset_and_nowhere_else():
     np.testing.assert_array_equal(write(jnp.zeros(SHAPE), key, value, index), expected)
 
 
-def test_padding_tokens_change_the_scratch_page_only():
+def test_padding_tokens_change_nothing():
     key, value = keys_and_values(5)
-    pages = np.asarray(write(jnp.zeros(SHAPE), key, value, jnp.array([0, 0, 1, 2, 3]) + SCRATCH_PAGE * PAGE_SIZE))
-    assert np.any(pages[SCRATCH_PAGE])
-    assert not np.any(np.delete(pages, SCRATCH_PAGE, axis=0))
+    assert not np.any(write(jnp.zeros(SHAPE), key, value, OUT_OF_RANGE + jnp.arange(5)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_words_are_written_as_numbers_are(dtype: str, page_size: int):
+    key, value = (x.astype(dtype) for x in keys_and_values(3))
+    index = jnp.array([2 * page_size, OUT_OF_RANGE, 4 * page_size - 1])
+    before = jax.random.normal(jax.random.key(1), kv_shape(6, page_size, NUM_KV_HEADS, HEAD_DIM), dtype)
+    np.testing.assert_array_equal(
+        _write_words(before, key, value, index), _write_rows(before, key, value, index), strict=True
+    )
 
 
 def test_a_donated_pool_is_written_in_place():
