@@ -2,8 +2,8 @@
 
 A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer moves l layers of
 it; they are freed with their last reference. With one part a page crosses the link whole, during all of the step's compute;
-with more, each part crosses during the compute of its own layers. Transfers have a few static sizes, padded with the scratch
-page, so that nothing recompiles.
+with more, each part crosses during the compute of its own layers. Transfers have a few static sizes, padded with slots out of
+range, so that nothing recompiles.
 """
 
 from collections import deque
@@ -17,24 +17,57 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int32
 
 from jinfercept.kv.store import PageCopy
-from jinfercept.pallas.layout import SCRATCH_PAGE, KVPages, kv_shape
+from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.runner.executables import Executables
 
 HostPage = Float[Array, "l B 2 K D"]
 """One part of a page."""
 
-TRANSFER_PAGES = (16, 4, 1)
-"""Pages per gather or scatter, largest first."""
+TRANSFER_PAGES = (32, 8, 1)
+"""Pages per gather or scatter, largest first.
+
+The GPU runtime of JAX lets 32 executables wait, then dispatch blocks. The memory plan moves at most 1 GiB a step, 512 pages of
+2 MiB (Llama-3-8B, page 16): with whole pages these are at most 17 gathers and scatters together, which leaves 15 for the
+embedding, the groups of layers, the head and the sampler.
+"""
 
 
 def _gather(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPage, ...]:
-    pages = jnp.stack([layer[slots] for layer in layers], axis=1)
+    return jax.lax.platform_dependent(layers, slots, cpu=_gather_pages, default=_gather_words)
+
+
+def _gather_pages(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
+    """The pages of these slots: of each an array with the layers first. Padding reads any page."""
+    pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
     return tuple(pages[i] for i in range(slots.shape[0]))
 
 
+def _gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPage, ...]:
+    shape = (len(layers), *layers[0].shape[1:])
+    pages = _gather_pages(tuple(map(to_words, layers)), slots)
+    return tuple(from_words(page, layers[0], shape) for page in pages)
+
+
 def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[HostPage, ...]) -> tuple[KVPages, ...]:
+    return jax.lax.platform_dependent(layers, slots, pages, cpu=_scatter_pages, default=_scatter_words)
+
+
+def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], pages: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The layers with these pages in these slots, which are distinct; slots out of range are dropped."""
+    if len(pages) == 1:  # a scatter of one row is a read, a selection and a write
+        page = pages[0]
+        return tuple(jax.lax.dynamic_update_index_in_dim(layer, page[i], slots[0], 0) for i, layer in enumerate(layers))
     stacked = jnp.stack(pages)
-    return tuple(layer.at[slots].set(stacked[:, index]) for index, layer in enumerate(layers))
+    return tuple(
+        layer.at[slots].set(stacked[:, index], unique_indices=True, mode="drop") for index, layer in enumerate(layers)
+    )
+
+
+def _scatter_words(
+    layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[HostPage, ...]
+) -> tuple[KVPages, ...]:
+    written = _scatter_pages(tuple(map(to_words, layers)), slots, tuple(map(to_words, pages)))
+    return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
 
 
 def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
@@ -55,7 +88,9 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage)
 class KVArrays:
     """All pages of a model on one device, and their copies on the host.
 
-    A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`.
+    A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`. On a GPU a copy waits for
+    what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's `start` comes
+    before every executable of the step.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.
@@ -156,7 +191,7 @@ class KVArrays:
 
 
 def _padded(slots: Sequence[int], size: int) -> Int32[np.ndarray, "k"]:
-    padded = np.full(size, SCRATCH_PAGE, np.int32)
+    padded = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + size, dtype=np.int32)
     padded[: len(slots)] = slots
     return padded
 

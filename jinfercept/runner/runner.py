@@ -207,10 +207,12 @@ class ModelRunner:
 
     def _forward(self, size: int, decode_only: bool, packed: np.ndarray) -> Array:
         embed, layers_of = _names(decode_only)
-        x, batch = self._run[embed, size](self.params.embed, self._sampler.last_tokens, packed)
         kv = self.kv
+        kv.start(0)
+        x, batch = self._run[embed, size](self.params.embed, self._sampler.last_tokens, packed)
         for part, groups in enumerate(self._parts):
-            kv.start(part)
+            if part:
+                kv.start(part)
             layers = list(kv.layers)
             for first, end in groups:
                 step = self._run[layers_of, size, end - first]

@@ -19,7 +19,7 @@ from tests.support.tiny_model import GOLDEN
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
 LAYERS = LOADED.model.config.num_layers
-SHAPE = RunnerShape(num_pages=24, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
+SHAPE = RunnerShape(num_pages=40, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
 FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), ((0, 1),), None),), offload=(PageCopy(1, 0),))
 BOTH_WAYS = StepPlan(
     1,
@@ -68,17 +68,18 @@ def moves(layers: int, compute: list[str]) -> list[str]:
     return ["to device", f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
 
 
-def test_whole_pages_start_before_the_first_layer_and_land_after_the_last() -> None:
+def test_whole_pages_start_before_everything_else_and_land_after_the_last_layer() -> None:
     first, both = dispatched(1, FIRST, BOTH_WAYS)
-    layers = ["layers 4 1"] * LAYERS
-    assert first == ["embed 4", f"gather 1 {LAYERS}", "to pinned_host", *layers]
-    assert both == ["embed 4", *moves(LAYERS, layers), *SAMPLING]
+    compute = ["embed 4", *["layers 4 1"] * LAYERS]
+    assert first == [f"gather 1 {LAYERS}", "to pinned_host", *compute]
+    assert both == [*moves(LAYERS, compute), *SAMPLING]
 
 
 def test_parts_of_pages_start_before_their_own_layers_and_land_after_them() -> None:
     first, both = dispatched(LAYERS, FIRST, BOTH_WAYS)
-    assert first == ["embed 4", *["gather 1 1", "to pinned_host", "layers 4 1"] * LAYERS]
-    assert both == ["embed 4", *moves(1, ["layers 4 1"]) * LAYERS, *SAMPLING]
+    later = ["gather 1 1", "to pinned_host", "layers 4 1"]
+    assert first == ["gather 1 1", "to pinned_host", "embed 4", "layers 4 1", *later * (LAYERS - 1)]
+    assert both == [*moves(1, ["embed 4", "layers 4 1"]), *moves(1, ["layers 4 1"]) * (LAYERS - 1), *SAMPLING]
 
 
 @pytest.mark.parametrize("parts", [1, LAYERS])
