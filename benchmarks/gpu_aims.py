@@ -81,12 +81,15 @@ def _steps(parts: Parts) -> list[Figure]:
 def _link(parts: Parts) -> list[Figure]:
     loaded = [row for row in parts.get("transfers", ()) if row["way"] != "none"]
     figures = []
-    for (step, way, pieces), rows in _by(loaded, "step", "way", "parts").items():
+    loaded = [{"staging": 1} | dict(row) for row in loaded]  # older reports have no staging arrays
+    for (step, way, pieces, staging), rows in _by(loaded, "step", "way", "parts", "staging").items():
         full = [row for row in rows if row["link_share"] >= LINK_SHARE]
         best = min(full, key=lambda row: row["slowdown"]) if full else max(rows, key=lambda row: row["link_share"])
         rate = f"{best['link_share']:.0%} of the link, {best['bytes_per_s'] / 1e9:.1f} GB/s"
         reached = f"{best['slowdown']:+.1%} step time at {rate}"
         what = f"{step}, {way}, {'whole pages' if pieces == 1 else f'{pieces} parts'}"
+        if staging > 1:
+            what += f", arrays of {staging}"
         figures.append(Figure(what, reached, bool(full) and best["slowdown"] <= SLOWDOWN))
     return figures
 

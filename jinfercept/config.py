@@ -96,6 +96,9 @@ class AdvancedOptions:
     transfer_parts: int = option(
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
     )
+    staging_pages: int = option(
+        1, "most pages that cross the host link as one array, a power of two up to 32; 1: each page is its own"
+    )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
@@ -130,6 +133,7 @@ class LLMOptions(RestartOptions, total=False):
     max_num_batched_tokens: int
     layers_per_step: int | None
     transfer_parts: int
+    staging_pages: int
     attention: AttentionChoice
     compilation_cache: bool
 
@@ -192,6 +196,8 @@ class EngineConfig:
                 got=f"max_num_batched_tokens={scheduling.max_num_batched_tokens}, max_num_seqs={scheduling.max_num_seqs}",
                 fix="raise the first or lower the second",
             )
+        if advanced.staging_pages not in (1, 2, 4, 8, 16, 32):
+            raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
         if advanced.pipeline_depth not in (0, 1):
             raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
 

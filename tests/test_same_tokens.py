@@ -29,12 +29,14 @@ def reference() -> list[RequestOutput]:
 
 
 @pytest.fixture(
-    scope="module", params=[(1, 3), (2, 2), (3, 1)], ids=lambda param: "{} layers in {} parts".format(*param)
+    scope="module",
+    params=[(1, 3, 1), (2, 2, 4), (3, 1, 8)],
+    ids=lambda param: "{} layers in {} parts, {} pages an array".format(*param),
 )
 def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """A pool that holds little more than the longest sequence: eviction happens all the time."""
-    layers, parts = request.param
-    flags = {"layers_per_step": layers, "transfer_parts": parts, "swap_space": 0.001}
+    layers, parts, staging = request.param
+    flags = {"layers_per_step": layers, "transfer_parts": parts, "staging_pages": staging, "swap_space": 0.001}
     with tiny_llm(kv_tokens=112, max_model_len=100, **flags) as llm:
         yield llm
 

@@ -157,6 +157,7 @@ class Sizes:
         pool_tokens: most tokens of a runner's pool; less where memory is less.
         layers_per_step: those that are measured.
         transfer_parts: those that are measured.
+        staging_pages: most pages of a host array, those that are measured.
         transfer_shares: of the link's bandwidth, that steps are loaded with.
         transfer_pages: most pages that a step moves each way.
         transfer_rows: (rows, context) of the step that transfers hide behind.
@@ -184,6 +185,7 @@ class Sizes:
     pool_tokens: int
     layers_per_step: tuple[int, ...]
     transfer_parts: tuple[int, ...]
+    staging_pages: tuple[int, ...]
     transfer_shares: tuple[float, ...]
     transfer_pages: int
     transfer_rows: tuple[int, int]
@@ -222,6 +224,7 @@ FULL = Sizes(
     pool_tokens=600_000,
     layers_per_step=(4, 1),
     transfer_parts=(1, 4),
+    staging_pages=(1, 16),
     transfer_shares=(0.9, 1.0, 0.5),
     transfer_pages=128,
     transfer_rows=(64, 512),
@@ -249,6 +252,7 @@ TINY = Sizes(
     pool_tokens=192,
     layers_per_step=(1,),
     transfer_parts=(1, 2),
+    staging_pages=(1, 2),
     transfer_shares=(0.9,),
     transfer_pages=4,
     transfer_rows=(8, 16),

@@ -1,9 +1,10 @@
-"""What a step costs when its transfers use the link in full, for both ways of transferring: whole pages, or part by part.
+"""What a step costs when its transfers use the link in full, by the way of transferring: whole pages, part by part, in arrays.
 
 The same step runs again and again, each submitted before the last one's tokens are read, with and without pages that go
-out, come in, or both. Rows: `parts` (pieces of a page), `step`, `way` (none, out, in, both), `share` of the link's measured
-bandwidth that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown` (over the step without transfers, less
-1), `bytes_per_s`, `link_bytes_per_s` (what the link alone does with such arrays) and `link_share`, their ratio.
+out, come in, or both. Rows: `parts` (pieces of a page), `staging` (most pages of a host array), `step`, `way` (none, out, in,
+both), `share` of the link's measured bandwidth that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
+(over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (what the link alone does with single pages) and
+`link_share`, their ratio.
 """
 
 from collections import deque
@@ -11,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
-
-import jax
 
 from benchmarks.gpu_suite.ceilings import MOST_AT_ONCE, WAYS, link_rate
 from benchmarks.gpu_suite.plans import fill, pages_of, settled, steady_s, step
@@ -41,15 +40,16 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     """Measure every way of transferring, under a step that only decodes and under one with a chunk."""
     config = next(iter(sizes.models.values()))
     model, params = Model(config), random_params(config, sizes.dtype, 0)
-    for parts in sizes.transfer_parts:
-        bench = _bench(sizes, model, params, parts)
+    ways = [(parts, 1) for parts in sizes.transfer_parts] + [(1, pages) for pages in sizes.staging_pages if pages > 1]
+    for parts, staging in ways:
+        bench = _bench(sizes, model, params, parts, staging)
         try:
             yield from _measure(sizes, config, bench, parts)
         finally:
             bench.runner.close()
 
 
-def _bench(sizes: Sizes, model: Model, params: Params, parts: int) -> Bench:
+def _bench(sizes: Sizes, model: Model, params: Params, parts: int, staging: int) -> Bench:
     num_rows, context = sizes.transfer_rows
     mixed_rows, _, chunk = sizes.mixed
     shape = RunnerShape(
@@ -60,6 +60,7 @@ def _bench(sizes: Sizes, model: Model, params: Params, parts: int) -> Bench:
         buckets=tuple(sorted({num_rows, mixed_rows + chunk})),
         layers_per_step=sizes.layers_per_step[0],
         transfer_parts=parts,
+        staging_pages=staging,
     )
     used = max(pages_of(shape, num_rows, context), pages_of(shape, mixed_rows, context, chunk))
     shape = replace(shape, num_pages=used + 2 * sizes.transfer_pages)
@@ -82,7 +83,13 @@ def _measure(sizes: Sizes, config: ModelConfig, bench: Bench, parts: int) -> Ite
         bench.runner.collect(bench.runner.submit(plan))
         plain = settled(plan)
         base_s, dispatch_s = steady_s(bench.runner, iter(lambda plain=plain: plain, None), enough_s)
-        common = {"parts": parts, "step": name, "tokens": plan.num_tokens, "context": context}
+        common = {
+            "parts": parts,
+            "staging": bench.shape.staging_pages,
+            "step": name,
+            "tokens": plan.num_tokens,
+            "context": context,
+        }
         yield common | {"way": "none", "share": 0.0, "pages": 0, "step_s": base_s, "dispatch_s": dispatch_s}
         for share in sizes.transfer_shares:
             for way, ways in WAYS.items():
@@ -126,5 +133,5 @@ def _loaded_s(bench: Bench, plan: StepPlan, way: str, pages: int, enough_s: floa
     try:
         return steady_s(runner, plans(), enough_s)
     finally:
-        jax.block_until_ready(list(runner.kv.host.values()))
+        runner.kv.wait()
         runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(runner.kv.host))))

@@ -1,29 +1,32 @@
 """The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
 
-A host page is a few pinned arrays `[l, B, 2, K, D]`, one for each part of the layers, so that one transfer moves l layers of
-it; they are freed with their last reference. With one part a page crosses the link whole, during all of the step's compute;
-with more, each part crosses during the compute of its own layers. Transfers have a few static sizes, padded with slots out of
-range, so that nothing recompiles.
+Pages cross the link in arrays `[k, l, B, 2, K, D]` of k pages and l layers, one for each part of the layers. With one part a
+page crosses whole, during all of the step's compute; with more, each part crosses during the compute of its own layers.
+Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
+
+With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, a step's
+pages go out in arrays of up to so many, a power of two. A page is fetched with its whole array: that suits contexts that are
+offloaded and fetched whole; otherwise link and device memory carry up to `staging_pages` times as much. Unmeasured on a GPU.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Int, Int32
 
 from jinfercept.kv.store import PageCopy
 from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 
-HostPage = Float[Array, "l B 2 K D"]
-"""One part of a page."""
-
-TRANSFER_PAGES = (32, 8, 1)
+CPU_TRANSFERS = (16, 4, 1)
+GPU_TRANSFERS = (32, 8, 1)
 """Pages per gather or scatter, largest first.
 
 The GPU runtime of JAX lets 32 executables wait, then dispatch blocks. The memory plan moves at most 1 GiB a step, 512 pages of
@@ -32,56 +35,101 @@ embedding, the groups of layers, the head and the sampler.
 """
 
 
-def _gather(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPage, ...]:
-    return jax.lax.platform_dependent(layers, slots, cpu=_gather_pages, default=_gather_words)
+def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
+    """Pages per gather or scatter, largest first: with staging every power of two up to an array's pages too."""
+    usual = CPU_TRANSFERS if platform == "cpu" else GPU_TRANSFERS
+    if staging_pages == 1:
+        return usual
+    powers = {1 << exponent for exponent in range(staging_pages.bit_length())}
+    return tuple(sorted(powers | {max(usual[0], staging_pages)}, reverse=True))
 
 
-def _gather_pages(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
-    """The pages of these slots: of each an array with the layers first. Padding reads any page."""
-    pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
-    return tuple(pages[i] for i in range(slots.shape[0]))
+def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPages, ...]:
+    """The pages of these slots, in arrays of `staging` pages. Padding reads any page."""
+
+    def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
+        pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
+        return tuple(pages[first : first + staging] for first in range(0, slots.shape[0], staging))
+
+    def gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPages, ...]:
+        shape = (staging, len(layers), *layers[0].shape[1:])
+        return tuple(from_words(pages, layers[0], shape) for pages in gather(tuple(map(to_words, layers)), slots))
+
+    return jax.lax.platform_dependent(layers, slots, cpu=gather, default=gather_words)
 
 
-def _gather_words(layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPage, ...]:
-    shape = (len(layers), *layers[0].shape[1:])
-    pages = _gather_pages(tuple(map(to_words, layers)), slots)
-    return tuple(from_words(page, layers[0], shape) for page in pages)
+def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], arrays: tuple[HostPages, ...]) -> tuple[KVPages, ...]:
+    return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
 
 
-def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[HostPage, ...]) -> tuple[KVPages, ...]:
-    return jax.lax.platform_dependent(layers, slots, pages, cpu=_scatter_pages, default=_scatter_words)
-
-
-def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], pages: tuple[Array, ...]) -> tuple[Array, ...]:
+def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The layers with these pages in these slots, which are distinct; slots out of range are dropped."""
-    if len(pages) == 1:  # a scatter of one row is a read, a selection and a write
-        page = pages[0]
-        return tuple(jax.lax.dynamic_update_index_in_dim(layer, page[i], slots[0], 0) for i, layer in enumerate(layers))
-    stacked = jnp.stack(pages)
-    return tuple(
-        layer.at[slots].set(stacked[:, index], unique_indices=True, mode="drop") for index, layer in enumerate(layers)
-    )
+    pages = jnp.concatenate(arrays)
+    if slots.shape[0] == 1:  # never padding; a scatter of one row is a read, a selection and a write
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(layer, pages[:, i], slots[0], 0) for i, layer in enumerate(layers)
+        )
+    return tuple(layer.at[slots].set(pages[:, i], unique_indices=True, mode="drop") for i, layer in enumerate(layers))
 
 
 def _scatter_words(
-    layers: tuple[KVPages, ...], slots: Int[Array, "k"], pages: tuple[HostPage, ...]
+    layers: tuple[KVPages, ...], slots: Int[Array, "k"], arrays: tuple[HostPages, ...]
 ) -> tuple[KVPages, ...]:
-    written = _scatter_pages(tuple(map(to_words, layers)), slots, tuple(map(to_words, pages)))
+    words = tuple(to_words(pages.reshape(-1, *pages.shape[2:])).reshape(*pages.shape[:2], -1) for pages in arrays)
+    written = _scatter_pages(tuple(map(to_words, layers)), slots, words)
     return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
 
 
-def add_transfers(run: Executables, layers: tuple[KVPages, ...], page: HostPage) -> None:
-    """Add the transfers' executables for a part of the layers, for arrays or for their shapes.
+def _select(pages: HostPages, indices: Int[Array, "j"]) -> HostPages:
+    return pages.at[indices].get(mode="clip")
+
+
+def add_transfers(run: Executables, layers: tuple[KVPages, ...], sizes: Sequence[int], staging_pages: int) -> None:
+    """Add the transfers' executables for a part of the layers.
 
     Args:
         run: to which they are added.
-        layers: pages of consecutive layers.
-        page: the part of one page that these layers have.
+        layers: pages of consecutive layers, arrays or shapes with shardings.
+        sizes: `transfer_sizes`.
+        staging_pages: most pages of an array.
     """
-    for size in TRANSFER_PAGES:
-        slots = _padded([], size)
-        run.add(("gather", size, len(layers)), _gather, layers, slots)
-        run.add(("scatter", size, len(layers)), _scatter, layers, slots, (page,) * size, donate=(0,))
+
+    def array(size: int) -> Any:
+        shape = (size, len(layers), *layers[0].shape[1:])
+        return jax.ShapeDtypeStruct(shape, layers[0].dtype, sharding=layers[0].sharding)
+
+    for size in sizes:
+        slots, pages = _padded({}, size), min(size, staging_pages)
+        run.add(("gather", size, len(layers)), partial(_gather, pages), layers, slots)
+        run.add(("scatter", size, len(layers)), _scatter, layers, slots, (array(pages),) * (size // pages), donate=(0,))
+        for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
+            run.add(("select", fewer, size, len(layers)), _select, array(size), _padded({}, fewer))
+
+
+class Fetch(NamedTuple):
+    """An array of pages on its way to the device.
+
+    Attributes:
+        parts: its data, on the host.
+        slots: the device slots of its pages by their index; pages without one are not wanted.
+    """
+
+    parts: Sequence[HostPages]
+    slots: dict[int, int]
+
+
+class Compaction(NamedTuple):
+    """A sparse array that is replaced by a smaller one, by way of the device.
+
+    Attributes:
+        parts: its data, on the host.
+        indices: its live pages.
+        into: the smaller array, which gets its data part by part.
+    """
+
+    parts: Sequence[HostPages]
+    indices: Sequence[int]
+    into: HostArray
 
 
 @final
@@ -98,6 +146,8 @@ class KVArrays:
         parts: first layer and end of every part.
         num_kv_heads, head_dim, dtype: of the model.
         home: where the pool lives; the host copies are in that device's pinned memory.
+        staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
+            pages that they hold once a step's compaction is done, and exactly as much with 1.
     """
 
     def __init__(
@@ -110,33 +160,37 @@ class KVArrays:
         head_dim: int,
         dtype: DTypeLike,
         home: jax.sharding.SingleDeviceSharding,
+        staging_pages: int = 1,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
         self.parts = tuple(parts)
+        self._staging = staging_pages
+        self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self._on_device = home
         self._on_host = home.with_memory_kind("pinned_host")
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self._on_device)
-        sizes = {end - first for first, end in parts}
-        self._blank = {n: jax.device_put(np.zeros((n, *shape[1:]), dtype), self._on_device) for n in sizes}
+        blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
+        self._blank = jax.device_put(blanks, self._on_device)  # fills up a scatter's arrays
         self.layers: tuple[KVPages, ...] = ()
-        self.host: dict[int, list[HostPage]] = {}
-        self._fetches: list[tuple[int, list[HostPage]]] = []
-        self._offloading: Sequence[PageCopy] = ()
-        self._fetching: list[HostPage] = []
-        self._in_flight: deque[list[HostPage]] = deque(maxlen=2)  # offloaded pieces of the last two steps
+        self.host = HostSlots()
+        self._offloads: list[tuple[int, Sequence[PageCopy], list[HostArray]]] = []  # by gather: its size, pages, arrays
+        self._fetches: list[tuple[int, list[Fetch]]] = []  # by scatter: its size, arrays
+        self._compactions: list[Compaction] = []
+        self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
+        self._in_flight: deque[list[HostPages]] = deque(maxlen=2)  # what the last two steps moved to the host
         self.reset()
 
     def add_executables(self, run: Executables) -> None:
         """Add the transfers' executables, which `start` and `scatter` call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            add_transfers(run, self.layers[first:end], self._blank[end - first])
+            add_transfers(run, self.layers[first:end], self._sizes, self._staging)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._fetches, self._offloading, self._fetching = [], (), []
+        self._offloads, self._fetches, self._compactions, self._arrived = [], [], [], []
         self._in_flight.clear()
 
     def reset(self) -> None:
@@ -153,54 +207,92 @@ class KVArrays:
         if len(self._in_flight) == 2 and self._in_flight[0]:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
-        self._fetches = [(copy.device_slot, self.host[copy.host_slot]) for copy in fetch]
-        for slot in drop:
-            del self.host[slot]
-        self._offloading = offload
-        for copy in offload:
-            self.host[copy.host_slot] = []
+        self._fetches = self._scatters(fetch)
+        self._compactions = []
+        for array in self.host.drop(drop):
+            into, indices = self.host.compact(array)
+            self._compactions.append(Compaction(array.parts, indices, into))
+        self._offloads = []
+        for start, size in _cover(len(offload), self._sizes, self._staging):
+            group, pages = offload[start : start + size], min(size, self._staging)
+            pieces = [group[first : first + pages] for first in range(0, len(group), pages)]
+            arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
+            self._offloads.append((size, group, arrays))
 
     def start(self, part: int) -> None:
         """Dispatch the copies of one part, both ways: pages are offloaded as they are before anything dispatched later."""
         first, end = self.parts[part]
-        if self._fetches:
-            self._fetching = jax.device_put([pieces[part] for _, pieces in self._fetches], self._on_device)
-        for start, size in _cover(len(self._offloading)):
-            group = self._offloading[start : start + size]
+        coming = [fetch.parts[part] for _, fetches in self._fetches for fetch in fetches]
+        coming += [compaction.parts[part] for compaction in self._compactions]
+        if coming:
+            self._arrived = jax.device_put(coming, self._on_device)
+        for size, group, arrays in self._offloads:
             gather = self._run["gather", size, end - first]
-            pages = gather(self.layers[first:end], _padded([copy.device_slot for copy in group], size))
-            for copy, piece in zip(group, jax.device_put(list(pages[: len(group)]), self._on_host), strict=True):
-                self.host[copy.host_slot].append(piece)
-                self._in_flight[-1].append(piece)
+            slots = _padded({index: copy.device_slot for index, copy in enumerate(group)}, size)
+            self._leave(gather(self.layers[first:end], slots)[: len(arrays)], arrays)
 
     def scatter(self, part: int) -> None:
         """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
         first, end = self.parts[part]
-        slots = [slot for slot, _ in self._fetches]
-        for start, size in _cover(len(slots)):
-            group = slots[start : start + size]
-            pages = self._fetching[start : start + size] + [self._blank[end - first]] * (size - len(group))
+        arrived, self._arrived = iter(self._arrived), []
+        for size, fetches in self._fetches:
+            arrays = [next(arrived) for _ in fetches]
+            pages = min(size, self._staging)
+            slots = {
+                start * pages + index: slot
+                for start, fetch in enumerate(fetches)
+                for index, slot in fetch.slots.items()
+            }
+            arrays += [self._blank[end - first]] * (size // pages - len(arrays))
             scatter = self._run["scatter", size, end - first]
-            written = scatter(self.layers[first:end], _padded(group, size), tuple(pages))
+            written = scatter(self.layers[first:end], _padded(slots, size), tuple(arrays))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
-        self._fetching = []
+        for compaction, array in zip(self._compactions, arrived, strict=True):
+            into = compaction.into
+            select = self._run["select", into.size, array.shape[0], end - first]
+            self._leave([select(array, _padded(dict(enumerate(compaction.indices)), into.size))], [into])
 
     def wait(self) -> None:
         """Wait for every copy in flight."""
-        jax.block_until_ready((self.layers, list(self.host.values())))
+        jax.block_until_ready((self.layers, [array.parts for array in self.host.arrays]))
+
+    def _leave(self, made: Sequence[HostPages], arrays: Sequence[HostArray]) -> None:
+        """Copy arrays of the device to the host, as the next part of these."""
+        pieces = jax.device_put(list(made), self._on_host)
+        for array, piece in zip(arrays, pieces, strict=True):
+            array.parts.append(piece)
+        self._in_flight[-1] += pieces
+
+    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetch]]]:
+        """The arrays of these pages by the scatters that write them: arrays of full size together, smaller ones alone."""
+        by_array: dict[int, tuple[HostArray, Fetch]] = {}
+        for copy in fetch:
+            array, index = self.host[copy.host_slot]
+            _, found = by_array.setdefault(id(array), (array, Fetch(array.parts, {})))
+            found.slots[index] = copy.device_slot
+        full = [found for array, found in by_array.values() if array.size == self._staging]
+        scatters = [(array.size, [found]) for array, found in by_array.values() if array.size < self._staging]
+        for start, size in _cover(len(full) * self._staging, self._sizes, self._staging):
+            scatters.append((size, full[start // self._staging : (start + size) // self._staging]))
+        return scatters
 
 
-def _padded(slots: Sequence[int], size: int) -> Int32[np.ndarray, "k"]:
+def _padded(slots: Mapping[int, int], size: int) -> Int32[np.ndarray, "k"]:
     padded = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + size, dtype=np.int32)
-    padded[: len(slots)] = slots
+    padded[list(slots)] = list(slots.values())
     return padded
 
 
-def _cover(count: int) -> list[tuple[int, int]]:
-    """(first, static size) of the transfers of `count` pages: full ones, then the smallest that holds the rest."""
-    largest = TRANSFER_PAGES[0]
-    transfers = [(first, largest) for first in range(0, count - largest + 1, largest)]
-    first = len(transfers) * largest
-    if first < count:
-        transfers.append((first, min(size for size in TRANSFER_PAGES if size >= count - first)))
+def _cover(count: int, sizes: Sequence[int], staging_pages: int) -> list[tuple[int, int]]:
+    """(first, static size) of the transfers of `count` pages: the smallest that holds the rest, unless that is an array's half
+    or more too large; then the largest that it fills."""
+    transfers, first = [], 0
+    while first < count:
+        rest = count - first
+        size = min((size for size in sizes if size >= rest), default=max(sizes))
+        pages = min(size, staging_pages)
+        if (rest - 1) % pages + 1 <= pages // 2:
+            size = max(size for size in sizes if size <= rest)
+        transfers.append((first, size))
+        first += size
     return transfers

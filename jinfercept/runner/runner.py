@@ -65,6 +65,7 @@ class RunnerShape:
         layers_per_step: layers per executable.
         transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
             pages, during all of a step's compute.
+        staging_pages: most pages of one host array, a power of two; 1: every page is its own.
     """
 
     num_pages: int
@@ -74,6 +75,7 @@ class RunnerShape:
     buckets: tuple[int, ...]
     layers_per_step: int
     transfer_parts: int = 1
+    staging_pages: int = 1
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
@@ -128,6 +130,7 @@ class ModelRunner:
             head_dim=config.head_dim,
             dtype=leaf.dtype,
             home=self._home,
+            staging_pages=shape.staging_pages,
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)

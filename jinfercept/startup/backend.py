@@ -18,11 +18,16 @@ def prepare_backend(config: EngineConfig) -> None:
 
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
     `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take) and `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
-    pages on the host). Settings of JAX: the directory of the compilation cache, and that everything is kept there.
+    pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty). Settings of JAX: the
+    directory of the compilation cache, and that everything is kept there.
+
+    `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins that room when the backend starts, not when a step first needs it. It is
+    left to the user: an engine that never offloads would wait for it too, and take the memory from other processes.
     """
+    pinned_per_page = 1 if config.advanced.staging_pages == 1 else 2  # the bound of `KVArrays`
     wanted = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": str(math.ceil(config.cache.swap_space) + 4),
+        "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": str(math.ceil(config.cache.swap_space * pinned_per_page) + 4),
     }
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)

@@ -94,6 +94,7 @@ def profile_settings(
         "page_size": shape.page_size,
         "layers_per_step": shape.layers_per_step,
         "transfer_parts": shape.transfer_parts,
+        "staging_pages": shape.staging_pages,
         "attention": config.advanced.attention,
         "device": _device(params).device_kind,
         "processors": os.cpu_count() or 0,
@@ -155,6 +156,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
+        staging_pages=config.advanced.staging_pages,
     )
 
 

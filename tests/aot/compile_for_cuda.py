@@ -1,9 +1,9 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
-Reads one JSON object from stdin, `{"gpu": "h100", "generation": "cuda13", "kernels": {name: sizes}, "steps": {"model": …,
-"shape": …}, "one_program": {name: options}}`, and writes one to stdout: by name the error of a compilation, or what
-`memory_analysis` and the optimised HLO say of it. The folder `$AOT_RESULTS` holds the results of earlier runs by a hash of
-everything that a compilation depends on.
+Reads one JSON object from stdin, `{"gpu": "h100", "generation": "cuda13", "kernels": {name: sizes}, "pages": {name: sizes},
+"steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes one to stdout: by name the error of a
+compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it. The folder `$AOT_RESULTS` holds the results of
+earlier runs by a hash of everything that a compilation depends on.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.pallas.attention import paged_attention
-from jinfercept.pallas.layout import Batch, kv_shape
+from jinfercept.pallas.layout import Batch, kv_shape, write_kv
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from jinfercept.runner.executables import COMPILER_OPTIONS
-from jinfercept.runner.page_arrays import add_transfers
+from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
 from jinfercept.runner.runner import RunnerShape, add_steps
 from tests.support.batch_shapes import batch_shapes
 
@@ -40,6 +40,7 @@ HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]
 HLO_CALL = re.compile(
     r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
 )
+PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
 SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
@@ -95,7 +96,11 @@ class Compiler:
         text = "\0".join([program, repr(sorted(options.items())), self._target, jax.__version__, SOURCE])
         path = self._kept / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
         if not path.exists():
-            facts = json.dumps(_facts(lowered.compile(compiler_options=dict(options))))
+            with tempfile.TemporaryDirectory() as folder:
+                compiled = lowered.compile(
+                    compiler_options={**options, "xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
+                )
+                facts = json.dumps({**_facts(compiled), "accesses": _accesses(Path(folder))})
             self._kept.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False) as file:
                 file.write(facts)
@@ -127,6 +132,12 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
         "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
         "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
     }
+
+
+def _accesses(folder: Path) -> dict[str, list[str]]:
+    """The instructions that access global memory, of every kernel that XLA emitted."""
+    kernels = [kernel for path in folder.glob("*.ptx") for kernel in path.read_text().split(".visible .entry ")[1:]]
+    return {kernel.split("(")[0]: sorted(set(PTX_ACCESS.findall(kernel))) for kernel in kernels}
 
 
 def _bytes(dtype: str, dims: str) -> int:
@@ -166,8 +177,22 @@ def steps(compiler: Compiler, case: dict[str, Any]) -> None:
         add_steps(compiler, Model(config), shape, case.get("attention", "triton"), params, layers)  # pyright: ignore[reportArgumentType]
     ways = [replace(shape, transfer_parts=parts).parts(config.num_layers) for parts in (1, shape.transfer_parts)]
     for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
-        page = compiler.shape((num_layers, *pool[1:]), jnp.bfloat16)
-        add_transfers(compiler, layers[:num_layers], page)  # pyright: ignore[reportArgumentType]
+        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1)  # pyright: ignore[reportArgumentType]
+
+
+def pages(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
+    """What writes the KV of a step into the pages and moves pages, for two layers of 8 heads of 128."""
+    pool = compiler.shape(kv_shape(6_000, case["page_size"], 8, 128), case["dtype"])
+    for num_tokens in (2, 64, 512):
+        rows, index = compiler.shape((num_tokens, 8, 128), case["dtype"]), compiler.shape((num_tokens,), jnp.int32)
+        compiler.add(f"{name} write {num_tokens}", write_kv, pool, rows, rows, index, donate=(0,))
+
+    class Named:
+        def add(self, key: Any, *arguments: Any, **options: Any) -> None:
+            compiler.add(f"{name} {' '.join(map(str, key))}", *arguments, **options)
+
+    staging = case["staging_pages"]
+    add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging)  # pyright: ignore[reportArgumentType]
 
 
 def one_program(
@@ -210,6 +235,8 @@ def main() -> None:
             kernel(compiler, name, case)
         if "steps" in asked:
             steps(compiler, asked["steps"])
+        for name, case in asked.get("pages", {}).items():
+            pages(compiler, name, case)
         for name, options in asked.get("one_program", {}).items():
             one_program(compiler, name, options)
         results = compiler.results()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.runner.page_arrays import TRANSFER_PAGES
+from jinfercept.runner.page_arrays import GPU_TRANSFERS
 from tests.aot.cuda import compile_for
 
 MODELS = {
@@ -69,7 +69,7 @@ def check(model: str, gpu: str) -> None:
         large = [made for size, made in facts["made"] if size >= weight_bytes]
         assert len(large) <= in_place, (name, large)
         assert all("scatter" in made or "dynamic_update_slice" in made for made in large), (name, large)
-    for pages, layers in product(TRANSFER_PAGES, (num_layers, num_layers // TRANSFER_PARTS)):
+    for pages, layers in product(GPU_TRANSFERS, (num_layers, num_layers // TRANSFER_PARTS)):
         assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
     for bucket in BUCKETS:
         assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 3 * LAYERS_PER_STEP

@@ -12,14 +12,14 @@ import pytest
 from jinfercept.kv.store import PageCopy
 from jinfercept.models.load import load
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.page_arrays import TRANSFER_PAGES
+from jinfercept.runner.page_arrays import CPU_TRANSFERS
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import Chunk, Sample, StepPlan
 from tests.support.tiny_model import GOLDEN
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
 LAYERS = LOADED.model.config.num_layers
-SHAPE = RunnerShape(num_pages=40, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
+SHAPE = RunnerShape(num_pages=24, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
 FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), ((0, 1),), None),), offload=(PageCopy(1, 0),))
 BOTH_WAYS = StepPlan(
     1,
@@ -99,17 +99,17 @@ def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention
 
 
 def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_executables() -> None:
-    count = TRANSFER_PAGES[0] + 1
+    count = CPU_TRANSFERS[0] + 1
     pages = tuple(PageCopy(1 + index, index) for index in range(count))
     out, back = dispatched(1, StepPlan(0, 0, offload=pages), StepPlan(1, 0, fetch=pages, scatter=pages))
-    full, rest = (f"{size} {LAYERS}" for size in (TRANSFER_PAGES[0], 1))
+    full, rest = (f"{size} {LAYERS}" for size in (CPU_TRANSFERS[0], 1))
     assert out == [f"gather {full}", "to pinned_host", f"gather {rest}", "to pinned_host", "wait"]
     assert back == ["to device", f"scatter {full}", f"scatter {rest}", "wait"]
 
 
 def test_pages_of_two_steps_may_be_under_way_and_a_third_waits_for_the_first() -> None:
     decode = StepPlan(0, 4, (Chunk(0, 4, (5,), (), None),))
-    steps = [replace(decode, offload=(PageCopy(1, slot),)) for slot in range(4)]
+    steps = [replace(decode, offload=(PageCopy(1, slot),)) for slot in range(1, 5)]
     without, *rest = dispatched(1, FIRST, *steps, decode, decode, decode)[1:]
     assert without.count("wait") == 0
     assert ["wait" in step for step in rest] == [True, True, True, True, True, False]

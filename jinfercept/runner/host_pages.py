@@ -1,0 +1,91 @@
+"""The host copies of pages: pinned arrays of several pages, and which host slot is which page of which array. Moves nothing.
+
+An array is freed when its last page is dropped. One of which at most half the pages are live is `sparse`: it is to be replaced
+by a smaller one, so that the arrays have less than twice as many pages as there are live ones.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+from jaxtyping import Array, Float
+
+HostPages = Float[Array, "k l B 2 K D"]
+"""One part of the layers of several pages."""
+
+
+@dataclass(slots=True, eq=False)
+class HostArray:
+    """Several pages that cross the link together.
+
+    Attributes:
+        size: pages that it has room for, a power of two.
+        slots: the host slots of its live pages, by their index in the array.
+        parts: the pages' data, one array for each part of the layers.
+    """
+
+    size: int
+    slots: dict[int, int]
+    parts: list[HostPages] = field(default_factory=list)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an array of half the size could hold the live pages."""
+        return 2 * len(self.slots) <= self.size
+
+
+class HostPage(NamedTuple):
+    """A page in an array."""
+
+    array: HostArray
+    index: int
+
+
+@final
+class HostSlots:
+    """The arrays of all host slots that hold a page."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, HostPage] = {}
+
+    def __getitem__(self, slot: int) -> HostPage:
+        return self._pages[slot]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._pages)
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def arrays(self) -> list[HostArray]:
+        """Every array once."""
+        return list({id(page.array): page.array for page in self._pages.values()}.values())
+
+    def add(self, slots: Sequence[int], size: int) -> HostArray:
+        """An array of `size` pages for these slots, without data yet. The slots hold no page."""
+        assert len(slots) <= size
+        assert not self._pages.keys() & set(slots)
+        array = HostArray(size, dict(enumerate(slots)))
+        self._pages |= {slot: HostPage(array, index) for index, slot in array.slots.items()}
+        return array
+
+    def drop(self, slots: Iterable[int]) -> list[HostArray]:
+        """Forget these slots' pages; returns the arrays that have become sparse and still hold a page."""
+        touched: dict[int, HostArray] = {}
+        for slot in slots:
+            array, index = self._pages.pop(slot)
+            del array.slots[index]
+            touched[id(array)] = array
+        return [array for array in touched.values() if array.slots and array.is_sparse]
+
+    def compact(self, array: HostArray) -> tuple[HostArray, list[int]]:
+        """Replace a sparse array by one of the smallest size; returns that one, without data, and its pages' old indices."""
+        indices, slots = list(array.slots), list(array.slots.values())
+        for slot in slots:
+            del self._pages[slot]
+        return self.add(slots, 1 << (len(slots) - 1).bit_length()), indices
+
+    def clear(self) -> None:
+        """Forget every page."""
+        self._pages.clear()

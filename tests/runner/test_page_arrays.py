@@ -1,0 +1,113 @@
+"""Pages on their way: what is fetched is what was offloaded, in arrays of any size, and arrays stay at least half live."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.kv.store import PageCopy
+from jinfercept.runner.executables import Executables
+from jinfercept.runner.page_arrays import KVArrays, _cover, transfer_sizes
+
+NUM_PAGES, NUM_HOST = 24, 40
+
+
+class Move(NamedTuple):
+    """One step's moves, by device or host slot, as far as they are possible then."""
+
+    offload: list[int]
+    drop: list[int]
+    fetch: list[int]
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> list[Move]:
+    def some(most: int) -> list[int]:
+        return draw(st.lists(st.integers(0, most - 1), max_size=NUM_PAGES, unique=True))
+
+    return [Move(some(NUM_PAGES), some(NUM_HOST), some(NUM_HOST)) for _ in range(draw(st.integers(1, 5)))]
+
+
+def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
+    home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
+    sizes = {"num_kv_heads": 1, "head_dim": 2}
+    kv = KVArrays(NUM_PAGES, 2, parts=parts, dtype=jnp.float32, home=home, staging_pages=staging, **sizes)
+    run = Executables()
+    kv.add_executables(run)
+    run.compile()
+    return kv
+
+
+def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
+    kv.begin(fetch, drop, offload)
+    for part in range(len(kv.parts)):
+        kv.start(part)
+        kv.scatter(part)
+    kv.wait()
+
+
+def check(kv: KVArrays, steps: list[Move]) -> None:
+    """Execute the moves beside a model of both memories: one number by slot, to which a layer adds 100 times its place."""
+    kv.reset()
+    kv.layers = tuple(
+        layer + 100.0 * place + jnp.arange(NUM_PAGES + 1.0)[:, None, None, None, None]
+        for place, layer in enumerate(kv.layers)
+    )
+    device, host = {slot: float(slot) for slot in range(1, NUM_PAGES + 1)}, dict[int, float]()
+    for move in steps:
+        fetch = [PageCopy(1 + index, slot) for index, slot in enumerate(slot for slot in move.fetch if slot in host)]
+        fetch = fetch[:NUM_PAGES]
+        drop = [slot for slot in move.drop if slot in host]
+        landed = {copy.device_slot: host[copy.host_slot] for copy in fetch}
+        for slot in drop:
+            del host[slot]
+        free = [slot for slot in range(NUM_HOST) if slot not in host]
+        offload = [PageCopy(1 + page, slot) for page, slot in zip(move.offload, free, strict=False)]
+        host |= {copy.host_slot: device[copy.device_slot] for copy in offload}
+        device |= landed
+        step(kv, fetch, drop, offload)
+        arrays = kv.host.arrays
+        assert sum(array.size for array in arrays) < max(1, 2 * len(host))
+        for slot, number in host.items():
+            array, index = kv.host[slot]
+            page = np.concatenate([np.asarray(part)[index] for part in array.parts])
+            assert all(np.all(layer == 100 * place + number) for place, layer in enumerate(page))
+    for place, layer in enumerate(np.asarray(kv.layers)):
+        assert np.all(layer[0] == 100 * place), "padding writes nowhere"
+        assert all(np.all(layer[slot] == 100 * place + number) for slot, number in device.items())
+
+
+@pytest.fixture(scope="module", params=[(1, ((0, 2),)), (4, ((0, 1), (1, 3))), (8, ((0, 1),))], ids=str)
+def kv(request: pytest.FixtureRequest) -> KVArrays:
+    return pool(*request.param)
+
+
+@settings(max_examples=25)
+@given(steps=moves())
+def test_pages_come_back_as_they_left_and_less_than_half_of_the_host_memory_is_empty(
+    kv: KVArrays, steps: list[Move]
+) -> None:
+    check(kv, steps)
+
+
+@pytest.mark.parametrize("staging", [1, 2, 16, 32])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_transfers_cover_all_pages_and_no_array_starts_half_empty(platform: str, staging: int) -> None:
+    sizes = transfer_sizes(platform, staging)
+    for count in range(1, 200):
+        cover = _cover(count, sizes, staging)
+        assert [first for first, _ in cover] == [sum(size for _, size in cover[:index]) for index in range(len(cover))]
+        first, size = cover[-1]
+        assert first < count <= first + size
+        pages = min(size, staging)
+        assert (count - first - 1) % pages + 1 > pages // 2
+        assert {size for _, size in cover} <= set(sizes)
+
+
+def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_wait() -> None:
+    sizes = transfer_sizes("gpu")
+    assert max(len(_cover(out, sizes, 1)) + len(_cover(512 - out, sizes, 1)) for out in range(513)) <= 17
