@@ -6,14 +6,12 @@ compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it.
 earlier runs by a hash of everything that a compilation depends on.
 """
 
-import hashlib
 import json
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import replace
 from math import prod
@@ -22,18 +20,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner
 from jinfercept.models.hf_config import config_from_hf
-from jinfercept.models.model import Model, abstract_params
 from jinfercept.pallas.attention import paged_attention
 from jinfercept.pallas.layout import Batch, kv_shape, write_kv
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
-from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
-from jinfercept.runner.runner import RunnerShape, add_steps
+from jinfercept.runner.runner import RunnerShape
 from tests.support.batch_shapes import batch_shapes
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)
@@ -45,22 +40,8 @@ SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
 
-class Compiler:
-    """Compiles for one GPU what is added, all at once; the interface of `Executables`.
-
-    Args:
-        target: the description of the GPU.
-        kept: the folder of results of earlier runs.
-    """
-
-    def __init__(self, mesh: Mesh, target: str, kept: Path) -> None:
-        self.mesh, self._target, self._kept = mesh, target, kept
-        self._home = NamedSharding(mesh, PartitionSpec())
-        self._pool = ThreadPoolExecutor(os.cpu_count())
-        self._pending: dict[str, Future[dict[str, Any]]] = {}
-
-    def shape(self, dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=self._home)
+class KernelCompiler(Compiler):
+    """Refuses kernels of attention that spill registers, and leaves products to cuBLAS, which can fuse nothing: copies show."""
 
     def add(
         self,
@@ -71,48 +52,14 @@ class Compiler:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         name = key if isinstance(key, str) else " ".join(map(str, key))
-        options = {
-            **COMPILER_OPTIONS,
+        strict = {
             "xla_gpu_fail_ptx_compilation_on_register_spilling": "paged" in name,
-            "xla_gpu_enable_triton_gemm": False,  # products by cuBLAS, which can fuse nothing: what is copied shows
-            **(options or {}),
+            "xla_gpu_enable_triton_gemm": False,
         }
-
-        def compile() -> dict[str, Any]:
-            try:
-                with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                    lowered = jax.jit(function, donate_argnums=donate).lower(*arguments)
-                return self._compiled(lowered, options)
-            except Exception as error:
-                return {"error": f"{type(error).__name__}: {error}"}
-
-        self._pending[name] = self._pool.submit(compile)
-
-    def _compiled(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What comes out of a compilation, or came out of the same one before."""
-        program = lowered.as_text()
-        if "mosaic_gpu" in program:  # it is asked what its assembler says, which is not kept
-            return _facts(lowered.compile(compiler_options=dict(options)))
-        text = "\0".join([program, repr(sorted(options.items())), self._target, jax.__version__, SOURCE])
-        path = self._kept / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-        if not path.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                compiled = lowered.compile(
-                    compiler_options={**options, "xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
-                )
-                facts = json.dumps({**_facts(compiled), "accesses": _accesses(Path(folder))})
-            self._kept.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False) as file:
-                file.write(facts)
-            os.replace(file.name, path)
-        return json.loads(path.read_text())
-
-    def results(self) -> dict[str, dict[str, Any]]:
-        """What came out, in the order of asking."""
-        return {name: future.result() for name, future in self._pending.items()}
+        super().add(name, function, *arguments, donate=donate, options=strict | dict(options or {}))
 
 
-def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
+def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
     memory = compiled.memory_analysis()
     hlo = compiled.as_text()
     assert memory is not None
@@ -131,6 +78,7 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
         "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
         "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
+        "accesses": _accesses(folder),
     }
 
 
@@ -145,7 +93,7 @@ def _bytes(dtype: str, dims: str) -> int:
     return prod(int(size) for size in dims.split(",") if size) * width // 8
 
 
-def kernel(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
+def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     """Attention alone, over a pool of 20,000 pages."""
     dtype = case["dtype"]
     sizes = case["num_tokens"], case["num_rows"], case["pages_per_row"]
@@ -166,21 +114,17 @@ def kernel(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
     compiler.add(name, attend, q, pages, batch)
 
 
-def steps(compiler: Compiler, case: dict[str, Any]) -> None:
+def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
     """Every executable of a runner, with abstract weights in bfloat16; transfers of whole pages beside those in parts."""
     config = config_from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
-    params = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16))
-    pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)
-    layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
-    with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, Model(config), shape, case.get("attention", "triton"), params, layers)  # pyright: ignore[reportArgumentType]
+    layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
     ways = [replace(shape, transfer_parts=parts).parts(config.num_layers) for parts in (1, shape.transfer_parts)]
     for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
         add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1)  # pyright: ignore[reportArgumentType]
 
 
-def pages(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
+def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     """What writes the KV of a step into the pages and moves pages, for two layers of 8 heads of 128."""
     pool = compiler.shape(kv_shape(6_000, case["page_size"], 8, 128), case["dtype"])
     for num_tokens in (2, 64, 512):
@@ -196,7 +140,7 @@ def pages(compiler: Compiler, name: str, case: dict[str, Any]) -> None:
 
 
 def one_program(
-    compiler: Compiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
+    compiler: KernelCompiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
 ) -> None:
     """A step as one program with its copies in it, which the package does not do: each layer's pages leave and come beside
     that layer's products, as far as XLA schedules them so."""
@@ -224,10 +168,7 @@ def one_program(
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    target = (Path(__file__).parent / f"{asked['gpu']}.txtpb").read_text()
-    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
-    mesh = topologies.make_mesh(topology, (1,), ("device",))
-    compiler = Compiler(mesh, f"{asked['generation']} {target}", Path(os.environ["AOT_RESULTS"]))
+    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, {"xla_dump_emitter_re": ".*"})
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}

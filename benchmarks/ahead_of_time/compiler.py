@@ -1,0 +1,129 @@
+"""Compiles functions for a GPU that is not there, all at once, and keeps what was read of each between runs.
+
+Runs where the CUDA plugin is on the path, see `plugin.environment`. What is read of an executable is its user's choice.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.model import Model, abstract_params
+from jinfercept.pallas.layout import KVPages, kv_shape
+from jinfercept.runner.executables import COMPILER_OPTIONS
+from jinfercept.runner.runner import RunnerShape, add_steps
+
+TARGETS = Path(__file__).parent / "targets"
+type Facts = dict[str, Any]
+type Read = Callable[[jax.stages.Compiled, Path], Facts]
+"""What is read of an executable, ready for JSON, with the folder of what XLA has dumped."""
+
+
+class Compiler:
+    """Compiles for one GPU what is added; the interface of `Executables`.
+
+    Args:
+        gpu: the name of a description in `targets`.
+        generation: of the plugin, `cuda13` or `cuda12`.
+        read: reads an executable.
+        source: the text of the programs that read: other programs read anew.
+        dumped: options with which XLA dumps what `read` needs.
+    """
+
+    def __init__(
+        self, gpu: str, generation: str, read: Read, source: str, dumped: Mapping[str, Any] | None = None
+    ) -> None:
+        target = (TARGETS / f"{gpu}.txtpb").read_text()
+        topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
+        self.mesh: Mesh = topologies.make_mesh(topology, (1,), ("device",))
+        self._home = NamedSharding(self.mesh, PartitionSpec())
+        self._target, self._read, self._source, self._dumped = f"{generation} {target}", read, source, dumped or {}
+        self._kept = Path(os.environ["AOT_RESULTS"])
+        self._pool = ThreadPoolExecutor(os.cpu_count())
+        self._pending: dict[str, Future[Facts]] = {}
+
+    def shape(self, dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """The shape of an array on that GPU."""
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=self._home)
+
+    def add(
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        *arguments: Any,
+        donate: tuple[int, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to compile a function. `options` are XLA's, beside those of `Executables`."""
+        name = key if isinstance(key, str) else " ".join(map(str, key))
+        options = {**COMPILER_OPTIONS, **(options or {})}
+
+        def compile() -> Facts:
+            try:
+                with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                    lowered = jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
+                return self._facts(lowered, options)
+            except Exception as error:
+                return {"error": f"{type(error).__name__}: {error}"}
+
+        self._pending[name] = self._pool.submit(compile)
+
+    def finished(self) -> Iterator[tuple[str, Facts]]:
+        """Names and facts, as they come."""
+        names = {future: name for name, future in self._pending.items()}
+        for future in as_completed(names):
+            yield names[future], future.result()
+
+    def results(self) -> dict[str, Facts]:
+        """The facts by name, in the order of asking."""
+        return {name: future.result() for name, future in self._pending.items()}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def _facts(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Facts:
+        """What is read of an executable now, or was read of the same program before."""
+        program = lowered.as_text()
+        if "mosaic_gpu" in program:  # it is asked what its assembler says, which is not kept
+            return self._compiled(lowered, options)
+        parts = [program, repr(sorted(options.items())), self._target, jax.__version__, self._source]
+        path = self._kept / f"{hashlib.sha256('\0'.join(parts).encode()).hexdigest()}.json"
+        if not path.exists():
+            facts = json.dumps(self._compiled(lowered, options))
+            self._kept.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False) as file:
+                file.write(facts)
+            os.replace(file.name, path)
+        return json.loads(path.read_text())
+
+    def _compiled(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Facts:
+        with tempfile.TemporaryDirectory() as folder:
+            dumped = {"xla_dump_to": folder, **self._dumped} if self._dumped else {}
+            return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
+
+
+def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[KVPages, ...]:
+    """Add every executable of a runner but the transfers, with abstract weights in bfloat16.
+
+    Args:
+        compiler: a `Compiler`, or what adds to one.
+
+    Returns:
+        The layers' pages, for transfers.
+    """
+    params = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16))
+    pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)
+    layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
+    with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
+        add_steps(compiler, Model(config), shape, attention, params, layers)
+    return layers

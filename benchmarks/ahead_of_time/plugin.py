@@ -1,0 +1,96 @@
+"""The CUDA plugin without a GPU, and the tools that read machine code: fetched once into the cache, used in child processes.
+
+Imports JAX for its version alone; what compiles runs as a program of its own, with `environment`.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import jax
+
+from jinfercept.errors import JinferceptError
+from jinfercept.models.embedded import cache_directory
+
+PROJECT = Path(__file__).parents[2]
+ASSEMBLERS = {
+    "cuda13": ("nvidia-cuda-nvcc>=13.0.48,<14", "nvidia-nvvm>=13.0.48,<14"),
+    "cuda12": ("nvidia-cuda-nvcc-cu12>=12.6.85",),
+}
+"""What the plugin compiles with: `ptxas` and libdevice."""
+DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0.48,<14"
+"""Reads the machine code of both generations."""
+
+
+class PluginMissingError(JinferceptError):
+    """The CUDA plugin or one of its tools can neither be found nor fetched."""
+
+
+@cache
+def plugin(generation: str = "cuda13") -> tuple[str, ...]:
+    """The folders to put on the path: none if the plugin is installed. Raises `PluginMissingError`."""
+    if importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(f"jax_plugins.xla_{generation}"):
+        return ()
+    packages = [f"jax-{generation}-{part}=={jax.__version__}" for part in ("plugin", "pjrt")]
+    return (str(_fetched(f"jax-{generation}-{jax.__version__}-aot", [*packages, *ASSEMBLERS[generation]])),)
+
+
+@cache
+def tool(name: str, generation: str = "cuda13") -> Path:
+    """The program `ptxas` or `nvdisasm`. Raises `PluginMissingError`."""
+    folders = [*plugin(generation), *sys.path]
+    if name == "nvdisasm":
+        folders = [str(_fetched("nvdisasm-cuda13", [DISASSEMBLER]))]
+    found = (path for folder in folders for path in Path(folder or ".", "nvidia").glob(f"*/bin/{name}"))
+    if (path := next(found, None)) is None:
+        raise PluginMissingError(f"{name} is not there", got=", ".join(folders), fix="install the wheels of the plugin")
+    return path
+
+
+def environment(generation: str = "cuda13") -> dict[str, str]:
+    """The environment of a process that compiles ahead of time. Raises `PluginMissingError`."""
+    path = [*plugin(generation), str(PROJECT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # it cannot read executables for a device that is not there
+        "JAX_HLO_SOURCE_FILE_CANONICALIZATION_REGEX": re.escape(f"{PROJECT}/"),  # one program in every checkout
+        "AOT_RESULTS": str(cache_directory() / "aot-results"),
+    }
+
+
+def _fetched(name: str, packages: Sequence[str]) -> Path:
+    """A folder of the cache with these packages."""
+    folder = cache_directory() / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="download-") as scratch:
+            _install(packages, Path(scratch) / "packages")
+            with suppress(OSError):  # another process was first
+                os.replace(Path(scratch) / "packages", folder)
+    return folder
+
+
+def _install(packages: Sequence[str], folder: Path) -> None:
+    """At most 250 MB from the package index, without what only a real GPU needs."""
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--retries=1",
+        "--timeout=20",
+    ]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), *packages]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        got = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise PluginMissingError("no CUDA plugin", got=got, fix="connect to a package index, or install the plugin")

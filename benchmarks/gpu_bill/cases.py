@@ -1,0 +1,86 @@
+"""What the bill compiles: models, buckets and ways of multiplying. Imports no JAX at run time of the command."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from benchmarks.gpu_suite.sizes import GPTJ_6B, LLAMA_3_8B
+from jinfercept.models.config import ModelConfig, RopeConfig
+
+QWEN3_8B = replace(
+    LLAMA_3_8B,
+    vocab_size=151_936,
+    num_layers=36,
+    ffn_size=12_288,
+    norm_eps=1e-6,
+    rope=RopeConfig(theta=1_000_000.0, rotary_dim=128),
+    max_position=40_960,
+    qk_norm=True,
+)
+MODELS: dict[str, ModelConfig] = {"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B, "qwen3-8b": QWEN3_8B}
+GPUS = ("h100", "a100")
+ROWS = (1, 8, 64, 256, 512)
+STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000))
+"""Rows that decode, and tokens of context of each, of the predicted steps."""
+DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
+TRITON_ROWS = (1, 64, 256)
+"""Rows of Llama-3-8B that the default set compiles with Triton products too."""
+NUM_LAYERS = 2
+"""Of the executables of layers: all layers are alike. One more layer adds what one adds here, but what a group shares is
+shared by more in an engine."""
+NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 6000, 16, 8192
+
+
+class Case(NamedTuple):
+    """Executables of one bucket.
+
+    Attributes:
+        bucket: query tokens.
+        max_num_seqs: sequence slots, which bound the rows that are sampled.
+        triton_products: whether XLA may multiply by Triton kernels (`xla_gpu_enable_triton_gemm`), or by cuBLAS alone.
+        transfers: whether the model's transfers are compiled too; once is enough.
+    """
+
+    gpu: str
+    model: str
+    bucket: int
+    max_num_seqs: int
+    triton_products: bool = False
+    transfers: bool = False
+
+    @property
+    def name(self) -> str:
+        """A text for people and for keys."""
+        products = "Triton" if self.triton_products else "cuBLAS"
+        return f"{self.gpu} {self.model} {self.bucket}/{self.max_num_seqs} {products}"
+
+
+def default_cases() -> list[Case]:
+    """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some."""
+    cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
+    cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
+    return cases + _of("a100", "llama-3-8b", (1, 64, 256), False)
+
+
+def full_cases() -> list[Case]:
+    """Every model, number of rows, GPU and way of multiplying."""
+    return [case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)]
+
+
+def sample_case() -> Case:
+    """What a test checks: one bucket of Llama-3-8B on an H100."""
+    return Case("h100", "llama-3-8b", 64, 64, transfers=True)
+
+
+def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[Case]:
+    """The cases, and those of the buckets by which an engine with its defaults would serve the same rows."""
+    buckets = sorted(buckets)
+    served = list(cases)
+    for case in cases:
+        bucket = next((size for size in buckets if size >= case.bucket), case.bucket)
+        served.append(case._replace(bucket=bucket, transfers=False))
+    return list(dict.fromkeys(case for case in served if case.transfers or case._replace(transfers=True) not in served))
+
+
+def _of(gpu: str, model: str, rows: Sequence[int], triton: bool) -> list[Case]:
+    return [Case(gpu, model, size, size, triton, size == rows[0] and not triton) for size in rows]

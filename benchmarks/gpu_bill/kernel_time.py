@@ -1,0 +1,86 @@
+"""Predicts the seconds of a launch from what was compiled: its bytes, its parallel loads, its products and its atomics.
+
+A launch takes as long as the slowest of these: its bytes at the rate of copies; its bytes at the rate that the loads in flight of
+its threads allow (few blocks or narrow loads cannot fill the memory's latency); its products; its compare-and-swap loops.
+"""
+
+import math
+from typing import NamedTuple
+
+from benchmarks.gpu_bill.assumptions import Assumptions
+from benchmarks.gpu_bill.machine_code import Kernel
+from benchmarks.gpu_bill.multiprocessor import Multiprocessor
+from benchmarks.gpu_bill.reading import Launch
+from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES
+
+NUMBER_BYTES = 2
+"""Of weights and KV."""
+
+
+class DecodeWork(NamedTuple):
+    """The attention of a step's decode rows in one layer.
+
+    Attributes:
+        rows: sequences.
+        context: tokens of each.
+        kv_heads: of the model.
+        kv_bytes: keys and values of all rows.
+    """
+
+    rows: int
+    context: int
+    kv_heads: int
+    kv_bytes: int
+
+
+class Device(NamedTuple):
+    """A GPU: its multiprocessors, and what is assumed of it."""
+
+    processors: Multiprocessor
+    assumed: Assumptions
+
+    def blocks(self, launch: Launch, kernel: Kernel) -> int:
+        """Blocks of a kernel that run at once on one multiprocessor."""
+        shared = launch.thunk.shared_bytes + kernel.shared_bytes
+        return self.processors.blocks(launch.thunk.threads, kernel.registers, shared)
+
+    def seconds(self, launch: Launch, kernel: Kernel | None, rows: int) -> float:
+        """The time of a launch that is no attention, without the gap before it; `rows` of its products."""
+        assumed, traffic = self.assumed, launch.traffic
+        moved = traffic.read + traffic.made
+        bounds = [assumed.shortest_kernel, moved / (assumed.copy_rate * assumed.products_reach)]
+        flops = traffic.weight * rows * 2 / NUMBER_BYTES
+        if launch.thunk.kind in MATRIX_LIBRARIES or (kernel is not None and kernel.has_products):
+            bounds.append(flops / (assumed.tensor_rate * assumed.tensor_reach))
+        else:
+            bounds.append(flops / assumed.plain_rate)
+        if kernel is not None:
+            bounds.append(self._latency_bound_s(launch, kernel))
+            if kernel.sass and kernel.sass["compare_and_swaps"]:
+                numbers = traffic.made / NUMBER_BYTES
+                bounds.append(assumed.shortest_kernel + numbers * assumed.cas_attempts / assumed.cas_rate)
+        return max(bounds)
+
+    def attention_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
+        """The time of a layer's decode attention, without the gap before it."""
+        assumed = self.assumed
+        slots = max(1, self.blocks(launch, kernel)) * self.processors.count
+        pieces = work.kv_heads * work.rows * math.ceil(work.context / assumed.shortest_piece)
+        blocks = min(launch.thunk.blocks, pieces)
+        waves = blocks / (math.ceil(blocks / slots) * slots) if blocks > slots else 1.0
+        reach = assumed.attention_reach * waves
+        sass = kernel.sass or {}
+        if not (sass.get("tensor_instructions") and sass.get("wide_loads")):
+            reach *= assumed.attention_without_wide_loads
+        shared = launch.thunk.shared_bytes + kernel.shared_bytes
+        filling = min(blocks, slots) * shared * assumed.asynchronous_share / assumed.memory_latency
+        rate = min(assumed.copy_rate * reach, filling or math.inf)
+        return max(assumed.shortest_kernel, work.kv_bytes / rate)
+
+    def _latency_bound_s(self, launch: Launch, kernel: Kernel) -> float:
+        assumed = self.assumed
+        if not kernel.loads:
+            return 0.0
+        at_once = min(launch.thunk.blocks, max(1, self.blocks(launch, kernel)) * self.processors.count)
+        in_flight = at_once * launch.thunk.threads * kernel.load_bytes * min(kernel.loads, assumed.loads_in_flight)
+        return launch.traffic.read / (in_flight / assumed.memory_latency)

@@ -1,0 +1,179 @@
+"""Predicts a step of greedy decode rows from its executables, term by term, and compares it with the roofline.
+
+The roofline reads every weight and every row's KV once at the rate of large copies, or multiplies at the rate of tensor cores if
+that is longer. All else is the bill: each term is seconds above the roofline.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
+from benchmarks.gpu_bill.reading import Launch, Reading
+
+OURS = "paged_"
+
+
+class ModelBytes(NamedTuple):
+    """A model's sizes that a step's least time depends on; bytes in bfloat16.
+
+    Attributes:
+        weights: of all layers and the head.
+        kv_per_token: of all layers.
+        layers_per_call: layers of an executable in an engine.
+    """
+
+    weights: int
+    kv_per_token: int
+    num_layers: int
+    num_kv_heads: int
+    layers_per_call: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step; all terms in seconds.
+
+    Attributes:
+        weights, kv: of the roofline; `compute` is what tensor cores take beyond these.
+        products: of products beyond the weights' bytes: rates, padding to the bucket, missing tensor cores.
+        attention: of decode attention beyond the KV's bytes.
+        others: of norms, rotations, KV writes, sampling and temporaries.
+        launches: gaps between kernels.
+        host: what the device waits for.
+    """
+
+    weights: float
+    kv: float
+    compute: float
+    products: float
+    attention: float
+    others: float
+    launches: float
+    host: float
+    kernels: float
+    waits: float
+
+    @property
+    def roofline(self) -> float:
+        """Seconds of the least step."""
+        return self.weights + self.kv + self.compute
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the predicted step."""
+        return self.roofline + self.products + self.attention + self.others + self.launches + self.host
+
+    def row(self) -> dict[str, float]:
+        """All numbers by name."""
+        return asdict(self) | {"roofline": self.roofline, "seconds": self.seconds, "ratio": self.seconds / self.roofline}
+
+
+@dataclass
+class Sums:
+    """Seconds and counts over the launches of a step."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    others: float = 0.0
+    kernels: float = 0.0
+    streamed: float = 0.0
+    graph_nodes: float = 0.0
+    graphs: float = 0.0
+    calls: float = 0.0
+    waits: float = 0.0
+
+    def add(self, other: "Sums", times: float) -> None:
+        """Add another's, several times."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + times * value)
+
+
+def predict(
+    readings: Sequence[Reading], device: Device, model: ModelBytes, rows: int, context: int
+) -> Step:
+    """A step of `rows` greedy rows with `context` tokens each, by the executables of one case."""
+    assumed = device.assumed
+    work = DecodeWork(rows, context, model.num_kv_heads, rows * context * model.kv_per_token // model.num_layers)
+    bucket = readings[0].case.bucket
+    step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
+    layers = _cheapest(readings, device, "layers", bucket, work)
+    step.add(layers, model.num_layers)
+    for kind in ("embed", "head", "sample"):
+        step.add(_cheapest(readings, device, kind, bucket, work), 1.0)
+    step.calls += groups + 3
+    step.graphs += groups * min(1.0, layers.graph_nodes)
+    memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
+    compute_s = max(0.0, model.weights * rows / assumed.tensor_rate - sum(memory_s))
+    launches = step.kernels * assumed.launch_gap
+    device_s = step.products + step.attention + step.others + launches
+    return Step(
+        *memory_s,
+        compute_s,
+        products=step.products - memory_s[0] - compute_s,
+        attention=step.attention - memory_s[1],
+        others=step.others,
+        launches=launches,
+        host=_host_s(step, device, layers.graph_nodes * model.num_layers if groups > 1 else 0.0, device_s),
+        kernels=step.kernels,
+        waits=step.waits,
+    )
+
+
+def _host_s(step: Sums, device: Device, updated_nodes: float, device_s: float) -> float:
+    """What the device waits for: all of the host's work that no compute hides."""
+    assumed = device.assumed
+    calls = step.calls * assumed.executable_call
+    launches = step.streamed * assumed.stream_launch + step.graphs * assumed.graph_launch
+    busy = assumed.host_step + calls + launches + updated_nodes * assumed.graph_update
+    exposed = max(0.0, busy - device_s)
+    if step.waits:  # the next step is planned and dispatched only after the device is done
+        first = assumed.host_step + assumed.executable_call
+        exposed = max(exposed, first + step.waits * assumed.host_wait)
+    return exposed
+
+
+def _cheapest(readings: Iterable[Reading], device: Device, kind: str, bucket: int, work: DecodeWork) -> Sums:
+    """The sums of the cheapest executable of a kind, of layers for one layer: a runner has variants for what rows ask."""
+    found = [reading for reading in readings if reading.kind == kind and reading.error is None]
+    assert found, f"no executable {kind}"
+    sums = [_sums(reading, device, bucket, work) for reading in found]
+    return min(sums, key=lambda one: one.products + one.attention + one.others + one.kernels * device.assumed.launch_gap)
+
+
+def _sums(reading: Reading, device: Device, bucket: int, work: DecodeWork) -> Sums:
+    path = reading.path(device.assumed.loop_turns)
+    sums = Sums(waits=reading.waits(device.assumed.loop_turns))
+    attends = _attending(path)
+    rows = int(reading.key[2]) if reading.kind == "head" else bucket
+    for launch in path:
+        sums.kernels += launch.turns
+        kernel = reading.kernels.get(launch.thunk.kernel)
+        if launch.thunk.kernel in attends and kernel is not None:
+            sums.attention += launch.turns * device.attention_s(launch, kernel, work)
+        elif launch.thunk.kernel.startswith(OURS):
+            sums.others += launch.turns * device.assumed.shortest_kernel
+        elif launch.traffic.weight:
+            sums.products += launch.turns * device.seconds(launch, kernel, rows)
+        else:
+            sums.others += launch.turns * device.seconds(launch, kernel, rows)
+        if launch.in_graph:
+            sums.graph_nodes += launch.turns
+        else:
+            sums.streamed += launch.turns
+    layers = int(reading.key[2]) if reading.kind == "layers" else 1
+    averaged = Sums()
+    averaged.add(sums, 1 / layers)
+    return averaged
+
+
+def _attending(path: Iterable[Launch]) -> set[str]:
+    """The kernels that read the KV of decode rows: those with `decode` in their names, or else all of ours that read pages."""
+    ours = {launch.thunk.kernel for launch in path if launch.traffic.pages and launch.thunk.kernel.startswith(OURS)}
+    return {name for name in ours if "decode" in name} or ours
+
+
+def sizes(found: Mapping[str, int]) -> ModelBytes:
+    """`ModelBytes` from plain values."""
+    return ModelBytes(**found)

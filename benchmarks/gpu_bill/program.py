@@ -1,0 +1,176 @@
+"""Reads XLA's optimised program: the bytes that each of its instructions reads and makes. Knows no kernels.
+
+An instruction reads every operand once, and only the rows in use of what it gathers from or slices; it makes its results, and
+only the rows in use of what it updates in place. Pages of KV that attention reads depend on the step, and are left out here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (.+?) ([\w-]+)\((.*)$")
+ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+OPERAND = re.compile(r"%([\w.-]+)(?:#(\d+))?")
+PARAMS = re.compile(r'op_name="(?:params|weights)')
+VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy-done"}
+SLICING = {"gather", "dynamic-slice", "slice"}
+UPDATING = {"dynamic-update-slice", "scatter"}
+LEAST_WEIGHT_BYTES = 1 << 20
+"""Smaller parameters are norms and biases."""
+
+
+class Instruction(NamedTuple):
+    """An instruction of a program.
+
+    Attributes:
+        sizes: bytes of its results.
+        operands: names, each with the number of the result that is meant.
+        calls: the name of the computation that a fusion runs.
+        rest: everything behind the operands.
+    """
+
+    name: str
+    opcode: str
+    sizes: tuple[int, ...]
+    operands: tuple[tuple[str, int | None], ...]
+    calls: str
+    arguments: str
+    rest: str
+    is_root: bool
+
+
+class Traffic(NamedTuple):
+    """The bytes of one instruction.
+
+    Attributes:
+        read, made: of its operands and results.
+        weight: of the weights among the operands, of those that are not sliced.
+        copied: of a copy as large as a weight or as the pages; 0 for all else.
+        pages: whether pages of KV are written, gathered from or read.
+    """
+
+    read: int
+    made: int
+    weight: int
+    copied: int
+    pages: bool
+
+
+class Program:
+    """A program's instructions by name, and those of its computations.
+
+    Args:
+        text: the optimised program.
+        first_dim: pages of the pool, by which one layer's pages are known among the arrays.
+    """
+
+    def __init__(self, text: str, first_dim: int) -> None:
+        pool = re.search(rf"\b([a-z]+\d+)\[({first_dim},[\d,]+)\]", text)
+        self._pool_bytes = _bytes(*pool.groups()) if pool else -1
+        self.computations: dict[str, list[Instruction]] = {}
+        self.instructions: dict[str, Instruction] = {}
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if line.endswith("{") and (found := re.match(r"^(?:ENTRY )?%(\S+) \(", line)):
+                current = self.computations.setdefault(found[1], [])
+            elif found := INSTRUCTION.match(line):
+                current.append(_instruction(*found.groups()))
+                self.instructions[found[2]] = current[-1]
+
+    def traffic(self, name: str) -> Traffic:
+        """The bytes of one instruction."""
+        found = self.instructions[name]
+        inside = self.computations.get(found.calls, [])
+        read = weight = copyable = 0
+        pages = self._pool_bytes in found.sizes
+        for number, (operand, part) in enumerate(dict.fromkeys(found.operands)):
+            size, source = self._size(operand, part), self._source(operand)
+            is_pool = size == self._pool_bytes
+            pages |= is_pool
+            sliced = _sliced_bytes(inside, number) if found.opcode == "fusion" else _sliced_alone(found, number)
+            if sliced is not None:
+                read += sliced
+            elif not (is_pool and found.opcode == "custom-call"):
+                read += size
+                is_weight = PARAMS.search(source.rest) is not None and size >= LEAST_WEIGHT_BYTES
+                weight += size if is_weight else 0
+                copyable = max(copyable, size) if is_weight or is_pool else copyable
+        made = self._made(found, inside)
+        return Traffic(read, made, weight, made if copyable and made >= copyable else 0, pages)
+
+    def _made(self, found: Instruction, inside: Sequence[Instruction]) -> int:
+        if found.opcode == "custom-call" and "matmul" in found.rest:
+            return found.sizes[0]  # the others are room to work in
+        if found.opcode == "custom-call" and "output_to_operand_aliasing" in found.rest:
+            return sum(size for size in found.sizes if size != self._pool_bytes)
+        if found.opcode in UPDATING:
+            return self._size(*found.operands[_update(found)])
+        by_name = {instruction.name: instruction for instruction in inside}
+        root = next((instruction for instruction in inside if instruction.is_root), None)
+        if root is None:
+            return sum(found.sizes)
+        results = [name for name, _ in root.operands] if root.opcode == "tuple" else [root.name]
+        return sum(_made_inside(by_name, name) for name in results)
+
+    def _size(self, name: str, part: int | None) -> int:
+        sizes = self.instructions[name].sizes
+        return sizes[part] if part is not None else sum(sizes)
+
+    def _source(self, name: str) -> Instruction:
+        found = self.instructions[name]
+        while found.opcode in VIEWS and found.operands:
+            found = self.instructions[found.operands[0][0]]
+        return found
+
+
+def _instruction(root: str | None, name: str, kind: str, opcode: str, rest: str) -> Instruction:
+    arguments, _, rest = rest.partition(")")
+    calls = re.search(r"calls=%([\w.-]+)", rest)
+    operands = tuple((found[1], int(found[2]) if found[2] else None) for found in OPERAND.finditer(arguments))
+    sizes = tuple(_bytes(dtype, dims) for dtype, dims in ARRAY.findall(kind))
+    return Instruction(name, opcode, sizes, operands, calls[1] if calls else "", arguments, rest, root is not None)
+
+
+def _bytes(dtype: str, dims: str) -> int:
+    digits = re.search(r"\d+", dtype)
+    return prod(int(size) for size in dims.split(",") if size) * (int(digits[0]) if digits else 8) // 8
+
+
+def _sliced_bytes(inside: Sequence[Instruction], number: int) -> int | None:
+    """Bytes that a fusion reads of a parameter from which it only slices, or which it updates in place; None of all others."""
+    names = {one.name for one in inside if one.opcode == "parameter" and one.arguments.strip() == str(number)}
+    total = 0
+    used = False
+    for one in inside:
+        mine = [place for place, (name, _) in enumerate(one.operands) if name in names]
+        if not mine:
+            continue
+        if one.opcode in VIEWS:
+            names.add(one.name)
+        elif one.opcode in SLICING | UPDATING and mine == [0]:
+            total, used = total + (sum(one.sizes) if one.opcode in SLICING else 0), True
+        else:
+            return None
+    return total if used else None
+
+
+def _sliced_alone(found: Instruction, number: int) -> int | None:
+    if number or found.opcode not in SLICING | UPDATING:
+        return None
+    return sum(found.sizes) if found.opcode in SLICING else 0
+
+
+def _update(found: Instruction) -> int:
+    """The place of the rows among the operands of an update."""
+    return 1 if found.opcode == "dynamic-update-slice" else 2
+
+
+def _made_inside(by_name: Mapping[str, Instruction], name: str) -> int:
+    """Bytes of one result of a fusion; of an update in place, those of its rows."""
+    found = by_name[name]
+    while found.opcode in VIEWS and found.operands[0][0] in by_name:
+        found = by_name[found.operands[0][0]]
+    if found.opcode in UPDATING:
+        return sum(by_name[found.operands[_update(found)][0]].sizes)
+    return sum(by_name[name].sizes)

@@ -1,0 +1,108 @@
+"""What was read of an executable, and the path that a step takes through it: of every conditional the cheapest branch.
+
+Steps whose rows are all greedy take that path; what other rows add shows in the difference to all branches.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.gpu_bill.cases import Case
+from benchmarks.gpu_bill.machine_code import Kernel
+from benchmarks.gpu_bill.program import Traffic
+from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES, Thunk
+
+LAUNCHING = (*MATRIX_LIBRARIES, "kCustomKernel", "kKernel", "kCopy", "kMemset32BitValue", "kMemzero", "kMemset")
+WAITING = ("kConditional", "kWhile", "kDeviceToHostCopy", "kCopyDone", "kHostSend", "kHostRecv")
+
+
+@dataclass
+class Launch:
+    """A kernel, a library's call or a copy that a step launches.
+
+    Attributes:
+        turns: how often; more than once in loops.
+        in_graph: whether it is part of a command buffer.
+    """
+
+    thunk: Thunk
+    traffic: Traffic
+    turns: float
+    in_graph: bool
+
+
+@dataclass
+class Reading:
+    """What was read of one executable.
+
+    Attributes:
+        key: of the executable, as a runner names it, in words.
+        error: of the compilation; None if it succeeded.
+    """
+
+    case: Case
+    key: tuple[str, ...]
+    error: str | None
+    temp_bytes: int = 0
+    thunks: Thunk = field(default_factory=lambda: Thunk("kSequential"))
+    traffic: dict[int, Traffic] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The first word of the key: `embed`, `layers`, `head`, `sample`, `gather`, …"""
+        return self.key[0]
+
+    def path(self, turns: float) -> list[Launch]:
+        """What a step launches; `turns` of every loop."""
+        return list(self._launches(self.thunks, turns, 1.0, False))
+
+    def waits(self, turns: float) -> float:
+        """How often the host waits for the device on that path."""
+        return sum(count for _, count in self._waits(self.thunks, turns, 1.0))
+
+    def _chosen(self, thunk: Thunk, turns: float) -> list[Thunk]:
+        """Children that run: of a conditional those of its cheapest branch."""
+        if thunk.kind != "kConditional":
+            return thunk.children
+        branches = {label: [c for c in thunk.children if c.label == label] for label in {c.label for c in thunk.children}}
+        if len(branches) == 1:
+            return []  # the other branch has nothing to do
+        return min(branches.values(), key=lambda branch: self._weigh(branch, turns))
+
+    def _weigh(self, branch: list[Thunk], turns: float) -> tuple[int, int]:
+        launches = [launch for thunk in branch for launch in self._launches(thunk, turns, 1.0, False)]
+        return sum(launch.traffic.read + launch.traffic.made for launch in launches), len(launches)
+
+    def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool) -> Iterator[Launch]:
+        if not thunk.children and thunk.kind in LAUNCHING:
+            yield Launch(thunk, self.traffic.get(id(thunk), Traffic(0, 0, 0, 0, False)), count, in_graph)
+        inner = count * turns if thunk.kind == "kWhile" else count
+        for child in self._chosen(thunk, turns):
+            yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer")
+
+    def _waits(self, thunk: Thunk, turns: float, count: float) -> Iterator[tuple[Thunk, float]]:
+        inner = count * turns if thunk.kind == "kWhile" else count
+        if thunk.kind in WAITING:
+            yield thunk, inner
+        for child in self._chosen(thunk, turns):
+            yield from self._waits(child, turns, inner)
+
+
+def reading(line: Mapping[str, Any]) -> Reading:
+    """A line of the program that compiles."""
+    found = line["reading"]
+    result = Reading(Case(*line["case"]), tuple(line["key"].split()), found["error"])
+    if result.error is None:
+        result.temp_bytes = found["temp_bytes"]
+        result.thunks = _thunk(found["thunks"], result.traffic)
+        result.kernels = {name: Kernel(**kernel) for name, kernel in found["kernels"].items()}
+    return result
+
+
+def _thunk(described: Mapping[str, Any], traffic: dict[int, Traffic]) -> Thunk:
+    plain = {name: value for name, value in described.items() if name not in ("children", "traffic")}
+    thunk = Thunk(**plain, children=[_thunk(child, traffic) for child in described["children"]])
+    if "traffic" in described:
+        traffic[id(thunk)] = Traffic(**described["traffic"])
+    return thunk

@@ -1,0 +1,93 @@
+"""The bill's rows: one for every executable, and one for every kernel of ours or of the pages. Numbers in, rows out."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.gpu_bill.assumptions import Assumptions
+from benchmarks.gpu_bill.kernel_time import Device
+from benchmarks.gpu_bill.reading import Launch, Reading
+
+Row = dict[str, Any]
+OURS = "paged_"
+MIB = 1 << 20
+
+
+def executable_row(reading: Reading, assumed: Assumptions) -> Row:
+    """What one executable launches and moves; counts are of the cheapest path, `all_kernels` of every branch."""
+    row: Row = {**_named(reading), "executable": " ".join(reading.key)}
+    if reading.error is not None:
+        return row | {"error": reading.error}
+    path = reading.path(assumed.loop_turns)
+    everything = list(reading.thunks.walk())
+    launched = sum(launch.turns for launch in path)
+    layers = int(reading.key[2]) if reading.kind == "layers" else None
+    read, made, least = _traffic(path)
+    return row | {
+        "kernels": launched,
+        "kernels_per_layer": launched / layers if layers else None,
+        "all_kernels": sum(bool(thunk.kernel) or (thunk.kind == "kCopy") for thunk in everything),
+        "command_buffers": sum(thunk.kind == "kCommandBuffer" for thunk in everything),
+        "conditionals": sum(thunk.kind == "kConditional" for thunk in everything),
+        "loops": sum(thunk.kind == "kWhile" for thunk in everything),
+        "host_waits": reading.waits(assumed.loop_turns),
+        "read_bytes": read,
+        "made_bytes": made,
+        "least_bytes": least,
+        "times_least": (read + made) / least if least else None,
+        "temp_bytes": reading.temp_bytes,
+        "copies": sum(launch.traffic.copied > 0 for launch in path),
+        "products_without_tensor_cores": _plain_products(reading, path),
+        "spill_bytes": sum(kernel.spill_bytes for kernel in reading.kernels.values()),
+        "compare_and_swaps": _sass(reading, "compare_and_swaps"),
+        "atomics": _sass(reading, "atomics"),
+        "two_byte_accesses": _sass(reading, "two_byte_accesses"),
+    }
+
+
+def kernel_rows(reading: Reading, device: Device) -> list[Row]:
+    """The kernels of an executable that are ours or touch pages, each once."""
+    rows = dict[str, Row]()
+    for launch in reading.path(device.assumed.loop_turns):
+        name, kernel = launch.thunk.kernel, reading.kernels.get(launch.thunk.kernel)
+        if kernel is None or kernel.sass is None or name in rows:
+            continue
+        rows[name] = {
+            **_named(reading),
+            "executable": " ".join(reading.key),
+            "kernel": name,
+            "blocks": launch.thunk.blocks,
+            "threads": launch.thunk.threads,
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_bytes,
+            "shared_bytes": launch.thunk.shared_bytes + kernel.shared_bytes,
+            "blocks_at_once": device.blocks(launch, kernel),
+            **kernel.sass,
+        }
+    return list(rows.values())
+
+
+def _named(reading: Reading) -> Row:
+    case = reading.case
+    products = "Triton" if case.triton_products else "cuBLAS"
+    return {"gpu": case.gpu, "model": case.model, "bucket": case.bucket, "products": products}
+
+
+def _traffic(path: Sequence[Launch]) -> tuple[float, float, float]:
+    """Bytes read and made, and the least of them: every weight once, and the last results."""
+    read = sum(launch.turns * launch.traffic.read for launch in path)
+    made = sum(launch.turns * launch.traffic.made for launch in path)
+    weights = sum(launch.traffic.weight for launch in path)
+    pages = sum(2 * launch.traffic.made for launch in path if launch.traffic.pages and not launch.thunk.kernel.startswith(OURS))
+    ends = path[-1].traffic.made if path else 0
+    return read, made, weights + max(pages, ends)
+
+
+def _plain_products(reading: Reading, path: Iterable[Launch]) -> int:
+    """Kernels that read weights and multiply without tensor cores."""
+    found = (reading.kernels.get(launch.thunk.kernel) for launch in path if launch.traffic.weight)
+    return sum(kernel is not None and not kernel.has_products for kernel in found)
+
+
+def _sass(reading: Reading, what: str) -> int:
+    """Instructions in kernels of pages and in ours."""
+    return sum(kernel.sass[what] for kernel in reading.kernels.values() if kernel.sass)
