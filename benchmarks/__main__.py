@@ -16,6 +16,7 @@ from jinfercept.sim.tables import numbers
 COMMANDS: Mapping[str, Entry] = {
     "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
+    "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
 
 
@@ -107,6 +108,28 @@ class GpuReport:
         if not self.files:
             raise ConfigError("there is nothing to report", got="no FILE", fix="name what tools/gpu_suite has written")
         return gpu_report(self.files, out=self.out, plot=self.plot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuBill:
+    """The command."""
+
+    full: Switch = False
+    """compile every model, number of rows, GPU and way of multiplying (default: a set of a few minutes)"""
+    sample: Switch = False
+    """compile one bucket of one model only"""
+    check: Switch = False
+    """compare with benchmarks/gpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
+    out: Maybe[str] = None
+    """write the bill to this path with .md and with .json behind it"""
+
+    def run(self) -> int:
+        """Make the bill; returns the exit status."""
+        from benchmarks.gpu_bill.bill import gpu_bill
+
+        if self.full and self.sample:
+            raise ConfigError("--full and --sample exclude each other", got="both", fix="give one")
+        return gpu_bill(full=self.full, sample=self.sample, check=self.check, out=self.out)
 
 
 def _single(flag: str, texts: Sequence[str]) -> int:

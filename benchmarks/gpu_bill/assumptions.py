@@ -49,7 +49,9 @@ def listed() -> list[Assumption]:
     """All assumptions, in the order of the file."""
     found = list[Assumption]()
     for name, entry in tomllib.loads(PATH.read_text(encoding="utf-8")).items():
-        named: dict[str, dict[str, Any]] = {name: entry} if "value" in entry else {f"{name}.{k}": entry[k] for k in entry}
+        named: dict[str, dict[str, Any]] = (
+            {name: entry} if "value" in entry else {f"{name}.{k}": entry[k] for k in entry}
+        )
         found += [Assumption(name, float(one["value"]), one["unit"], one["source"]) for name, one in named.items()]
     return found
 

@@ -49,10 +49,9 @@ class Case(NamedTuple):
     transfers: bool = False
 
     @property
-    def name(self) -> str:
-        """A text for people and for keys."""
-        products = "Triton" if self.triton_products else "cuBLAS"
-        return f"{self.gpu} {self.model} {self.bucket}/{self.max_num_seqs} {products}"
+    def library(self) -> str:
+        """What multiplies."""
+        return "Triton" if self.triton_products else "cuBLAS"
 
 
 def default_cases() -> list[Case]:
@@ -64,7 +63,9 @@ def default_cases() -> list[Case]:
 
 def full_cases() -> list[Case]:
     """Every model, number of rows, GPU and way of multiplying."""
-    return [case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)]
+    return [
+        case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
+    ]
 
 
 def sample_case() -> Case:

@@ -1,7 +1,7 @@
 """Run as a program where the CUDA plugin is on the path: compiles the bill's executables for one GPU and reads them.
 
-Takes one JSON object from stdin, `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[bucket, …], …], "num_layers"}`, and writes a
-JSON line to stdout for every executable as it comes: `{"done", "total", "case", "key", "reading"}`.
+Takes one JSON object from stdin, `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …], "num_layers"}`, and
+writes a JSON line to stdout for every executable as it comes: `{"done", "total", "case", "key", "reading"}`.
 """
 
 import json
@@ -52,9 +52,7 @@ def read(ptxas: str, nvdisasm: str, compiled: jax.stages.Compiled, folder: Path)
     assert text is not None
     program = Program(text, first_dim=NUM_PAGES + 1)
     sequence = read_thunks(folder)
-    launched = {
-        thunk.kernel: program.traffic(thunk.instruction) for thunk in sequence.walk() if thunk.kernel
-    }
+    launched = {thunk.kernel: program.traffic(thunk.instruction) for thunk in sequence.walk() if thunk.kernel}
     disassembled = {name for name, traffic in launched.items() if traffic.pages or name.startswith(OURS)}
     return {
         "error": None,

@@ -1,7 +1,7 @@
 """Predicts the seconds of a launch from what was compiled: its bytes, its parallel loads, its products and its atomics.
 
-A launch takes as long as the slowest of these: its bytes at the rate of copies; its bytes at the rate that the loads in flight of
-its threads allow (few blocks or narrow loads cannot fill the memory's latency); its products; its compare-and-swap loops.
+A launch takes as long as the slowest of these: its bytes at the rate of copies; its bytes at the rate that the loads in flight
+of its threads allow (few blocks or narrow loads cannot fill the memory's latency); its products; its compare-and-swap loops.
 """
 
 import math

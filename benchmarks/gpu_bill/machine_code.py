@@ -10,7 +10,9 @@ from typing import Any
 
 ENTRY = re.compile(r"^\.visible \.entry (\w+)\(", re.MULTILINE)
 TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
-LOAD = re.compile(r"\bld\.global(?P<modifiers>[\w.:]*)|\bcp\.async\.c[ag]\.shared\.global[^;]*?\], (?P<bytes>0x\w+|\d+)")
+LOAD = re.compile(
+    r"\bld\.global(?P<modifiers>[\w.:]*)|\bcp\.async\.c[ag]\.shared\.global[^;]*?\], (?P<bytes>0x\w+|\d+)"
+)
 PRODUCT = re.compile(r"\b(?:wgmma\.mma_async|mma\.sync)")
 PROPERTIES = re.compile(
     r"Function properties for (\w+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+"

@@ -1,11 +1,11 @@
 """Predicts a step of greedy decode rows from its executables, term by term, and compares it with the roofline.
 
-The roofline reads every weight and every row's KV once at the rate of large copies, or multiplies at the rate of tensor cores if
-that is longer. All else is the bill: each term is seconds above the roofline.
+The roofline reads every weight and every row's KV once at the rate of large copies, or multiplies at the rate of tensor cores
+if that is longer. All else is the bill: each term is seconds above the roofline.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ OURS = "paged_"
 
 
 class ModelBytes(NamedTuple):
-    """A model's sizes that a step's least time depends on; bytes in bfloat16.
+    """A model's sizes that a step's time depends on; bytes in bfloat16.
 
     Attributes:
-        weights: of all layers and the head.
-        kv_per_token: of all layers.
+        weights: bytes of all layers and the head.
+        kv_per_token: bytes of all layers.
         layers_per_call: layers of an executable in an engine.
     """
 
@@ -67,7 +67,11 @@ class Step:
 
     def row(self) -> dict[str, float]:
         """All numbers by name."""
-        return asdict(self) | {"roofline": self.roofline, "seconds": self.seconds, "ratio": self.seconds / self.roofline}
+        return asdict(self) | {
+            "roofline": self.roofline,
+            "seconds": self.seconds,
+            "ratio": self.seconds / self.roofline,
+        }
 
 
 @dataclass
@@ -90,9 +94,7 @@ class Sums:
             setattr(self, name, getattr(self, name) + times * value)
 
 
-def predict(
-    readings: Sequence[Reading], device: Device, model: ModelBytes, rows: int, context: int
-) -> Step:
+def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows: int, context: int) -> Step:
     """A step of `rows` greedy rows with `context` tokens each, by the executables of one case."""
     assumed = device.assumed
     work = DecodeWork(rows, context, model.num_kv_heads, rows * context * model.kv_per_token // model.num_layers)
@@ -139,7 +141,9 @@ def _cheapest(readings: Iterable[Reading], device: Device, kind: str, bucket: in
     found = [reading for reading in readings if reading.kind == kind and reading.error is None]
     assert found, f"no executable {kind}"
     sums = [_sums(reading, device, bucket, work) for reading in found]
-    return min(sums, key=lambda one: one.products + one.attention + one.others + one.kernels * device.assumed.launch_gap)
+    return min(
+        sums, key=lambda one: one.products + one.attention + one.others + one.kernels * device.assumed.launch_gap
+    )
 
 
 def _sums(reading: Reading, device: Device, bucket: int, work: DecodeWork) -> Sums:
@@ -152,8 +156,6 @@ def _sums(reading: Reading, device: Device, bucket: int, work: DecodeWork) -> Su
         kernel = reading.kernels.get(launch.thunk.kernel)
         if launch.thunk.kernel in attends and kernel is not None:
             sums.attention += launch.turns * device.attention_s(launch, kernel, work)
-        elif launch.thunk.kernel.startswith(OURS):
-            sums.others += launch.turns * device.assumed.shortest_kernel
         elif launch.traffic.weight:
             sums.products += launch.turns * device.seconds(launch, kernel, rows)
         else:
@@ -172,8 +174,3 @@ def _attending(path: Iterable[Launch]) -> set[str]:
     """The kernels that read the KV of decode rows: those with `decode` in their names, or else all of ours that read pages."""
     ours = {launch.thunk.kernel for launch in path if launch.traffic.pages and launch.thunk.kernel.startswith(OURS)}
     return {name for name in ours if "decode" in name} or ours
-
-
-def sizes(found: Mapping[str, int]) -> ModelBytes:
-    """`ModelBytes` from plain values."""
-    return ModelBytes(**found)

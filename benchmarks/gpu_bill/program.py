@@ -48,6 +48,8 @@ class Traffic(NamedTuple):
         weight: of the weights among the operands, of those that are not sliced.
         copied: of a copy as large as a weight or as the pages; 0 for all else.
         pages: whether pages of KV are written, gathered from or read.
+        arguments: names and bytes of those operands that are arguments of the executable, or of a branch.
+        is_result: whether the executable, or a branch, has it as a result.
     """
 
     read: int
@@ -55,6 +57,11 @@ class Traffic(NamedTuple):
     weight: int
     copied: int
     pages: bool
+    arguments: tuple[tuple[str, int], ...]
+    is_result: bool
+
+
+NO_TRAFFIC = Traffic(0, 0, 0, 0, False, (), False)
 
 
 class Program:
@@ -77,18 +84,25 @@ class Program:
             elif found := INSTRUCTION.match(line):
                 current.append(_instruction(*found.groups()))
                 self.instructions[found[2]] = current[-1]
+        roots = [one for inside in self.computations.values() for one in inside if one.is_root]
+        ends = [
+            name for root in roots for name, _ in (root.operands if root.opcode == "tuple" else ((root.name, None),))
+        ]
+        self._results = {self._source(name)[0].name for name in ends if name in self.instructions}
 
     def traffic(self, name: str) -> Traffic:
         """The bytes of one instruction."""
         found = self.instructions[name]
         inside = self.computations.get(found.calls, [])
         read = weight = copyable = 0
+        arguments: dict[str, int] = {}
         pages = self._pool_bytes in found.sizes
         for number, (operand, part) in enumerate(dict.fromkeys(found.operands)):
-            size, source = self._size(operand, part), self._source(operand)
+            size, (source, place) = self._size(operand, part), self._source(operand)
             is_pool = size == self._pool_bytes
             pages |= is_pool
             sliced = _sliced_bytes(inside, number) if found.opcode == "fusion" else _sliced_alone(found, number)
+            before = read
             if sliced is not None:
                 read += sliced
             elif not (is_pool and found.opcode == "custom-call"):
@@ -96,8 +110,11 @@ class Program:
                 is_weight = PARAMS.search(source.rest) is not None and size >= LEAST_WEIGHT_BYTES
                 weight += size if is_weight else 0
                 copyable = max(copyable, size) if is_weight or is_pool else copyable
+            if source.opcode == "parameter":
+                arguments[f"{source.name}{place}"] = read - before
         made = self._made(found, inside)
-        return Traffic(read, made, weight, made if copyable and made >= copyable else 0, pages)
+        copied = made if copyable and made >= copyable else 0
+        return Traffic(read, made, weight, copied, pages, tuple(arguments.items()), name in self._results)
 
     def _made(self, found: Instruction, inside: Sequence[Instruction]) -> int:
         if found.opcode == "custom-call" and "matmul" in found.rest:
@@ -117,11 +134,14 @@ class Program:
         sizes = self.instructions[name].sizes
         return sizes[part] if part is not None else sum(sizes)
 
-    def _source(self, name: str) -> Instruction:
-        found = self.instructions[name]
+    def _source(self, name: str) -> tuple[Instruction, str]:
+        """What a name views, and which part of it."""
+        found, place = self.instructions[name], ""
         while found.opcode in VIEWS and found.operands:
+            if found.opcode == "get-tuple-element":
+                place = f" {found.rest[:12]}"
             found = self.instructions[found.operands[0][0]]
-        return found
+        return found, place
 
 
 def _instruction(root: str | None, name: str, kind: str, opcode: str, rest: str) -> Instruction:

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_bill.cases import Case
 from benchmarks.gpu_bill.machine_code import Kernel
-from benchmarks.gpu_bill.program import Traffic
+from benchmarks.gpu_bill.program import NO_TRAFFIC, Traffic
 from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES, Thunk
 
 LAUNCHING = (*MATRIX_LIBRARIES, "kCustomKernel", "kKernel", "kCopy", "kMemset32BitValue", "kMemzero", "kMemset")
@@ -65,7 +65,9 @@ class Reading:
         """Children that run: of a conditional those of its cheapest branch."""
         if thunk.kind != "kConditional":
             return thunk.children
-        branches = {label: [c for c in thunk.children if c.label == label] for label in {c.label for c in thunk.children}}
+        branches = {
+            label: [c for c in thunk.children if c.label == label] for label in {c.label for c in thunk.children}
+        }
         if len(branches) == 1:
             return []  # the other branch has nothing to do
         return min(branches.values(), key=lambda branch: self._weigh(branch, turns))
@@ -76,7 +78,7 @@ class Reading:
 
     def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool) -> Iterator[Launch]:
         if not thunk.children and thunk.kind in LAUNCHING:
-            yield Launch(thunk, self.traffic.get(id(thunk), Traffic(0, 0, 0, 0, False)), count, in_graph)
+            yield Launch(thunk, self.traffic.get(id(thunk), NO_TRAFFIC), count, in_graph)
         inner = count * turns if thunk.kind == "kWhile" else count
         for child in self._chosen(thunk, turns):
             yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer")

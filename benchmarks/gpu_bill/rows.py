@@ -5,11 +5,9 @@ from typing import Any
 
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.kernel_time import Device
-from benchmarks.gpu_bill.reading import Launch, Reading
+from benchmarks.gpu_bill.reading import LAUNCHING, Launch, Reading
 
 Row = dict[str, Any]
-OURS = "paged_"
-MIB = 1 << 20
 
 
 def executable_row(reading: Reading, assumed: Assumptions) -> Row:
@@ -25,7 +23,7 @@ def executable_row(reading: Reading, assumed: Assumptions) -> Row:
     return row | {
         "kernels": launched,
         "kernels_per_layer": launched / layers if layers else None,
-        "all_kernels": sum(bool(thunk.kernel) or (thunk.kind == "kCopy") for thunk in everything),
+        "all_kernels": sum(thunk.kind in LAUNCHING for thunk in everything),
         "command_buffers": sum(thunk.kind == "kCommandBuffer" for thunk in everything),
         "conditionals": sum(thunk.kind == "kConditional" for thunk in everything),
         "loops": sum(thunk.kind == "kWhile" for thunk in everything),
@@ -68,18 +66,19 @@ def kernel_rows(reading: Reading, device: Device) -> list[Row]:
 
 def _named(reading: Reading) -> Row:
     case = reading.case
-    products = "Triton" if case.triton_products else "cuBLAS"
-    return {"gpu": case.gpu, "model": case.model, "bucket": case.bucket, "products": products}
+    return {"gpu": case.gpu, "model": case.model, "bucket": case.bucket, "library": case.library}
 
 
 def _traffic(path: Sequence[Launch]) -> tuple[float, float, float]:
-    """Bytes read and made, and the least of them: every weight once, and the last results."""
+    """Bytes read and made, and the least of them: every argument once, and every result."""
     read = sum(launch.turns * launch.traffic.read for launch in path)
     made = sum(launch.turns * launch.traffic.made for launch in path)
-    weights = sum(launch.traffic.weight for launch in path)
-    pages = sum(2 * launch.traffic.made for launch in path if launch.traffic.pages and not launch.thunk.kernel.startswith(OURS))
-    ends = path[-1].traffic.made if path else 0
-    return read, made, weights + max(pages, ends)
+    arguments: dict[str, int] = {}
+    for launch in path:
+        for name, size in launch.traffic.arguments:
+            arguments[name] = max(arguments.get(name, 0), size)
+    results = sum(launch.traffic.made for launch in path if launch.traffic.is_result)
+    return read, made, sum(arguments.values()) + results
 
 
 def _plain_products(reading: Reading, path: Iterable[Launch]) -> int:

@@ -1,0 +1,177 @@
+"""Makes the bill: compiles in child processes, reads, predicts, shows, checks. Runs no JAX computation itself."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
+from benchmarks.gpu_bill.assumptions import assumed, listed
+from benchmarks.gpu_bill.budgets import broken, budgets
+from benchmarks.gpu_bill.cases import MODELS, NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
+from benchmarks.gpu_bill.cases import with_default_buckets as with_default
+from benchmarks.gpu_bill.kernel_time import Device
+from benchmarks.gpu_bill.multiprocessor import multiprocessor
+from benchmarks.gpu_bill.prediction import ModelBytes, predict
+from benchmarks.gpu_bill.reading import Reading, reading
+from benchmarks.gpu_bill.rows import executable_row, kernel_rows
+from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, document, terminal
+from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
+from jinfercept.config import EngineConfig
+from jinfercept.models.model import abstract_params, kv_bytes_per_token
+from jinfercept.sim.reports import check_writable
+from jinfercept.sim.tables import show
+from jinfercept.startup.layer_groups import candidates
+from jinfercept.startup.progress import StartDisplay
+from jinfercept.startup.sizing import _runner_shape
+
+GENERATION = "cuda13"
+
+
+def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
+    """Run the command; returns the exit status: 1 if a budget is broken that was to be checked.
+
+    Args:
+        full: everything; else the default set, or only the `sample`.
+        check: compare with the budgets.
+        out: path without suffix, to write the bill as Markdown and JSON.
+
+    Raises:
+        ConfigError: `out` cannot be written.
+        PluginMissingError: the CUDA plugin cannot be had.
+    """
+    paths = [Path(f"{out}{suffix}") for suffix in (".json", ".md")] if out else []
+    for path in paths:
+        check_writable(path, "--out")
+    cases = [sample_case()] if sample else with_default(full_cases() if full else default_cases(), default_buckets(512))
+    bill = make_bill(cases)
+    show(terminal("executables", EXECUTABLES, bill["executables"]))
+    show(terminal("kernels", KERNELS, bill["kernels"]))
+    show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
+    if paths:
+        paths[0].write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
+        paths[1].write_text(document(bill, listed()), encoding="utf-8")
+    found = broken(bill["executables"], budgets()) if check else []
+    console = Console()
+    for sentence in found:
+        console.print(f"broken: {sentence}", highlight=False)
+    if check:
+        console.print(f"{len(found)} budgets are broken" if found else "every budget holds", highlight=False)
+    return 1 if found else 0
+
+
+def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
+    """The bill of these cases, ready for JSON."""
+    readings = sorted(_readings(cases), key=lambda one: (cases.index(one.case), one.key[0] != "layers", one.key))
+    devices = {gpu: Device(multiprocessor(gpu), assumed(gpu)) for gpu in {case.gpu for case in cases}}
+    return {
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "jax": jax.__version__,
+        "num_layers": NUM_LAYERS,
+        "executables": [executable_row(one, devices[one.case.gpu].assumed) for one in readings],
+        "kernels": [row for one in readings for row in kernel_rows(one, devices[one.case.gpu])],
+        "steps": list(_steps(readings, devices)),
+        "assumptions": [found._asdict() for found in listed()],
+    }
+
+
+def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """The buckets of an engine that is only told how many rows run at once."""
+    config = EngineConfig.from_options({"max_num_seqs": max_num_seqs})
+    return _runner_shape(1, 1, config, 1).buckets
+
+
+def model_bytes(name: str) -> ModelBytes:
+    """The sizes of a model of the bill."""
+    config = MODELS[name]
+    shapes = abstract_params(config, jnp.bfloat16)
+    weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head)))
+    per_call = max(candidates(config.num_layers))
+    return ModelBytes(
+        weights, kv_bytes_per_token(config, jnp.bfloat16), config.num_layers, config.num_kv_heads, per_call
+    )
+
+
+def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
+    """Compile in a process for each GPU; shows progress."""
+    with StartDisplay() as display:
+        for gpu in dict.fromkeys(case.gpu for case in cases):
+            asked = {
+                "gpu": gpu,
+                "generation": GENERATION,
+                "ptxas": str(tool("ptxas", GENERATION)),
+                "nvdisasm": str(tool("nvdisasm", GENERATION)),
+                "cases": [case for case in cases if case.gpu == gpu],
+                "num_layers": NUM_LAYERS,
+            }
+            for line in _lines(asked):
+                display(gpu, line["done"], line["total"])
+                yield reading(line)
+
+
+def _lines(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of the program that compiles, as they come. Raises `RuntimeError` if it fails."""
+    command = [sys.executable, "-m", "benchmarks.gpu_bill.child"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(command, env=environment(GENERATION), text=True, stderr=said, **pipes)
+        assert child.stdout is not None
+        assert child.stdin is not None
+        with child:
+            child.stdin.write(json.dumps(asked))
+            child.stdin.close()
+            yield from map(json.loads, child.stdout)
+        if child.returncode != 0:
+            said.seek(0)
+            raise RuntimeError(f"the program that compiles failed: {said.read()[-4000:]}")
+
+
+def _steps(readings: Sequence[Reading], devices: dict[str, Device]) -> Iterator[dict[str, Any]]:
+    """Predicted steps, of the buckets that fit the rows best and of those of an engine's defaults."""
+    by_case: dict[Case, list[Reading]] = {}
+    for one in readings:
+        by_case.setdefault(one.case._replace(transfers=False), []).append(one)
+    families = dict.fromkeys((case.gpu, case.model, case.triton_products) for case in by_case)
+    for gpu, model, triton in families:
+        mine = [case for case in by_case if (case.gpu, case.model, case.triton_products) == (gpu, model, triton)]
+        for rows, context in STEPS:
+            for is_default, case in _cases_of(mine, rows):
+                found = [*by_case[case], *by_case.get(case._replace(triton_products=False), [])]
+                step = predict(found, devices[gpu], model_bytes(model), rows, context)
+                yield {
+                    "gpu": gpu,
+                    "model": model,
+                    "library": case.library,
+                    "rows": rows,
+                    "context": context,
+                    "bucket": case.bucket,
+                    "default_buckets": is_default,
+                    **step.row(),
+                }
+
+
+def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
+    """The case of the smallest bucket for so many rows, and the case of the bucket of an engine's defaults."""
+    own = [case for case in cases if case.bucket == case.max_num_seqs and rows <= case.bucket < max(8, 2 * rows)]
+    default = next((size for size in default_buckets(rows) if size >= rows), rows)
+    served = [case for case in cases if case.bucket == default and rows <= case.max_num_seqs]
+    for is_default, found in ((False, own), (True, served)):
+        if found:
+            yield is_default, min(found, key=lambda case: (case.bucket, case.max_num_seqs))
+
+
+def _commit() -> str:
+    """The commit of the checkout, in 8 digits; with a mark if the package has changes."""
+    run = {"cwd": PROJECT, "capture_output": True, "text": True, "check": True}
+    head = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], **run).stdout.strip()
+    changed = subprocess.run(["git", "status", "--porcelain", "jinfercept"], **run).stdout.strip()
+    return f"{head} with changes" if changed else head

@@ -1,0 +1,130 @@
+"""The bill in Markdown and at a terminal: executables, kernels, predicted steps, assumptions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.gpu_bill.assumptions import Assumption
+
+type Row = Mapping[str, Any]
+type Columns = Mapping[str, Callable[[Row], str]]
+MIB = 1 << 20
+
+
+def _plain(name: str) -> Callable[[Row], str]:
+    return lambda row: (
+        "" if row.get(name) is None else f"{row[name]:g}" if isinstance(row[name], float) else str(row[name])
+    )
+
+
+def _mib(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(name) is None else f"{row[name] / MIB:.4g}"
+
+
+def _ms(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{1e3 * row[name]:.2f}"
+
+
+def _kernels(row: Row) -> str:
+    if row.get("error"):
+        return str(row["error"])[:60]
+    return f"{row['kernels']:g}" + ("" if row["all_kernels"] == row["kernels"] else f" of {row['all_kernels']}")
+
+
+CASE: Columns = {"GPU": _plain("gpu"), "model": _plain("model"), "products": _plain("library")}
+EXECUTABLES: Columns = {
+    **CASE,
+    "executable": _plain("executable"),
+    "kernels": _kernels,
+    "a layer": _plain("kernels_per_layer"),
+    "command buffers": _plain("command_buffers"),
+    "conditionals": _plain("conditionals"),
+    "loops": _plain("loops"),
+    "host waits": _plain("host_waits"),
+    "read, MiB": _mib("read_bytes"),
+    "made, MiB": _mib("made_bytes"),
+    "× least": lambda row: f"{row['times_least']:.3g}" if row.get("times_least") else "",
+    "temporary, MiB": _mib("temp_bytes"),
+    "large copies": _plain("copies"),
+    "plain products": _plain("products_without_tensor_cores"),
+    "spilled bytes": _plain("spill_bytes"),
+    "CAS": _plain("compare_and_swaps"),
+    "2-byte": _plain("two_byte_accesses"),
+}
+KERNELS: Columns = {
+    **CASE,
+    "executable": _plain("executable"),
+    "kernel": _plain("kernel"),
+    "blocks": _plain("blocks"),
+    "threads": _plain("threads"),
+    "registers": _plain("registers"),
+    "spilled bytes": _plain("spill_bytes"),
+    "shared bytes": _plain("shared_bytes"),
+    "blocks at once": _plain("blocks_at_once"),
+    "tensor": _plain("tensor_instructions"),
+    "16-byte loads": _plain("wide_loads"),
+    "atomics": _plain("atomics"),
+    "CAS": _plain("compare_and_swaps"),
+    "2-byte": _plain("two_byte_accesses"),
+}
+STEPS: Columns = {
+    **CASE,
+    "rows × context": lambda row: f"{row['rows']} × {row['context']}",
+    "bucket": lambda row: f"{row['bucket']}{' (default)' if row['default_buckets'] else ''}",
+    "roofline, ms": _ms("roofline"),
+    "predicted, ms": _ms("seconds"),
+    "ratio": lambda row: f"{row['ratio']:.2f}",
+    "weights": _ms("weights"),
+    "KV": _ms("kv"),
+    "compute": _ms("compute"),
+    "+ products": _ms("products"),
+    "+ attention": _ms("attention"),
+    "+ others": _ms("others"),
+    "+ launches": _ms("launches"),
+    "+ host": _ms("host"),
+    "kernels": lambda row: f"{row['kernels']:.0f}",
+    "host waits": _plain("waits"),
+}
+LEGEND = """Executables of layers have {num_layers} layers. Counts are of the cheapest branch of every conditional, which is the
+branch of greedy rows; "of" gives the kernels of all branches. "× least": bytes read and made over the bytes of every argument
+and every result, each once. "Plain products" read weights and multiply without tensor cores. "CAS" and "2-byte" are
+instructions in kernels that touch pages. "Blocks at once" is on one multiprocessor. Products are made by cuBLAS alone, or by
+Triton kernels where XLA prefers them, untuned: its autotuner needs the device. "(default)" is the bucket of an engine's
+defaults; its terms are above the same roofline."""
+
+
+def markdown(columns: Columns, rows: Sequence[Row]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [f"| {' | '.join(cell(row) for cell in columns.values())} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def terminal(title: str, columns: Columns, rows: Sequence[Row]) -> Table:
+    """A table for a terminal."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
+
+
+def document(bill: Mapping[str, Any], assumptions: Sequence[Assumption]) -> str:
+    """The whole bill in Markdown."""
+    assumed = [found._asdict() for found in assumptions]
+    columns: Columns = {name: _plain(name) for name in Assumption._fields}
+    return "\n".join(
+        [
+            f"# GPU bill of {bill['commit']}, {bill['date']}",
+            f"\nCompiled ahead of time with JAX {bill['jax']}; nothing here was run on a GPU.",
+            LEGEND.format(num_layers=bill["num_layers"]),
+            "\n## Predicted steps of greedy rows, ms\n",
+            markdown(STEPS, bill["steps"]),
+            "## Executables\n",
+            markdown(EXECUTABLES, bill["executables"]),
+            "## Kernels of ours, and of pages\n",
+            markdown(KERNELS, bill["kernels"]),
+            "## Assumptions\n",
+            markdown(columns, assumed),
+        ]
+    )
