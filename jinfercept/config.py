@@ -102,6 +102,7 @@ class AdvancedOptions:
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
+    async_dispatch: bool = option(False, "on a GPU, XLA starts executables from a thread of its own: not measured yet")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
 
 
@@ -136,6 +137,7 @@ class LLMOptions(RestartOptions, total=False):
     staging_pages: int
     attention: AttentionChoice
     compilation_cache: bool
+    async_dispatch: bool
 
 
 class EngineOptions(LLMOptions, total=False):

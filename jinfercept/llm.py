@@ -41,8 +41,8 @@ class LLM:
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
     Before JAX's backend starts it sets environment variables that the user has not set, each logged at INFO:
-    `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION` and `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB`; and JAX's compilation
-    cache, unless `compilation_cache` is False or JAX has one.
+    `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION`, `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` and, with `async_dispatch`,
+    `PJRT_GPU_ENABLE_ASYNC_DISPATCH`; and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
 
     Args:
         model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`

@@ -1,7 +1,10 @@
 """The filters `min_p`, `top_k` and `top_p` as one lower bound on a row's logits, so that equal logits stay together.
 
 The k-th largest logit of a row, and the logit at which the largest probabilities reach a sum, are found without sorting the
-row: from its few hundred largest logits where they are enough and cheap to have, or by bisection over the bits of the float.
+row: from its few hundred largest logits where they are enough and cheap to have (on a CPU), or by a search over the bits of the
+float. On a GPU a pass over the logits settles four bits, in 16 passes without a loop: compiled for an H100, 64 rows of 128k
+logits take 79 kernels, which read the logits or as large an array 19 times and write one once. A bisection, one bit a pass,
+reads them 66 times in two loops whose ends the host waits for. Digits of two bits take 113 kernels and twice the passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +20,7 @@ from jinfercept.runner.logits_processors import SampleRows
 NUM_BEST = 512
 """Largest logits of a row that `_by_best` sorts."""
 BITS = 4
-"""Of a bound's 32 bits, those that one pass over the logits settles on a GPU: it has 15 sums per row."""
+"""Of the 32 bits of a bound, as many are settled by one pass over the logits on a GPU, which has 15 sums per row."""
 SMALLEST_KEY = np.uint32(0x007FFFFF)
 """Of minus infinity, see `_keys`; smaller ones belong to no number."""
 
@@ -64,8 +67,13 @@ def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unro
     least = jnp.full(len(scaled), -jnp.inf)
     kth = _largest(keys, lambda keys: jnp.ones_like(keys, jnp.float32), wanted, least, bits, unroll=unroll)
     floor = jnp.maximum(_min_p(top, rows), jnp.where(rows.top_k > 0, kth, -jnp.inf))
-    goal = rows.top_p * jnp.sum(_weights(scaled, top, floor), axis=-1)
-    reached = _largest(keys, lambda keys: jnp.exp(_floats(keys) - top[:, None]), goal, floor, bits, unroll=unroll)
+    weights = _weights(scaled, top, floor)
+    goal = rows.top_p * jnp.sum(weights, axis=-1)
+
+    def weigh(keys: UInt32[Array, "R V"]) -> Float[Array, "R V"]:
+        return jnp.exp(_floats(keys) - top[:, None]) if unroll else weights  # on a GPU it costs less than to read them
+
+    reached = _largest(keys, weigh, goal, floor, bits, unroll=unroll)
     return jnp.where(rows.top_p < 1, reached, floor)
 
 

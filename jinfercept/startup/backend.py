@@ -17,9 +17,10 @@ def prepare_backend(config: EngineConfig) -> None:
     """Set what has to be set before JAX's backend starts; what the user has set stays. Logs every change at INFO.
 
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
-    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take) and `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
-    pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty). Settings of JAX: the
-    directory of the compilation cache, and that everything is kept there.
+    `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
+    pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty) and, if `async_dispatch`
+    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Settings of JAX: the directory of the compilation cache, and that
+    everything is kept there.
 
     `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins that room when the backend starts, not when a step first needs it. It is
     left to the user: an engine that never offloads would wait for it too, and take the memory from other processes.
@@ -29,6 +30,8 @@ def prepare_backend(config: EngineConfig) -> None:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": str(math.ceil(config.cache.swap_space * pinned_per_page) + 4),
     }
+    if config.advanced.async_dispatch:
+        wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
     for name, value in wanted.items():

@@ -36,6 +36,8 @@ HLO_CALL = re.compile(
     r"^\s*(?:ROOT )?%([\w.-]+) = .*? (copy-start|copy-done|custom-call)\((?:%([\w.-]+))?", re.MULTILINE
 )
 PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
+HLO_SORT = re.compile(r" = \(?\w+\[(?:\d+,)*(\d+)\].* sort\(")
+HLO_CONTROL = re.compile(r" (conditional|while)\(")
 SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
@@ -77,6 +79,8 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "made": sorted(made, reverse=True)[:100],
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
         "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
+        "control_flow": HLO_CONTROL.findall(hlo),
+        "sorted": [int(columns) for columns in HLO_SORT.findall(hlo)],
         "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
         "accesses": _accesses(folder),
     }

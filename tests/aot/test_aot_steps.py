@@ -59,6 +59,8 @@ def check(model: str, gpu: str) -> None:
     logits_bytes = 4 * 64 * MODELS[model]["vocab_size"]
     for name, facts in compiled.items():
         kind, *sizes = name.split()
+        assert not facts["control_flow"], f"{name}: the host waits for a predicate"
+        assert max(facts["sorted"], default=0) < MODELS[model]["vocab_size"] // 16, f"{name} sorts the vocabulary"
         if kind not in ("embed", "layers", "gather", "scatter"):  # what samples knows neither layers nor pages
             assert facts["temp_bytes"] < 6 * logits_bytes, name
             continue
@@ -69,6 +71,8 @@ def check(model: str, gpu: str) -> None:
         large = [made for size, made in facts["made"] if size >= weight_bytes]
         assert len(large) <= in_place, (name, large)
         assert all("scatter" in made or "dynamic_update_slice" in made for made in large), (name, large)
+    assert {"shape 64", *(f"sample 64 {draw}" for draw in ("greedy", "drawn", "filtered"))} <= compiled.keys()
+    assert compiled["logprobs 64"]["sorted"], "sorts are found"
     for pages, layers in product(GPU_TRANSFERS, (num_layers, num_layers // TRANSFER_PARTS)):
         assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
     for bucket in BUCKETS:

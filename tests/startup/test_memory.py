@@ -86,7 +86,7 @@ def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "jinfercept")
-    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"):
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "PJRT_GPU_ENABLE_ASYNC_DISPATCH"):
         monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
     flags = {"kv_tokens": 64, "max_num_seqs": 1, "max_num_batched_tokens": 1, "profile": PROFILES["paper-gptj-6b-a100"]}
@@ -96,6 +96,7 @@ def test_jax_is_told_not_to_take_a_whole_gpu_and_the_start_says_what_it_took(
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.8"
     assert "set the environment variable XLA_PYTHON_CLIENT_PREALLOCATE=false" in caplog.messages
     assert "set the environment variable XLA_CLIENT_MEM_FRACTION=0.8" in caplog.messages
+    assert "PJRT_GPU_ENABLE_ASYNC_DISPATCH" not in os.environ
     caplog.clear()
     with tiny_llm(gpu_memory_utilization=0.7, **flags) as llm:
         times = llm.start_times
