@@ -38,7 +38,7 @@ class HostPage(NamedTuple):
     """A page in an array."""
 
     array: HostArray
-    index: int
+    position: int
 
 
 @final
