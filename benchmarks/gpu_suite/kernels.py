@@ -2,7 +2,8 @@
 
 Every call of a turn reads other pages, together more than the caches hold. Rows: the case (`model`, `heads`, `rows`, `chunk`,
 `context`), `implementation`, `seconds` and its extremes, `bytes_per_s` (keys and values, read once) and `copy_share` of the
-copy bandwidth, `flops_per_s` and `matmul_share`; or `error` in place of all that. The private cuDNN function is a peer, never a
+copy bandwidth, `flops_per_s` and `matmul_share`; or `error` in place of all that. Chunks are timed with other tiles of the
+Triton kernel too (`triton 128 x 64`: rows and context tokens per turn). The private cuDNN function is a peer, never a
 dependency: where it is gone or refuses a shape, its row says so.
 """
 
@@ -20,11 +21,14 @@ from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
 from benchmarks.gpu_suite.timing import RunTiming, timed
 from jinfercept.pallas.attention import available, paged_attention
-from jinfercept.pallas.layout import KVPages
+from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.pallas.tiles import Tile
+from jinfercept.pallas.triton_attention import Heads, compute_capability, paged_attention_triton, tiles_for
 
 BEYOND_CACHE_BYTES = 512 * MIB
 MOST_INPUTS = 128
 ERROR_CHARACTERS = 300
+OTHER_CHUNK_TILES = (Tile(128, 64, num_warps=8, num_stages=3), Tile(64, 32, num_warps=4, num_stages=3))
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -39,10 +43,14 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             pages, drawn = random_pages(case.heads, _num_pages(sizes, case), sizes.page_size, sizes.dtype), case.heads
         assert pages is not None
         candidates: dict[str, Callable[[Sizes, AttentionCase], RunTiming]] = {
-            name: partial(_time_ours, name, pages)
+            name: partial(_time_ours, _attend_by(name, case), pages)
             for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
+        if "triton" in candidates and case.chunk > 1:
+            for tile in OTHER_CHUNK_TILES:
+                attend = partial(_attend_in, tile)
+                candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, pages)
         if jax.default_backend() == "gpu":
             candidates["cudnn"] = _time_cudnn
         for name, measure in candidates.items():
@@ -92,12 +100,22 @@ def _time_calls(sizes: Sizes, attend: Callable[..., Array], q: Array, inputs: Se
     return timed(lambda: calls(q, list(islice(turns, sizes.calls))), sizes.enough_s)
 
 
-def _time_ours(name: str, pages: KVPages, sizes: Sizes, case: AttentionCase) -> RunTiming:
+def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
+    return partial(paged_attention, implementation=name, decode_only=case.chunk == 1)
+
+
+def _attend_in(tile: Tile, q: Array, pages: KVPages, batch: Batch) -> Array:
+    """The Triton kernels with another tile for chunks."""
+    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+    tiles = tiles_for(heads, compute_capability())._replace(chunk=tile)
+    return paged_attention_triton(q, pages, batch, tiles=tiles)
+
+
+def _time_ours(attend: Callable[..., Array], pages: KVPages, sizes: Sizes, case: AttentionCase) -> RunTiming:
     longest = max(other.context for other in sizes.attention if other.heads == case.heads)
     width = -(-longest // sizes.page_size)
     batches = scattered_batches(case, pages.shape[0], sizes.page_size, _num_inputs(case), width)
     q = random_queries(case.heads, case.rows * case.chunk, sizes.dtype)
-    attend = partial(paged_attention, implementation=name)
     return _time_calls(sizes, attend, q, [(pages, batch) for batch in batches])
 
 

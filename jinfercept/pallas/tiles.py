@@ -1,7 +1,11 @@
 """The tile sizes of the Triton kernels, a pure function of the shapes and the GPU's generation. Knows no kernels.
 
 The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling
-them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and `programs` are the first to try.
+them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and the rows of chunks are the first to try.
+
+Chunks on H100, in bfloat16 with head dim 128, by `ptxas` (rows x context tokens, registers of a thread, shared memory, blocks
+per multiprocessor): 128 x 64 has 170, 96 KiB and one; 64 x 64 has 188, 81 KiB and two; 64 x 32 has 156, 48 KiB and three. A
+block waits for each of its products, so two of them, where one computes the softmax while the other multiplies.
 """
 
 from typing import NamedTuple
@@ -11,10 +15,15 @@ SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 2
 
 LITTLE_SHARED_MEMORY_BYTES = 101_376
 HOPPER = 90
+WARPGROUP_ROWS = 64  # of one wgmma of four warps
 LEAST_ROWS = 16  # of a matrix product in Triton
 LEAST_TOKENS = 16
 MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
-DECODE_BLOCKS = 4  # that a multiprocessor runs at once
+DECODE_BLOCKS = {64: 7, 128: 5, 256: 3}
+"""Blocks of the decode kernel for which a multiprocessor has the registers, by padded head dim: 69, 96 and 133 of a thread."""
+
+EXACT_DECODE_BLOCKS = 2  # of 8 warps, in float32
+BLOCK_BYTES = 3584  # of shared memory that a block has beside queries, keys and values: page numbers, and the system's
 
 
 class Tile(NamedTuple):
@@ -60,17 +69,22 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
         exact = Tile(rows, 32 if width <= 64 else LEAST_TOKENS, num_warps=8, num_stages=3)
-        return Tiles(exact, exact, num_multiprocessors * DECODE_BLOCKS)
+        return Tiles(exact, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
-    chunk_rows = max(rows, 128 if width <= 128 else 64)
-    chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if compute_capability >= HOPPER else 1, shared_bytes // 2)
-    if compute_capability < HOPPER and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
+    hopper = compute_capability >= HOPPER
+    chunk_rows = max(rows, 128 if width <= 128 and not hopper else WARPGROUP_ROWS)
+    chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if hopper else 1, shared_bytes // 2)
+    if not hopper and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
         chunk_tokens = max(LEAST_TOKENS, chunk_tokens // 2)
+    decode_bytes = (rows + 2 * decode_tokens) * width * itemsize + BLOCK_BYTES
+    decode_blocks = max(1, min(DECODE_BLOCKS[max(width, 64)], shared_bytes // decode_bytes))
     return Tiles(
         decode=Tile(rows, decode_tokens, num_warps=4, num_stages=3),
-        chunk=Tile(chunk_rows, chunk_tokens, num_warps=8, num_stages=3),
-        programs=num_multiprocessors * DECODE_BLOCKS,
+        chunk=Tile(
+            chunk_rows, chunk_tokens, num_warps=4 if hopper and chunk_rows == WARPGROUP_ROWS else 8, num_stages=3
+        ),
+        programs=num_multiprocessors * decode_blocks,
     )
 
 

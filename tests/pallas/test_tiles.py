@@ -28,5 +28,14 @@ def test_hopper_gets_more_of_the_context_in_flight_than_a_chip_with_little_share
     assert large.chunk.tokens > little.chunk.tokens
 
 
+def test_the_waves_of_the_decode_kernel_are_what_registers_and_shared_memory_allow():
+    h100, a100, l4 = (
+        [choose_tiles(head_dim, 4, 2, *gpu).programs // gpu[1] for head_dim in (64, 128, 256)]
+        for gpu in ((90, 132), (80, 108), (89, 58))
+    )
+    assert (h100, a100) == ([7, 5, 3], [7, 4, 3])  # as in code that was compiled for them
+    assert all(1 <= blocks <= 4 for blocks in l4)
+
+
 def test_the_least_power_of_two_that_is_not_less():
     assert [power_of_two(number) for number in (1, 2, 3, 64, 96, 129)] == [1, 2, 4, 64, 128, 256]
