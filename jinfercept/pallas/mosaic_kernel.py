@@ -1,11 +1,12 @@
 """The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
 One warpgroup fetches pages by TMA, as far ahead as there are buffers; two multiply by wgmma, each one half of the tile of
-queries, and keep the online softmax in registers. Interpret mode knows neither wgmma's operand in registers nor accumulators
-that outlive a step (jax 0.11.2). So weights go through shared memory and sums are added up in registers; both are the first
-things to change when the kernel is timed on a GPU.
+queries, and keep the online softmax in registers. A step's softmax runs while the next step's scores are multiplied. Interpret
+mode knows neither wgmma's operand in registers nor accumulators that outlive a step (jax 0.11.2). So weights go through shared
+memory and sums are added up in registers; both are the first things to change when the kernel is timed on a GPU.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ COMPUTING = 2  # warpgroups that multiply; one more fetches
 ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
 TOKENS = 64  # of context per step
 STAGES = 4  # steps whose keys and values are being fetched or used
-COMPUTE_REGISTERS, FETCH_REGISTERS = 232, 40  # of a thread
+COMPUTE_REGISTERS, FETCH_REGISTERS = 240, 32  # of a thread
 
 
 class Shared(NamedTuple):
@@ -89,8 +90,19 @@ def chunk_kernel(
         plgpu.barrier_wait(there)
         place = warpgroup * HALF + plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
         visible = starts_ref[unit] + place // heads.group  # each row's last visible position
-        attend = partial(_attend_tile, shared, warpgroup, visible, limit, heads)
-        _, total, weighted = lax.fori_loop(0, steps, attend, _empty_carry(heads.head_dim))
+        score = partial(_score, shared, warpgroup)
+        soften = partial(_soften, shared, warpgroup, visible, heads)
+        weigh = partial(_weigh, shared, warpgroup, limit)
+
+        def attend(step, carry):
+            scores, top, total, weighted = carry
+            scores, (top, total, weighted) = score(step + 1, lambda: soften(step, scores, top, total, weighted))
+            return scores, top, total, weigh(step, weighted)
+
+        scores, _ = score(0, lambda: None)
+        scores, top, total, weighted = lax.fori_loop(0, steps - 1, attend, (scores, *_empty_carry(heads.head_dim)))
+        _, total, weighted = soften(steps - 1, scores, top, total, weighted)
+        weighted = weigh(steps - 1, weighted)
         queries[...] = (weighted / lax.broadcast_in_dim(total, weighted.shape, [0])).astype(queries.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(queries, out_ref.at[rows, columns])
@@ -111,28 +123,38 @@ def _empty_carry(head_dim: int):
     return top, total, plgpu.layout_cast(jnp.zeros((HALF, head_dim)), plgpu.Layout.WGMMA)
 
 
-def _attend_tile(shared: Shared, warpgroup, visible, limit, heads: Heads, step, carry):
-    """The carry after one more step's context tokens."""
-    top, total, weighted = carry
+def _score(shared: Shared, warpgroup, step, meanwhile: Callable[[], Any]):
+    """The scores of a step's keys, not scaled, and what `meanwhile` returns, which runs while tensor cores multiply."""
     slot = lax.rem(step, STAGES)
-    keys, values = shared.keys.at[slot], shared.values.at[slot]
     plgpu.barrier_wait(shared.keys_there.at[slot])
 
     def score(sums):
-        plgpu.wgmma(sums, shared.queries.at[warpgroup], keys.transpose((1, 0)))
-        return sums[...]
+        plgpu.wgmma(sums, shared.queries.at[warpgroup], shared.keys.at[slot].transpose((1, 0)))
+        result = meanwhile()
+        return sums[...], result
 
-    scores = pl.run_scoped(score, plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)) * (
-        heads.head_dim**-0.5 * LOG2_E
-    )
+    scored = pl.run_scoped(score, plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32))
     plgpu.barrier_arrive(shared.keys_free.at[slot])
+    return scored
+
+
+def _soften(shared: Shared, warpgroup, visible, heads: Heads, step, scores, top, total, weighted):
+    """The maximum and the sum after a step's scores, and the values weighted before; its weights go to shared memory."""
+    scores = scores * (heads.head_dim**-0.5 * LOG2_E)
     position = step * TOKENS + plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 1, layout=plgpu.Layout.WGMMA)
     scores = jnp.where(position <= visible, scores, LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))
     weights, fade = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0])), jnp.exp2(top - new_top)
-    shared.weights[warpgroup] = weights.astype(keys.dtype)
+    shared.weights[warpgroup] = weights.astype(shared.weights.dtype)
     plgpu.commit_smem()
+    weighted = weighted * lax.broadcast_in_dim(fade, weighted.shape, [0])
+    return new_top, total * fade + weights.sum(axis=1), weighted
 
+
+def _weigh(shared: Shared, warpgroup, limit, step, weighted):
+    """The weighted values after one more step."""
+    slot = lax.rem(step, STAGES)
+    values = shared.values.at[slot]
     plgpu.barrier_wait(shared.values_there.at[slot])
     pl.when((step + 1) * TOKENS > limit)(lambda: _clear(shared, warpgroup, values, limit - step * TOKENS))
 
@@ -142,8 +164,7 @@ def _attend_tile(shared: Shared, warpgroup, visible, limit, heads: Heads, step, 
 
     added = pl.run_scoped(weigh, plgpu.WGMMAAccumulatorRef(weighted.shape, jnp.float32))
     plgpu.barrier_arrive(shared.values_free.at[slot])
-    weighted = weighted * lax.broadcast_in_dim(fade, weighted.shape, [0]) + added
-    return new_top, total * fade + weights.sum(axis=1), weighted
+    return weighted + added
 
 
 def _clear(shared: Shared, warpgroup, values, num_written) -> None:
