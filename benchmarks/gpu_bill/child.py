@@ -20,7 +20,7 @@ from benchmarks.gpu_bill.cases import MAX_MODEL_LEN, MODELS, NUM_PAGES, PAGE_SIZ
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
-from jinfercept.runner.page_arrays import add_transfers
+from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
 from jinfercept.runner.runner import RunnerShape
 
 HERE = Path(__file__).parent
@@ -84,8 +84,7 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
     adding: Any = CaseCompiler(compiler, case)
     layers = add_runner(adding, config, shape, "triton")
     if case.transfers:
-        page: Any = compiler.shape((num_layers, *layers[0].shape[1:]), layers[0].dtype)
-        add_transfers(adding, layers, page)
+        add_transfers(adding, layers, transfer_sizes("gpu"), 1)
 
 
 def main() -> None:
