@@ -114,7 +114,7 @@ def step(kernel: Kernel, blocks: int, conditionals: int) -> Step:
     """A step whose layers are one product, with so many conditionals in its sampler."""
     case = Case("h100", "llama-3-8b", 1, 1)
     product = Thunk("kCustomKernel", kernel="product", blocks=blocks, threads=128)
-    weights = NO_TRAFFIC._replace(read=500_000_000, weight=500_000_000)
+    weights = NO_TRAFFIC._replace(read=500_000_000, weight=500_000_000, arguments=(("weights", 500_000_000),))
     readings = [Reading(case, ("layers", "1", "1"), None, thunks=Thunk("kSequential", children=[product]))]
     readings[0].traffic[id(product)], readings[0].kernels["product"] = weights, kernel
     waiting = Thunk("kSequential", children=[Thunk("kConditional") for _ in range(conditionals)])
