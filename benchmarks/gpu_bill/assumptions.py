@@ -30,6 +30,7 @@ class Assumptions:
     attention_without_wide_loads: float
     shortest_piece: float
     memory_latency: float
+    cache_latency: float
     loads_in_flight: float
     asynchronous_share: float
     cas_rate: float

@@ -145,7 +145,7 @@ def _steps(readings: Sequence[Reading], devices: dict[str, Device]) -> Iterator[
         mine = [case for case in by_case if (case.gpu, case.model, case.triton_products) == (gpu, model, triton)]
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
-                found = [*by_case[case], *by_case.get(case._replace(triton_products=False), [])]
+                found = _with_shared(by_case[case], by_case.get(case._replace(triton_products=False), []))
                 step = predict(found, devices[gpu], model_bytes(model), rows, context)
                 yield {
                     "gpu": gpu,
@@ -159,6 +159,12 @@ def _steps(readings: Sequence[Reading], devices: dict[str, Device]) -> Iterator[
                 }
 
 
+def _with_shared(mine: Sequence[Reading], others: Sequence[Reading]) -> list[Reading]:
+    """A case's executables, and those that are compiled once for both ways of multiplying."""
+    kinds = {one.kind for one in mine}
+    return [*mine, *(one for one in others if one.kind not in kinds)]
+
+
 def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
     """The case of the smallest bucket for so many rows, and the case of the bucket of an engine's defaults."""
     own = [case for case in cases if case.bucket == case.max_num_seqs and rows <= case.bucket < max(8, 2 * rows)]
@@ -170,8 +176,9 @@ def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
 
 
 def _commit() -> str:
-    """The commit of the checkout, in 8 digits; with a mark if the package has changes."""
+    """The last commit that changed the package, in 8 digits; with a mark if there are changes that are not committed."""
     run = {"cwd": PROJECT, "capture_output": True, "text": True, "check": True}
-    head = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], **run).stdout.strip()
+    log = ["git", "log", "-1", "--abbrev=8", "--format=%h", "--", "jinfercept"]
+    head = subprocess.run(log, **run).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "jinfercept"], **run).stdout.strip()
     return f"{head} with changes" if changed else head

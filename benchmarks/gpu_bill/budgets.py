@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parent / "budgets.toml"
-CONDITIONS = ("kind", "bucket", "library")
+CONDITIONS = ("kind", "model", "bucket", "library")
 
 
 def budgets() -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]
 
 def _limits(row: Mapping[str, Any], limits: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers that hold for a row."""
-    facts = {"kind": row["executable"].split()[0], "bucket": row["bucket"], "library": row["library"]}
+    facts = {"kind": row["executable"].split()[0], **{name: row[name] for name in CONDITIONS[1:]}}
     chosen: dict[str, float] = {}
     for limit in limits:
         if all(limit[name] == facts[name] for name in CONDITIONS if name in limit):

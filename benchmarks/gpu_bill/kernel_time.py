@@ -78,9 +78,12 @@ class Device(NamedTuple):
         return max(assumed.shortest_kernel, work.kv_bytes / rate)
 
     def _latency_bound_s(self, launch: Launch, kernel: Kernel) -> float:
+        """Arguments come from memory, and what the executable has made before from the cache."""
         assumed = self.assumed
         if not kernel.loads:
             return 0.0
         at_once = min(launch.thunk.blocks, max(1, self.blocks(launch, kernel)) * self.processors.count)
         in_flight = at_once * launch.thunk.threads * kernel.load_bytes * min(kernel.loads, assumed.loads_in_flight)
-        return launch.traffic.read / (in_flight / assumed.memory_latency)
+        arguments = min(launch.traffic.read, sum(size for _, size in launch.traffic.arguments))
+        cached = launch.traffic.read - arguments
+        return (arguments * assumed.memory_latency + cached * assumed.cache_latency) / in_flight

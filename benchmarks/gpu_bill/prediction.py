@@ -42,6 +42,8 @@ class Step:
         others: of norms, rotations, KV writes, sampling and temporaries.
         launches: gaps between kernels.
         host: what the device waits for.
+        kernels, waits: launches of the step, and how often the host waits for the device within it.
+        all_options: seconds that sampling takes more, without waits, if rows ask for every option; no part of the step.
     """
 
     weights: float
@@ -54,6 +56,7 @@ class Step:
     host: float
     kernels: float
     waits: float
+    all_options: float
 
     @property
     def roofline(self) -> float:
@@ -120,7 +123,20 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
         host=_host_s(step, device, layers.graph_nodes * model.num_layers if groups > 1 else 0.0, device_s),
         kernels=step.kernels,
         waits=step.waits,
+        all_options=_all_options_s(readings, device, bucket),
     )
+
+
+def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> float:
+    """Seconds of the dearest way to sample beyond the cheapest."""
+
+    def seconds(reading: Reading, dearest: bool) -> float:
+        path = reading.path(device.assumed.loop_turns, dearest=dearest)
+        of = (device.seconds(one, reading.kernels.get(one.thunk.kernel), bucket) for one in path)
+        return sum(one.turns * (took + device.assumed.launch_gap) for one, took in zip(path, of, strict=True))
+
+    samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
+    return max(seconds(one, True) for one in samplers) - min(seconds(one, False) for one in samplers)
 
 
 def _host_s(step: Sums, device: Device, updated_nodes: float, device_s: float) -> float:

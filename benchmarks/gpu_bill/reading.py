@@ -10,9 +10,10 @@ from typing import Any
 from benchmarks.gpu_bill.cases import Case
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Traffic
-from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES, Thunk
+from benchmarks.gpu_bill.thunks import Thunk
 
-LAUNCHING = (*MATRIX_LIBRARIES, "kCustomKernel", "kKernel", "kCopy", "kMemset32BitValue", "kMemzero", "kMemset")
+SILENT = ("kSequential", "kCommandBuffer", "kConditional", "kWhile", "kCopyDone", "kWaitForStreams")
+"""Thunks that launch nothing themselves."""
 WAITING = ("kConditional", "kWhile", "kDeviceToHostCopy", "kCopyDone", "kHostSend", "kHostRecv")
 
 
@@ -53,35 +54,36 @@ class Reading:
         """The first word of the key: `embed`, `layers`, `head`, `sample`, `gather`, …"""
         return self.key[0]
 
-    def path(self, turns: float) -> list[Launch]:
-        """What a step launches; `turns` of every loop."""
-        return list(self._launches(self.thunks, turns, 1.0, False))
+    def path(self, turns: float, *, dearest: bool = False) -> list[Launch]:
+        """What a step launches; `turns` of every loop. With `dearest`, of every conditional the branch that moves most."""
+        return list(self._launches(self.thunks, turns, 1.0, False, dearest))
 
     def waits(self, turns: float) -> float:
         """How often the host waits for the device on that path."""
         return sum(count for _, count in self._waits(self.thunks, turns, 1.0))
 
-    def _chosen(self, thunk: Thunk, turns: float) -> list[Thunk]:
-        """Children that run: of a conditional those of its cheapest branch."""
+    def _chosen(self, thunk: Thunk, turns: float, dearest: bool = False) -> list[Thunk]:
+        """Children that run: of a conditional those of its cheapest branch, or of its dearest."""
         if thunk.kind != "kConditional":
             return thunk.children
         branches = {
             label: [c for c in thunk.children if c.label == label] for label in {c.label for c in thunk.children}
         }
-        if len(branches) == 1:
-            return []  # the other branch has nothing to do
-        return min(branches.values(), key=lambda branch: self._weigh(branch, turns))
+        if len(branches) < 2:
+            return thunk.children if dearest else []  # the other branch has nothing to do
+        choose = max if dearest else min
+        return choose(branches.values(), key=lambda branch: self._weigh(branch, turns, dearest))
 
-    def _weigh(self, branch: list[Thunk], turns: float) -> tuple[int, int]:
-        launches = [launch for thunk in branch for launch in self._launches(thunk, turns, 1.0, False)]
-        return sum(launch.traffic.read + launch.traffic.made for launch in launches), len(launches)
+    def _weigh(self, branch: list[Thunk], turns: float, dearest: bool) -> tuple[float, int]:
+        launches = [launch for thunk in branch for launch in self._launches(thunk, turns, 1.0, False, dearest)]
+        return sum(launch.turns * (launch.traffic.read + launch.traffic.made) for launch in launches), len(launches)
 
-    def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool) -> Iterator[Launch]:
-        if not thunk.children and thunk.kind in LAUNCHING:
+    def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool, dearest: bool) -> Iterator[Launch]:
+        if thunk.kind not in SILENT:
             yield Launch(thunk, self.traffic.get(id(thunk), NO_TRAFFIC), count, in_graph)
         inner = count * turns if thunk.kind == "kWhile" else count
-        for child in self._chosen(thunk, turns):
-            yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer")
+        for child in self._chosen(thunk, turns, dearest):
+            yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer", dearest)
 
     def _waits(self, thunk: Thunk, turns: float, count: float) -> Iterator[tuple[Thunk, float]]:
         inner = count * turns if thunk.kind == "kWhile" else count

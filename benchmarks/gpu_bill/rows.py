@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.kernel_time import Device
-from benchmarks.gpu_bill.reading import LAUNCHING, Launch, Reading
+from benchmarks.gpu_bill.reading import SILENT, Launch, Reading
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ def executable_row(reading: Reading, assumed: Assumptions) -> Row:
     return row | {
         "kernels": launched,
         "kernels_per_layer": launched / layers if layers else None,
-        "all_kernels": sum(thunk.kind in LAUNCHING for thunk in everything),
+        "all_kernels": sum(thunk.kind not in SILENT for thunk in everything),
         "command_buffers": sum(thunk.kind == "kCommandBuffer" for thunk in everything),
         "conditionals": sum(thunk.kind == "kConditional" for thunk in everything),
         "loops": sum(thunk.kind == "kWhile" for thunk in everything),
@@ -33,7 +33,7 @@ def executable_row(reading: Reading, assumed: Assumptions) -> Row:
         "least_bytes": least,
         "times_least": (read + made) / least if least else None,
         "temp_bytes": reading.temp_bytes,
-        "copies": sum(launch.traffic.copied > 0 for launch in path),
+        "copies": sum(_is_copy(reading, launch) for launch in path),
         "products_without_tensor_cores": _plain_products(reading, path),
         "spill_bytes": sum(kernel.spill_bytes for kernel in reading.kernels.values()),
         "compare_and_swaps": _sass(reading, "compare_and_swaps"),
@@ -79,6 +79,12 @@ def _traffic(path: Sequence[Launch]) -> tuple[float, float, float]:
             arguments[name] = max(arguments.get(name, 0), size)
     results = sum(launch.traffic.made for launch in path if launch.traffic.is_result)
     return read, made, sum(arguments.values()) + results
+
+
+def _is_copy(reading: Reading, launch: Launch) -> bool:
+    """Whether a launch copies weights or pages; the partial sums of a product can be as large."""
+    kernel = reading.kernels.get(launch.thunk.kernel)
+    return launch.traffic.copied > 0 and not (kernel is not None and kernel.has_products)
 
 
 def _plain_products(reading: Reading, path: Iterable[Launch]) -> int:

@@ -83,6 +83,7 @@ STEPS: Columns = {
     "+ others": _ms("others"),
     "+ launches": _ms("launches"),
     "+ host": _ms("host"),
+    "all options": _ms("all_options"),
     "kernels": lambda row: f"{row['kernels']:.0f}",
     "host waits": _plain("waits"),
 }
@@ -91,7 +92,8 @@ branch of greedy rows; "of" gives the kernels of all branches. "× least": bytes
 and every result, each once. "Plain products" read weights and multiply without tensor cores. "CAS" and "2-byte" are
 instructions in kernels that touch pages. "Blocks at once" is on one multiprocessor. Products are made by cuBLAS alone, or by
 Triton kernels where XLA prefers them, untuned: its autotuner needs the device. "(default)" is the bucket of an engine's
-defaults; its terms are above the same roofline."""
+defaults; its terms are above the same roofline. "All options" is what sampling takes more, no part of the step, if rows ask for
+every option."""
 
 
 def markdown(columns: Columns, rows: Sequence[Row]) -> str:
