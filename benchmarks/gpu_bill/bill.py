@@ -31,9 +31,11 @@ from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
 from jinfercept.startup.layer_groups import candidates
 from jinfercept.startup.progress import StartDisplay
-from jinfercept.startup.sizing import _runner_shape
+from jinfercept.startup.sizing import buckets
 
 GENERATION = "cuda13"
+LEAST_BUCKET = 8
+"""Of an engine on a GPU, see `buckets`, which asks JAX for the device; here it finds a CPU."""
 
 
 def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
@@ -85,9 +87,10 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """The buckets of an engine that is only told how many rows run at once."""
-    config = EngineConfig.from_options({"max_num_seqs": max_num_seqs})
-    return _runner_shape(1, 1, config, 1).buckets
+    """The buckets of an engine on a GPU with its defaults but for the rows that run at once."""
+    scheduling = EngineConfig.from_options({"max_num_seqs": max_num_seqs}).scheduling
+    sizes = buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens)
+    return tuple(size for size in sizes if size >= LEAST_BUCKET)
 
 
 def model_bytes(name: str) -> ModelBytes:

@@ -31,9 +31,8 @@ def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]
 
 def _limits(row: Mapping[str, Any], limits: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers that hold for a row."""
-    facts = {"kind": row["executable"].split()[0], **{name: row[name] for name in CONDITIONS[1:]}}
     chosen: dict[str, float] = {}
     for limit in limits:
-        if all(limit[name] == facts[name] for name in CONDITIONS if name in limit):
+        if all(limit[name] == row[name] for name in CONDITIONS if name in limit):
             chosen |= {name: most for name, most in limit.items() if name not in CONDITIONS}
     return chosen

@@ -37,11 +37,11 @@ class CaseCompiler:
         self._compiler, self._case, self.mesh, self.shape = compiler, case, compiler.mesh, compiler.shape
 
     def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
-        name = key if isinstance(key, str) else " ".join(map(str, key))
-        if self._case.triton_products and name.split()[0] not in ("layers", "head"):
+        words = [key] if isinstance(key, str) else list(map(str, key))
+        if self._case.triton_products and words[0].split()[-1] not in ("layers", "head"):
             return  # without products it is the same
         options = {"xla_gpu_enable_triton_gemm": self._case.triton_products}
-        title = f"{json.dumps(self._case)}{SEPARATOR}{name}"
+        title = f"{json.dumps(self._case)}{SEPARATOR}{json.dumps(words)}"
         self._compiler.add(title, function, *arguments, donate=donate, options=options)
 
 
@@ -99,7 +99,13 @@ def main() -> None:
         for title, facts in compiler.finished():
             done += 1
             case, _, key = title.partition(SEPARATOR)
-            line = {"done": done, "total": len(compiler), "case": json.loads(case), "key": key, "reading": facts}
+            line = {
+                "done": done,
+                "total": len(compiler),
+                "case": json.loads(case),
+                "key": json.loads(key),
+                "reading": facts,
+            }
             print(json.dumps(line), file=lines, flush=True)
 
 

@@ -51,8 +51,8 @@ class Reading:
 
     @property
     def kind(self) -> str:
-        """The first word of the key: `embed`, `layers`, `head`, `sample`, `gather`, …"""
-        return self.key[0]
+        """`embed`, `layers`, `head`, `sample`, `gather`, …; variants as `decode layers` are of the same kind."""
+        return self.key[0].split()[-1]
 
     def path(self, turns: float, *, dearest: bool = False) -> list[Launch]:
         """What a step launches; `turns` of every loop. With `dearest`, of every conditional the branch that moves most."""
@@ -96,7 +96,7 @@ class Reading:
 def reading(line: Mapping[str, Any]) -> Reading:
     """A line of the program that compiles."""
     found = line["reading"]
-    result = Reading(Case(*line["case"]), tuple(line["key"].split()), found["error"])
+    result = Reading(Case(*line["case"]), tuple(line["key"]), found["error"])
     if result.error is None:
         result.temp_bytes = found["temp_bytes"]
         result.thunks = _thunk(found["thunks"], result.traffic)

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 def executable_row(reading: Reading, assumed: Assumptions) -> Row:
     """What one executable launches and moves; counts are of the cheapest path, `all_kernels` of every branch."""
-    row: Row = {**_named(reading), "executable": " ".join(reading.key)}
+    row: Row = {**_named(reading), "kind": reading.kind, "executable": " ".join(reading.key)}
     if reading.error is not None:
         return row | {"error": reading.error}
     path = reading.path(assumed.loop_turns)

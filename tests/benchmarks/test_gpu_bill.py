@@ -60,8 +60,8 @@ def bill() -> dict[str, Any]:
 def test_aot_the_sample_keeps_every_budget(bill: dict[str, Any]) -> None:
     assert broken(bill["executables"], budgets()) == []
     tight = [{"kind": "layers", "kernels_per_layer": 1, "spill_bytes": 0}]
-    (sentence,) = broken(bill["executables"], tight)
-    assert "h100 llama-3-8b layers 64 2 with cuBLAS: kernels_per_layer is" in sentence
+    sentences = broken(bill["executables"], tight)
+    assert "layers 64 2 with cuBLAS: kernels_per_layer is" in sentences[0]
 
 
 def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_the_roofline(
