@@ -34,8 +34,6 @@ from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.sizing import buckets
 
 GENERATION = "cuda13"
-LEAST_BUCKET = 8
-"""Of an engine on a GPU, see `buckets`, which asks JAX for the device; here it finds a CPU."""
 
 
 def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
@@ -89,8 +87,7 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
 def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
     """The buckets of an engine on a GPU with its defaults but for the rows that run at once."""
     scheduling = EngineConfig.from_options({"max_num_seqs": max_num_seqs}).scheduling
-    sizes = buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens)
-    return tuple(size for size in sizes if size >= LEAST_BUCKET)
+    return buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens, "gpu")
 
 
 def model_bytes(name: str) -> ModelBytes:

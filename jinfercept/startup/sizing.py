@@ -135,13 +135,17 @@ def profile_of(
     return profile, "measured"
 
 
-def buckets(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[int, ...]:
+def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tuple[int, ...]:
     """Query tokens of the executables, ascending: few sizes for chunks, more where a step may be decodes only.
 
     A step is computed at the next larger size. Between sizes for chunks, four times apart, that would take up to twice as long
     for many decode rows; they cannot be filled by a longer chunk.
+
+    Args:
+        max_num_seqs, max_num_batched_tokens: of the engine.
+        platform: JAX's name of the device's, `cpu` or `gpu`.
     """
-    least = 8 if jax.default_backend() == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least
+    least = 8 if platform == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least
     decodes = {size for size, smaller in ((64, 32), (256, 128), (384, 256)) if smaller < max_num_seqs}
     sizes = sorted({1, 8, 32, 128, 512, 2048, 8192} | decodes)
     return (*(size for size in sizes if least <= size < max_num_batched_tokens), max_num_batched_tokens)
@@ -153,7 +157,9 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         page_size=config.cache.page_size,
         max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
-        buckets=buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens),
+        buckets=buckets(
+            config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, jax.default_backend()
+        ),
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
         staging_pages=config.advanced.staging_pages,

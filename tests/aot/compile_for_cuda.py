@@ -172,7 +172,8 @@ def one_program(
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, {"xla_dump_emitter_re": ".*"})
+    dumped = {"xla_dump_emitter_re": ".*"} if "pages" in asked else {}
+    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}

@@ -1,6 +1,5 @@
 """Query tokens of the executables: few sizes for chunks, more where a step may be decodes only."""
 
-import jax
 import pytest
 
 from jinfercept.startup.sizing import buckets
@@ -20,9 +19,8 @@ from jinfercept.startup.sizing import buckets
 def test_steps_of_decodes_have_sizes_between_those_of_chunks(
     max_num_seqs: int, max_num_batched_tokens: int, wanted: tuple[int, ...]
 ) -> None:
-    assert buckets(max_num_seqs, max_num_batched_tokens) == wanted
+    assert buckets(max_num_seqs, max_num_batched_tokens, "cpu") == wanted
 
 
-def test_a_gpu_has_no_bucket_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert buckets(64, 512) == (8, 32, 64, 128, 512)
+def test_a_gpu_has_no_bucket_of_a_single_row() -> None:
+    assert buckets(64, 512, "gpu") == (8, 32, 64, 128, 512)
