@@ -28,7 +28,6 @@ class Assumptions:
     tensor_reach: float
     attention_reach: float
     attention_without_wide_loads: float
-    shortest_piece: float
     memory_latency: float
     cache_latency: float
     loads_in_flight: float

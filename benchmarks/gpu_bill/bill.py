@@ -27,6 +27,7 @@ from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, document, terminal
 from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
+from jinfercept.pallas.tiles import HOPPER, choose_tiles
 from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
 from jinfercept.startup.layer_groups import candidates
@@ -95,9 +96,16 @@ def model_bytes(name: str) -> ModelBytes:
     config = MODELS[name]
     shapes = abstract_params(config, jnp.bfloat16)
     weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head)))
-    per_call = max(candidates(config.num_layers))
+    tiles = choose_tiles(
+        config.head_dim, config.num_heads // config.num_kv_heads, 2, HOPPER, 1
+    )  # decode tiles are alike
     return ModelBytes(
-        weights, kv_bytes_per_token(config, jnp.bfloat16), config.num_layers, config.num_kv_heads, per_call
+        weights=weights,
+        kv_per_token=kv_bytes_per_token(config, jnp.bfloat16),
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        layers_per_call=max(candidates(config.num_layers)),
+        tile_tokens=tiles.decode.tokens,
     )
 
 

@@ -7,11 +7,15 @@ of its threads allow (few blocks or narrow loads cannot fill the memory's latenc
 import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.multiprocessor import Multiprocessor
 from benchmarks.gpu_bill.reading import Launch
 from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES
+from jinfercept.pallas.layout import Batch
+from jinfercept.pallas.work_schedule import split_contexts
 
 NUMBER_BYTES = 2
 """Of weights and KV."""
@@ -25,12 +29,21 @@ class DecodeWork(NamedTuple):
         context: tokens of each.
         kv_heads: of the model.
         kv_bytes: keys and values of all rows.
+        tile_tokens: context tokens per turn of the decode kernel.
     """
 
     rows: int
     context: int
     kv_heads: int
     kv_bytes: int
+    tile_tokens: int
+
+    def blocks(self, slots: int) -> int:
+        """Blocks with work, as the kernel's own schedule cuts the contexts for so many that run at once."""
+        none = jnp.zeros(0, jnp.int32)
+        contexts = jnp.full(self.rows, self.context, jnp.int32)
+        batch = Batch(none, none, none, none, contexts, none, jnp.int32(self.rows))
+        return self.kv_heads * int(split_contexts(batch, self.kv_heads, slots, self.tile_tokens).row_units[-1])
 
 
 class Device(NamedTuple):
@@ -65,17 +78,17 @@ class Device(NamedTuple):
         """The time of a layer's decode attention, without the gap before it."""
         assumed = self.assumed
         slots = max(1, self.blocks(launch, kernel)) * self.processors.count
-        pieces = work.kv_heads * work.rows * math.ceil(work.context / assumed.shortest_piece)
-        blocks = min(launch.thunk.blocks, pieces)
-        waves = blocks / (math.ceil(blocks / slots) * slots) if blocks > slots else 1.0
-        reach = assumed.attention_reach * waves
-        sass = kernel.sass or {}
+        blocks = min(launch.thunk.blocks, work.blocks(slots))
+        reach, sass = assumed.attention_reach, kernel.sass or {}
         if not (sass.get("tensor_instructions") and sass.get("wide_loads")):
             reach *= assumed.attention_without_wide_loads
         shared = launch.thunk.shared_bytes + kernel.shared_bytes
-        filling = min(blocks, slots) * shared * assumed.asynchronous_share / assumed.memory_latency
-        rate = min(assumed.copy_rate * reach, filling or math.inf)
-        return max(assumed.shortest_kernel, work.kv_bytes / rate)
+        filling = (shared * assumed.asynchronous_share / assumed.memory_latency) or math.inf  # of one block
+        waves, tail = divmod(blocks, slots)
+        rounds = [slots] * waves + [tail] * bool(tail)
+        rates = [min(assumed.copy_rate * reach, at_once * filling) for at_once in rounds]
+        took = sum(at_once / blocks / rate for at_once, rate in zip(rounds, rates, strict=True))
+        return max(assumed.shortest_kernel, work.kv_bytes * took)
 
     def _latency_bound_s(self, launch: Launch, kernel: Kernel) -> float:
         """Arguments come from memory, and what the executable has made before from the cache."""

@@ -22,6 +22,7 @@ class ModelBytes(NamedTuple):
         weights: bytes of all layers and the head.
         kv_per_token: bytes of all layers.
         layers_per_call: layers of an executable in an engine.
+        tile_tokens: context tokens per turn of the decode kernel.
     """
 
     weights: int
@@ -29,6 +30,7 @@ class ModelBytes(NamedTuple):
     num_layers: int
     num_kv_heads: int
     layers_per_call: int
+    tile_tokens: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Sums:
 def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows: int, context: int) -> Step:
     """A step of `rows` greedy rows with `context` tokens each, by the executables of one case."""
     assumed = device.assumed
-    work = DecodeWork(rows, context, model.num_kv_heads, rows * context * model.kv_per_token // model.num_layers)
+    kv_bytes = rows * context * model.kv_per_token // model.num_layers
+    work = DecodeWork(rows, context, model.num_kv_heads, kv_bytes, model.tile_tokens)
     bucket = readings[0].case.bucket
     step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
     layers = _cheapest(readings, device, "layers", bucket, work)

@@ -46,7 +46,9 @@ ENTRY %main (pages: bf16[100,4], rows: bf16[2,4], index: s32[2,1]) -> bf16[100,4
   ROOT %write = bf16[100,4]{1,0} fusion(%pages, %rows, %index), kind=kInput, calls=%fused
 }
 """
-MODEL = ModelBytes(weights=int(16e9), kv_per_token=131_072, num_layers=32, num_kv_heads=8, layers_per_call=32)
+MODEL = ModelBytes(
+    weights=int(16e9), kv_per_token=131_072, num_layers=32, num_kv_heads=8, layers_per_call=32, tile_tokens=64
+)
 
 
 @pytest.fixture(scope="module")
