@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jinfercept.errors import ModelError
 from jinfercept.models.joined_weights import abstract_separate_params, join
-from jinfercept.models.model import Model, tied, untied
+from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import Params, ServedModel
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
@@ -30,7 +31,7 @@ def initial_params(model: ServedModel, params: Params) -> Params:
         got = f"{len(params.layers)} layers"
         raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
     if isinstance(model, Model):
-        _check(params, abstract_separate_params(model.config, jnp.float32))
+        _check(params, _expected(model, params, jnp.float32))
         return tied(model.config, join(jax.tree.map(jnp.asarray, untied(model.config, params))))
     _check(params, params._replace(layers=params.layers[:1] * num_layers))
     return jax.tree.map(jnp.asarray, params)
@@ -50,11 +51,17 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
     params = _complete(model, params)
     if isinstance(model, Model):
         leaf = jax.tree.leaves(present.embed)[0]
-        expected = abstract_separate_params(model.config, leaf.dtype)
+        expected = _expected(model, params, leaf.dtype)
         _check(params, expected)
         return join(jax.device_put(_cast(params, expected), leaf.sharding))
     _check(params, present)
     return _cast(params, present)
+
+
+def _expected(model: Model, params: Params, dtype: DTypeLike) -> Params:
+    """The shapes that weights should have: apart as in checkpoints, or joined as `load` returns them."""
+    joined = "qkv" in params.layers[0] if params.layers else False
+    return abstract_params(model.config, dtype) if joined else abstract_separate_params(model.config, dtype)
 
 
 def _cast(params: Params, like: Params) -> Params:

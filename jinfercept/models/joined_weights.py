@@ -40,7 +40,8 @@ def join_layer(layer: Weights) -> Weights:
 
     Args:
         layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
-            gate_up `[2, E, F]`; the others stay.
+            gate_up `[2, E, F]`; the others stay,
+            and weights that are joined already.
     """
     home = next(iter(jax.tree.leaves(layer)[0].devices()))
     return _join_layer(jax.device_put(layer, home))  # committed or not, there is one executable
