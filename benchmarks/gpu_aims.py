@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.gpu_suite.parts import STEP_PARTS
+
 Rows = Sequence[Mapping[str, Any]]
 Parts = Mapping[str, Rows]
 """The rows of one run of the suite, by part; what was not run is not there."""
@@ -69,7 +71,8 @@ def _chunks(parts: Parts) -> list[Figure]:
 
 
 def _steps(parts: Parts) -> list[Figure]:
-    chosen = [row for row in parts.get("steps", ()) if row["step"] == "decode" and row["batch"] == 64]
+    measured = [row for name in STEP_PARTS for row in parts.get(name, ())]
+    chosen = [row for row in measured if row["step"] == "decode" and row["batch"] == 64]
     figures = []
     for (model, context), rows in _by(chosen, "model", "context").items():
         best = min(rows, key=lambda row: row["times"])
@@ -79,7 +82,7 @@ def _steps(parts: Parts) -> list[Figure]:
 
 
 def _link(parts: Parts) -> list[Figure]:
-    loaded = [row for row in parts.get("transfers", ()) if row["way"] != "none"]
+    loaded = [row for row in parts.get("transfers", ()) if row["way"] in ("out", "in", "both")]
     figures = []
     loaded = [{"staging": 1} | dict(row) for row in loaded]  # older reports have no staging arrays
     for (step, way, pieces, staging), rows in _by(loaded, "step", "way", "parts", "staging").items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gpu_aims import AIMS, Parts, Rows
+from benchmarks.gpu_suite.parts import PARTS, STEP_PARTS
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
@@ -30,6 +31,10 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "slowdown",
         "bytes_per_s",
         "link_share",
+        "copy",
+        "count",
+        "busy_s",
+        "hidden_share",
     ),
     "ceilings": ("what", "way", "bytes", "arrays", "bytes_per_s", "flops_per_s"),
     "correctness": ("check", "heads", "model", "page_size", "dtype", "seed", "policy", "error", "limit", "ok"),
@@ -62,6 +67,9 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "batch",
         "context",
         "chunk",
+        "buckets",
+        "bucket",
+        "sampling",
         "seconds",
         "dispatch_s",
         "bound",
@@ -177,7 +185,9 @@ def details(measured: Sequence[MeasuredRow]) -> str:
     for run in measured:
         lines.append(f"\n## {run.device}, {run.date}, commit {run.commit}\n")
         for name, rows in run.parts.items():
-            columns = [column for column in DETAILS[name] if any(_value(row, column) is not None for row in rows)]
+            columns = [
+                column for column in DETAILS[PARTS[name].module] if any(_value(row, column) is not None for row in rows)
+            ]
             if columns:
                 lines += [f"\n### {name}\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
                 lines += [f"| {' | '.join(_cell(column, _value(row, column)) for column in columns)} |" for row in rows]
@@ -196,7 +206,7 @@ def draw(measured: Sequence[MeasuredRow], path: str) -> None:
         _draw_link(link, name, run.parts.get("ceilings", ()))
         _draw_transfers(transfers, name, run.parts.get("transfers", ()))
         _draw_decode(decode, name, run.parts.get("kernels", ()))
-        _draw_steps(steps, name, run.parts.get("steps", ()))
+        _draw_steps(steps, name, [row for part in STEP_PARTS for row in run.parts.get(part, ())])
     for axes in (link, transfers, decode, steps):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:

@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from importlib import import_module
 
+from benchmarks.gpu_suite.parts import PARTS
 from benchmarks.gpu_suite.sizes import FULL, TINY, Row, Sizes
 from jinfercept.errors import ConfigError
-
-PARTS = ("transfers", "ceilings", "correctness", "kernels", "torch_peer", "steps", "idle", "policies")
-"""Modules beside this one with `rows(sizes)`, in the order of what they are worth."""
 
 TRACEBACK_CHARACTERS = 4000
 
 
 def part(name: str) -> Callable[[Sizes], Iterator[Row]]:
     """The generator of a part's rows."""
-    return import_module(f"benchmarks.gpu_suite.{name}").rows
+    return getattr(import_module(f"benchmarks.gpu_suite.{PARTS[name].module}"), PARTS[name].function)
 
 
 def _gpu(name: str) -> str:

@@ -5,7 +5,7 @@ Slots that no query sees hold NaN, so that reading one shows. Rows of tokens: `m
 `tokens`, `copied_in_tokens`, `ok`; the same requests are served here and on the CPU, with scripted calls and a contended pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -33,16 +33,25 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     for heads in sizes.checked_heads:
         for page_size in sizes.checked_pages:
             for dtype, limit in sizes.checked_dtypes.items():
-                yield from _check_kernels(HeadSizes("", *heads), page_size, dtype, limit)
+                yield from _check_kernels(HeadSizes("", *heads), page_size, dtype, limit, SEEDS)
     for name, config in sizes.checked_models.items():
-        yield from _check_tokens(name, config)
+        yield from _check_tokens(name, config, POLICIES)
 
 
-def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float) -> Iterator[Row]:
+def memcheck_rows(sizes: Sizes) -> Iterator[Row]:
+    """Few of the checks, for `compute-sanitizer`, which slows every kernel."""
+    dtype, limit = list(sizes.checked_dtypes.items())[-1]
+    for heads in sizes.checked_heads[:2]:
+        yield from _check_kernels(HeadSizes("", *heads), sizes.checked_pages[0], dtype, limit, SEEDS[:1])
+    name, config = next(iter(sizes.checked_models.items()))
+    yield from _check_tokens(name, config, POLICIES[:1])
+
+
+def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float, seeds: Sequence[int]) -> Iterator[Row]:
     reference, cpu = jax.jit(paged_attention_reference), jax.local_devices(backend="cpu")[0]
     for name in available(dtype, dtype, heads.dim, page_size):
         run = jax.jit(partial(paged_attention, implementation=name))
-        for seed in SEEDS:
+        for seed in seeds:
             q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))
             expected = np.asarray(reference(*jax.device_put((_wide(q), _wide(pages), batch), cpu)))
             found = np.asarray(_wide(run(q, pages, batch)))
@@ -84,9 +93,10 @@ def _inputs(
     return random_queries(heads, batch.tokens.shape[0], dtype), jnp.asarray(pages, dtype), batch
 
 
-def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
+def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> Iterator[Row]:
     from jinfercept.bench.replay import different, replay
     from jinfercept.models.dummy import random_params
+    from jinfercept.models.joined_weights import separate
     from jinfercept.models.model import Model
     from jinfercept.sim.arrivals import Arrival
     from jinfercept.sim.scripted import make_request, random_tokens
@@ -98,7 +108,7 @@ def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
     requests = [(at_s, make_request(number, one, write)) for number, (at_s, one) in enumerate(arrivals)]
     cpu = jax.local_devices(backend="cpu")[0]
     with jax.default_device(cpu):
-        params = random_params(config, "float32", 0)
+        params = separate(random_params(config, "float32", 0))
     flags: dict[str, Any] = {
         "page_size": 8,
         "kv_tokens": 256,
@@ -110,7 +120,7 @@ def _check_tokens(name: str, config: ModelConfig) -> Iterator[Row]:
         expected = replay(setup, "copy_ahead", requests, write, 30.0)
     here = jax.device_put(params, jax.devices()[0])
     with closing(set_up(Model(config), params=here, **flags)) as setup:
-        for policy in POLICIES:
+        for policy in policies:
             found = replay(setup, policy, requests, write, 30.0)
             wrong = different(found.streams, expected.streams)
             yield {

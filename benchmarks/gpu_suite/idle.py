@@ -6,18 +6,16 @@ no device, the wall time of a step is compared with that of the same steps submi
 `busy_s` and `largest_gap_s`.
 """
 
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from pathlib import Path
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import jax
-
 from benchmarks.gpu_suite.plans import settled, step
 from benchmarks.gpu_suite.sizes import Row, Sizes
+from benchmarks.gpu_suite.trace import merged, traced
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Token
 from jinfercept.request import Request, SamplingParams
@@ -27,8 +25,6 @@ from jinfercept.startup.start import EngineSetup, set_up
 
 WARM_STEPS = 8
 TURNS = 3
-KERNEL_LINES = ("Kernel", "Compute")
-"""What a trace's lines of streams that run kernels have in their names."""
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -56,12 +52,12 @@ def _measure(sizes: Sizes, setup: EngineSetup, batch: int, context: int, most: i
     engine, dispatcher, _ = setup.assemble()
     _start_decoding(engine, setup.model.config.vocab_size, batch, context, most)
     seconds = median(_steps(engine, sizes.idle_steps) for _ in range(TURNS)) / sizes.idle_steps
-    lines = _traced(engine, sizes.idle_steps)
+    events = traced(lambda: _steps(engine, sizes.idle_steps))
     engine.close()
     dispatcher.close()
     setup.machine.runner.reset()
-    kernels = [span for name, spans in lines.items() if any(word in name for word in KERNEL_LINES) for span in spans]
-    row: Row = {"step_s": seconds, "lines": sorted(lines)}
+    kernels = [(event.start, event.end) for event in events if not event.is_copy]
+    row: Row = {"step_s": seconds, "lines": sorted({event.line for event in events})}
     if kernels:
         return row | {"method": "trace"} | gaps(kernels)
     return row | {"method": "wall", "idle_share": max(0.0, 1 - _queued_s(sizes, setup, batch, context) / seconds)}
@@ -87,34 +83,15 @@ def _steps(engine: Engine, count: int) -> float:
     return time.perf_counter() - started_s
 
 
-def _traced(engine: Engine, count: int) -> dict[str, list[tuple[float, float]]]:
-    """(start, end) in ns of everything on a device's streams, by line, while the engine takes some steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            _steps(engine, count)
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for path in Path(folder).rglob("*.xplane.pb"):
-            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-                for line in plane.lines if plane.name.startswith("/device:GPU") else ():
-                    if line.name.startswith("Stream"):
-                        spans = lines.setdefault(line.name, [])
-                        spans += ((event.start_ns, event.start_ns + event.duration_ns) for event in line.events)
-    return lines
-
-
 def gaps(spans: Iterable[tuple[float, float]]) -> Row:
     """What of the time between the first start and the last end no span covers; spans are (start, end) in ns."""
-    spans = sorted(spans)
-    first, end = spans[0]
-    idle = largest = 0.0
-    for start, stop in spans:
-        if start > end:
-            idle, largest = idle + start - end, max(largest, start - end)
-        end = max(end, stop)
+    busy = merged(spans)
+    length = busy[-1][1] - busy[0][0]
+    idle = [after - before for (_, before), (after, _) in pairwise(busy)]
     return {
-        "idle_share": idle / (end - first),
-        "busy_s": (end - first - idle) / 1e9,
-        "largest_gap_s": largest / 1e9,
+        "idle_share": sum(idle) / length,
+        "busy_s": (length - sum(idle)) / 1e9,
+        "largest_gap_s": max(idle, default=0.0) / 1e9,
     }
 
 

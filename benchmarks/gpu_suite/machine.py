@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.gpu_suite.missing import missing
 from benchmarks.gpu_suite.sizes import Row
 
 PACKAGES = (
@@ -19,7 +20,6 @@ PACKAGES = (
     "triton",
     "transformers",
 )
-NEEDED = ("flax", "jaxtyping", "gguf", "psutil", "safetensors", "tokenizers", "jinja2")
 QUERIES = {
     "name": "name",
     "driver": "driver_version",
@@ -37,7 +37,7 @@ def describe(commit: str | None) -> Row:
         "platform": platform.platform(),
         "python": sys.version.split()[0],
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "missing": [name for name in NEEDED if not _version(name)],
+        "missing": [found.what for found in missing()],
         "commit": commit or _commit(),
         "gpu": gpu_state(),
     }

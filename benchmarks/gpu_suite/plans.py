@@ -11,24 +11,30 @@ import jax.numpy as jnp
 
 from jinfercept.pallas.layout import KVPages
 from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
+GREEDY = SamplingParams(temperature=0.0)
 TURNS = 3
 WARM_STEPS = 3
 
 
-def step(shape: RunnerShape, rows: int, context: int, chunk: int = 0) -> StepPlan:
+def step(shape: RunnerShape, rows: int, context: int, chunk: int = 0, sampling: SamplingParams = GREEDY) -> StepPlan:
     """Rows that decode, each with a context of so many tokens, and one chunk from its first token beside them.
 
     Pages lie one after the other from the pool's first on: the pool must have them.
     """
-    plans, used = [], 0
+    plans, used, options = [], 0, draw_options(sampling, frozenset())
     decoding, prefill = [(context - 1, (FROM_DEVICE,))] * rows, [(0, (1,) * chunk)] * bool(chunk)
     for slot, (start, tokens) in enumerate(decoding + prefill):
         num_pages = -(-(start + len(tokens)) // shape.page_size)
         new_pages = tuple((index, 1 + used + index) for index in range(num_pages))
         used += num_pages
-        plans.append(Chunk(slot, start, tokens, new_pages, Sample(0.0, 0, start + len(tokens))))
+        length = start + len(tokens)
+        history = TokenHistory((1,) * length, ((0, length),)) if options and options.remembered else None
+        sample = Sample(sampling.temperature, slot, length, options, history=history)
+        plans.append(Chunk(slot, start, tokens, new_pages, sample))
     assert used <= shape.num_pages
     num_tokens = sum(len(chunk.tokens) for chunk in plans)
     return StepPlan(0, next(size for size in shape.buckets if size >= num_tokens), tuple(plans))
@@ -40,8 +46,12 @@ def pages_of(shape: RunnerShape, rows: int, context: int, chunk: int = 0) -> int
 
 
 def settled(plan: StepPlan) -> StepPlan:
-    """The plan when its page tables are known already."""
-    return replace(plan, chunks=tuple(chunk._replace(new_pages=()) for chunk in plan.chunks))
+    """The plan when its page tables and the tokens of its slots are known already."""
+
+    def known(chunk: Chunk) -> Chunk:
+        return chunk._replace(new_pages=(), sample=chunk.sample and chunk.sample._replace(history=None))
+
+    return replace(plan, chunks=tuple(map(known, plan.chunks)))
 
 
 def steady_s(runner: ModelRunner, plans: Iterator[StepPlan], enough_s: float) -> tuple[float, float]:
@@ -49,14 +59,15 @@ def steady_s(runner: ModelRunner, plans: Iterator[StepPlan], enough_s: float) ->
 
     A turn ends when all that it started has arrived, copies too.
     """
-    once_s, _ = _turn(runner, plans, WARM_STEPS)
-    once_s, _ = _turn(runner, plans, WARM_STEPS)
+    once_s, _ = turn(runner, plans, WARM_STEPS)
+    once_s, _ = turn(runner, plans, WARM_STEPS)
     count = max(4, round(enough_s / once_s))
-    turns = [_turn(runner, plans, count) for _ in range(TURNS)]
+    turns = [turn(runner, plans, count) for _ in range(TURNS)]
     return median(seconds for seconds, _ in turns), median(dispatch_s for _, dispatch_s in turns)
 
 
-def _turn(runner: ModelRunner, plans: Iterator[StepPlan], count: int) -> tuple[float, float]:
+def turn(runner: ModelRunner, plans: Iterator[StepPlan], count: int) -> tuple[float, float]:
+    """Seconds of each of so many steps, and those of them that `submit` took."""
     submitted_s, tickets = 0.0, []
     started_s = time.perf_counter()
     for _ in range(count):

@@ -152,10 +152,11 @@ class Sizes:
         checked_pages: page sizes of the same.
         checked_dtypes: of the same, with the largest error that is right.
         checked_models: whose tokens are compared with the CPU's.
-        batches, contexts: of decode steps.
-        mixed: (decoding rows, context, tokens of a chunk beside them).
+        decodes: (rows, context) of decode steps, what matters most first.
+        between_buckets: the same of steps that fill no bucket of an engine with its defaults.
+        mixed: (decoding rows, context, tokens of a chunk beside them) of a step.
         pool_tokens: most tokens of a runner's pool; less where memory is less.
-        layers_per_step: those that are measured.
+        layers_per_step: those that are measured; most parts use the first one.
         transfer_parts: those that are measured.
         staging_pages: most pages of a host array, those that are measured.
         transfer_shares: of the link's bandwidth, that steps are loaded with.
@@ -179,8 +180,8 @@ class Sizes:
     checked_pages: tuple[int, ...]
     checked_dtypes: Mapping[str, float]
     checked_models: Mapping[str, ModelConfig]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
+    decodes: tuple[tuple[int, int], ...]
+    between_buckets: tuple[tuple[int, int], ...]
     mixed: tuple[int, int, int]
     pool_tokens: int
     layers_per_step: tuple[int, ...]
@@ -200,7 +201,7 @@ def _cases(heads: HeadSizes, batches: tuple[int, ...], contexts: tuple[int, ...]
 
 
 FULL = Sizes(
-    models={"gptj-6b": GPTJ_6B, "llama-3-8b": LLAMA_3_8B},
+    models={"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B},
     dtype="bfloat16",
     page_size=16,
     enough_s=0.05,
@@ -210,7 +211,7 @@ FULL = Sizes(
     calls=8,
     attention=tuple(
         case
-        for heads in (HeadSizes("gptj-6b", 16, 16, 256), HeadSizes("llama-3-8b", 32, 8, 128))
+        for heads in (HeadSizes("gpt-j-6b", 16, 16, 256), HeadSizes("llama-3-8b", 32, 8, 128))
         for case in _cases(heads, (64, 32, 256, 16, 1), (2048, 512, 8192))
     ),
     attention_pool_bytes=9 * 10**9,
@@ -218,18 +219,18 @@ FULL = Sizes(
     checked_pages=(16, 64),
     checked_dtypes={"float32": 1e-4, "bfloat16": 1e-2},
     checked_models={"llama": SMALL_LLAMA, "gptj": SMALL_GPTJ},
-    batches=(64, 16, 256, 1),
-    contexts=(512, 1024, 2048, 8192),
+    decodes=((64, 1000), (1, 1000), (256, 1000), (48, 8000)),
+    between_buckets=((64, 1000), (256, 1000), (48, 1000), (96, 1000), (200, 1000)),
     mixed=(64, 512, 448),
     pool_tokens=600_000,
-    layers_per_step=(4, 1),
+    layers_per_step=(4, 32, 8, 1),
     transfer_parts=(1, 4),
     staging_pages=(1, 16),
     transfer_shares=(0.9, 1.0, 0.5),
     transfer_pages=128,
     transfer_rows=(64, 512),
     idle_steps=20,
-    policies=Policies("gptj-6b", 4.0, 100.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
+    policies=Policies("gpt-j-6b", 4.0, 100.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
 )
 TINY = Sizes(
     models={"small": SMALL_LLAMA},
@@ -246,8 +247,8 @@ TINY = Sizes(
     checked_pages=(16,),
     checked_dtypes={"float32": 1e-4},
     checked_models={"llama": SMALL_LLAMA},
-    batches=(8,),
-    contexts=(16,),
+    decodes=((8, 16),),
+    between_buckets=((3, 16),),
     mixed=(2, 8, 6),
     pool_tokens=192,
     layers_per_step=(1,),

@@ -7,6 +7,7 @@ long keeps the rows it has, with what went wrong; the others go on. Imports no J
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,26 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_suite.child import PARTS
 from benchmarks.gpu_suite.machine import describe, gpu_state
+from benchmarks.gpu_suite.parts import JOBS, PARTS
 from benchmarks.gpu_suite.sizes import Row
 from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.models.embedded import cache_directory
 from jinfercept.sim.reports import check_writable
 
 VERSION = 1
-MOST_S: Mapping[str, float] = {
-    "transfers": 190.0,
-    "ceilings": 50.0,
-    "correctness": 110.0,
-    "kernels": 150.0,
-    "torch_peer": 60.0,
-    "steps": 150.0,
-    "idle": 90.0,
-    "policies": 240.0,
-}
-"""Seconds after which a part is ended, so that one that hangs leaves time for the others."""
-
 ENVIRONMENT = {
     "XLA_CLIENT_MEM_FRACTION": "0.92",
     "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "48",
@@ -45,6 +34,11 @@ ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
 }
 """Of the parts, where the caller has not set it."""
+
+MEMCHECK = ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "99")
+CHECKER_MARK = "========="
+CHECKER_LINES = 60
+"""Of the memory checker's last words, which are kept: its summary comes at the end."""
 
 SAID_CHARACTERS = 4000
 
@@ -57,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JinferceptError as error:
         print(f"gpu_suite: {error}", file=sys.stderr)
         return 2
-    parts = options.parts or list(PARTS)
+    parts = options.parts or list(JOBS[options.job - 1] if options.job else PARTS)
     began_s = time.monotonic()
     report = {
         "version": VERSION,
@@ -71,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = report["parts"][name] = {"status": "not run", "rows": []}
         _write(options.out, report)
         if left_s > 0:
-            _run(name, options.tiny, min(left_s, MOST_S[name]), found, lambda: _write(options.out, report))
+            _run(name, options.tiny, min(left_s, PARTS[name].limit_s), found, lambda: _write(options.out, report))
             print(_summary(name, found), file=sys.stderr, flush=True)
         _write(options.out, report)
     print(
@@ -85,8 +79,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="gpu_suite", description="Measure kernels, steps, transfers and policies on this machine's GPU."
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all, in this order)")
+    jobs = "; ".join(f"{number}: {', '.join(job)}" for number, job in enumerate(JOBS, 1))
+    parser.add_argument("--job", type=int, choices=range(1, len(JOBS) + 1), help=f"the parts of one job ({jobs})")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write; it must not be there yet")
-    parser.add_argument("--limit-s", type=float, default=600.0, help="seconds for all parts together (default: 600)")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for all parts together (default: 540)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to prove the suite where there is no GPU")
     parser.add_argument("--commit", help="the commit that runs, where the tree is no checkout")
     return parser.parse_args(argv)
@@ -96,6 +92,8 @@ def _check(options: argparse.Namespace) -> None:
     unknown = [name for name in options.parts if name not in PARTS]
     if unknown:
         raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(PARTS)}")
+    if options.parts and options.job:
+        raise ConfigError("--job has parts of its own", got=", ".join(options.parts), fix="name parts or a job")
     check_writable(options.out, "--out")
     if options.out.exists():
         raise ConfigError("--out is there already", got=options.out, fix="name a new file; gpu-report takes several")
@@ -107,9 +105,9 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
     """Run a part and note its rows, its seconds and how it ended."""
     began_s = time.monotonic()
     found |= {"clocks": {"before": gpu_state()}, "status": "running"}
-    command = [sys.executable, "-m", "benchmarks.gpu_suite.child", name, *(["--tiny"] if tiny else [])]
+    command = [*_checker(name), sys.executable, "-m", "benchmarks.gpu_suite.child", name, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment())
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(name))
         late = threading.Event()
         timer = threading.Timer(limit_s, lambda: (late.set(), process.kill()))
         timer.start()
@@ -132,15 +130,23 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
             found["error"] = f"exit status {status}: {said.read()[-SAID_CHARACTERS:]}"
 
 
-def _environment() -> dict[str, str]:
-    environment = {**ENVIRONMENT, **os.environ}
+def _checker(name: str) -> Sequence[str]:
+    """What a part's command begins with: the memory checker, for a part that wants it and where there is one."""
+    return MEMCHECK if PARTS[name].checked and shutil.which(MEMCHECK[0]) else ()
+
+
+def _environment(name: str) -> dict[str, str]:
+    environment = {**ENVIRONMENT, **os.environ, **PARTS[name].environment}
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ:  # the same by another name; jaxlib refuses to see both
         del environment["XLA_CLIENT_MEM_FRACTION"]
     return environment
 
 
 def _note(found: dict[str, Any], line: str) -> None:
-    """A line of a part: a row, its device, or its error; a line that a kill has cut is nothing."""
+    """A line of a part: a row, its device, its error, or the memory checker's; a line that a kill has cut is nothing."""
+    if line.startswith(CHECKER_MARK):
+        found["checker"] = [*found.get("checker", ()), line.removeprefix(CHECKER_MARK).rstrip()][-CHECKER_LINES:]
+        return
     try:
         row: Row = json.loads(line)
     except ValueError:

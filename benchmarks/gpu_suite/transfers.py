@@ -4,18 +4,22 @@ The same step runs again and again, each submitted before the last one's tokens 
 out, come in, or both. Rows: `parts` (pieces of a page), `staging` (most pages of a host array), `step`, `way` (none, out, in,
 both), `share` of the link's measured bandwidth that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (what the link alone does with single pages) and
-`link_share`, their ratio.
+`link_share`, their ratio. On a GPU last for each step a trace of some steps with full use of the link: a row for each kind of
+copy with `way` trace, see `trace.copies`; where pages move by kernels and not by copy engines, it is missing.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
+import jax
+
 from benchmarks.gpu_suite.ceilings import MOST_AT_ONCE, WAYS, link_rate
-from benchmarks.gpu_suite.plans import fill, pages_of, settled, steady_s, step
+from benchmarks.gpu_suite.plans import fill, pages_of, settled, steady_s, step, turn
 from benchmarks.gpu_suite.sizes import Row, Sizes
+from benchmarks.gpu_suite.trace import copies, traced
 from jinfercept.kv.store import PageCopy
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
@@ -23,6 +27,7 @@ from jinfercept.models.model import Model, Params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.plan import StepPlan
 
+TRACED_STEPS = 8
 FORGOTTEN_AFTER = 3  # steps after which a page that went out is dropped
 TIMES_ENOUGH = 8  # a turn is longer than that of a kernel
 
@@ -75,14 +80,14 @@ def _measure(sizes: Sizes, config: ModelConfig, bench: Bench, parts: int) -> Ite
     links = {way: link_rate(sizes, way, bench.page_bytes // pieces, MOST_AT_ONCE) for way in WAYS}
     num_rows, context = sizes.transfer_rows
     mixed_rows, _, chunk = sizes.mixed
-    enough_s = TIMES_ENOUGH * sizes.enough_s
+    runner, enough_s = bench.runner, TIMES_ENOUGH * sizes.enough_s
     for name, plan in (
         ("decode", step(bench.shape, num_rows, context)),
         ("mixed", step(bench.shape, mixed_rows, context, chunk)),
     ):
-        bench.runner.collect(bench.runner.submit(plan))
+        runner.collect(runner.submit(plan))
         plain = settled(plan)
-        base_s, dispatch_s = steady_s(bench.runner, iter(lambda plain=plain: plain, None), enough_s)
+        base_s, dispatch_s = steady_s(runner, iter(lambda plain=plain: plain, None), enough_s)
         common = {
             "parts": parts,
             "staging": bench.shape.staging_pages,
@@ -95,7 +100,7 @@ def _measure(sizes: Sizes, config: ModelConfig, bench: Bench, parts: int) -> Ite
             for way, ways in WAYS.items():
                 wanted = round(share * links[way] * base_s / bench.page_bytes / ways)
                 pages = max(1, min(wanted, sizes.transfer_pages))
-                with_s, dispatch_s = _loaded_s(bench, plain, way, pages, enough_s)
+                with_s, dispatch_s = _loaded(bench, plain, way, pages, lambda plans: steady_s(runner, plans, enough_s))
                 rate = ways * pages * bench.page_bytes / with_s
                 yield common | {
                     "way": way,
@@ -108,10 +113,17 @@ def _measure(sizes: Sizes, config: ModelConfig, bench: Bench, parts: int) -> Ite
                     "link_bytes_per_s": links[way],
                     "link_share": rate / links[way],
                 }
+        if jax.default_backend() == "gpu":
+            pages = max(1, min(round(links["both"] * base_s / bench.page_bytes / 2), sizes.transfer_pages))
+            events = _loaded(
+                bench, plain, "both", pages, lambda plans: traced(lambda: turn(runner, plans, TRACED_STEPS))
+            )
+            for row in copies(events):
+                yield common | {"way": "trace", "pages": pages} | row
 
 
-def _loaded_s(bench: Bench, plan: StepPlan, way: str, pages: int, enough_s: float) -> tuple[float, float]:
-    """`steady_s` of a step with so many pages out, in, or each; the host is empty afterwards."""
+def _loaded[T](bench: Bench, plan: StepPlan, way: str, pages: int, measure: Callable[[Iterator[StepPlan]], T]) -> T:
+    """What a measurement of a step with so many pages out, in, or each gives; the host is empty afterwards."""
     runner, kept = bench.runner, tuple(range(pages))
     leaving = [bench.first_spare + index for index in range(pages)]
     landing = [slot + pages for slot in leaving]
@@ -131,7 +143,7 @@ def _loaded_s(bench: Bench, plan: StepPlan, way: str, pages: int, enough_s: floa
             yield replace(plan, fetch=coming, scatter=coming, drop=drop, offload=tuple(map(PageCopy, leaving, slots)))
 
     try:
-        return steady_s(runner, plans(), enough_s)
+        return measure(plans())
     finally:
         runner.kv.wait()
         runner.collect(runner.submit(StepPlan(0, 0, drop=tuple(runner.kv.host))))

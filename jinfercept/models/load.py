@@ -23,7 +23,6 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
 from jinfercept.models.converted import read_config as read_converted
 from jinfercept.models.dummy import random_params
-from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
@@ -99,7 +98,7 @@ def _config(source: Path) -> ModelConfig:
     """The config alone: the weights may not be there."""
     match _kind(source):
         case "gguf":
-            return GGUFCheckpoint.open(source).config
+            return _open_gguf(source).config
         case "converted":
             return read_converted(source)
         case "hf":
@@ -107,8 +106,14 @@ def _config(source: Path) -> ModelConfig:
 
 
 def _open(source: Path) -> Checkpoint:
-    formats = {"gguf": GGUFCheckpoint, "converted": ConvertedCheckpoint, "hf": HFCheckpoint}
-    return formats[_kind(source)].open(source)
+    formats = {"gguf": _open_gguf, "converted": ConvertedCheckpoint.open, "hf": HFCheckpoint.open}
+    return formats[_kind(source)](source)
+
+
+def _open_gguf(source: Path) -> Checkpoint:
+    from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
+
+    return GGUFCheckpoint.open(source)
 
 
 def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:

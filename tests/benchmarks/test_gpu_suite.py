@@ -10,18 +10,20 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS, Figure
-from benchmarks.gpu_suite.child import PARTS, part
+from benchmarks.gpu_suite.child import part
 from benchmarks.gpu_suite.idle import gaps
+from benchmarks.gpu_suite.missing import satisfies
+from benchmarks.gpu_suite.parts import JOBS, PARTS
 from benchmarks.gpu_suite.sizes import FULL, TINY, Row
-from benchmarks.gpu_suite.suite import MOST_S
 from benchmarks.gpu_suite.suite import main as suite
 
-JAX_PARTS = [name for name in PARTS if name != "torch_peer"]
+JAX_PARTS = [name for name in PARTS if name not in ("torch_peer", "memcheck", "async_dispatch")]
+"""What runs without torch; the latter two are others once more, in an environment of their own."""
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Row]]:
-    """The rows of every part that needs no torch."""
+    """The rows of every one of them."""
     return {name: list(part(name)(TINY)) for name in JAX_PARTS}
 
 
@@ -64,9 +66,24 @@ def test_all_policies_serve_the_same_tokens(rows: dict[str, list[Row]]) -> None:
 def test_the_full_sizes_cover_what_the_aims_speak_of() -> None:
     decoding = {(case.heads.dim, case.rows, case.context) for case in FULL.attention if case.chunk == 1}
     assert {(256, 64, 2048), (128, 64, 2048), (256, 32, 2048), (128, 256, 8192)} <= decoding
-    assert 64 in FULL.batches
+    assert {(64, 1000), (1, 1000), (256, 1000), (48, 8000)} <= {*FULL.decodes}
     assert len(FULL.transfer_parts) > 1
-    assert set(MOST_S) == set(PARTS)
+
+
+def test_a_job_ends_before_nine_minutes_are_over() -> None:
+    assert all(sum(part.limit_s for part in job.values()) < 540 for job in JOBS)
+
+
+def test_every_way_of_sampling_is_measured(rows: dict[str, list[Row]]) -> None:
+    timed = [row["sampling"] for row in rows["sampled"] if row["step"] == "decode"]
+    assert timed == ["greedy", "drawn", "filtered", "shaped", "logprobs"]
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert satisfies("0.11.2", ">=0.11.2,<0.13")
+    assert satisfies("0.12.0.dev3", ">=0.11.2,<0.13")
+    assert not satisfies("0.13.0", ">=0.11.2,<0.13")
+    assert not satisfies("0.9.2", ">=0.11.2")
 
 
 def test_the_torch_peer_times_every_case() -> None:
@@ -79,10 +96,10 @@ def test_the_torch_peer_times_every_case() -> None:
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     out = tmp_path / "full.json"
-    assert suite(["torch_peer", "steps", "--out", str(out)]) == 1  # full sizes, and no GPU
+    assert suite(["torch_peer", "decode", "--out", str(out)]) == 1  # full sizes, and no GPU
     parts = json.loads(out.read_text())["parts"]
     assert {found["status"] for found in parts.values()} == {"failed"}
-    assert "JAX finds no GPU" in parts["steps"]["error"]
+    assert "JAX finds no GPU" in parts["decode"]["error"]
     assert main(["gpu-report", str(out)]) == 0
 
 
