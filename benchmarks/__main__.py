@@ -102,7 +102,7 @@ class GpuReport:
     """draw link, transfers, kernels and steps into this file"""
 
     def run(self) -> int:
-        """Print the table; returns 0."""
+        """Print the tables; returns 0."""
         from benchmarks.gpu_report import gpu_report
 
         if not self.files:

@@ -1,7 +1,7 @@
 """`python -m benchmarks gpu-report`: files of the GPU suite as one table against the aims, with details and a picture.
 
-Every figure says on which device and when it was measured. Runs with tiny shapes, or without a GPU, prove the suite and
-nothing else: no figure is taken from them. Imports no JAX.
+Below it stands every measured decode step beside the predicted one. Every figure says on which device and when it was
+measured. Runs with tiny shapes, or without a GPU, prove the suite and nothing else: no figure is taken from them. Imports no JAX.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gpu_aims import AIMS, Parts, Rows
+from benchmarks.gpu_predictions import predicted_table, predictions
 from benchmarks.gpu_suite.parts import PARTS, STEP_PARTS
 from jinfercept.errors import ConfigError
 from jinfercept.sim.plots import check_drawing
@@ -128,7 +129,9 @@ def gpu_report(files: Sequence[str], *, out: str | None, plot: str | None) -> in
     if plot:
         check_drawing(plot)
     measured = [read(path) for path in files]
-    summary = aims_table(measured)
+    predicted = predictions()
+    steps = [line for run in measured if run.counts for line in predicted_table(run.device, run.parts, predicted)]
+    summary = aims_table(measured) + "\n".join([*steps, ""] if steps else [])
     print(summary)
     if out:
         Path(out).write_text(f"# GPU figures\n\n{summary}\n{details(measured)}", encoding="utf-8")

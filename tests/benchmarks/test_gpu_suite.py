@@ -10,15 +10,17 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS, Figure
+from benchmarks.gpu_predictions import predicted_table, predictions
 from benchmarks.gpu_suite.child import part
 from benchmarks.gpu_suite.idle import gaps
 from benchmarks.gpu_suite.missing import satisfies
 from benchmarks.gpu_suite.parts import JOBS, PARTS
 from benchmarks.gpu_suite.sizes import FULL, TINY, Row
 from benchmarks.gpu_suite.suite import main as suite
+from benchmarks.gpu_suite.trace import Event, copies
 
-JAX_PARTS = [name for name in PARTS if name not in ("torch_peer", "memcheck", "async_dispatch")]
-"""What runs without torch; the latter two are others once more, in an environment of their own."""
+JAX_PARTS = [name for name in PARTS if name not in ("torch_peer", "memcheck", "async_dispatch", "gptj")]
+"""What runs without torch; the latter three are others once more, in another environment or with another model."""
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +214,27 @@ def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys:
     shown = capsys.readouterr().out
     assert "2.0%, by trace | yes | Test GPU, 2026-01-02 |" in shown
     assert shown.count("not measured") == len(AIMS) - 1
+
+
+def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:
+    step = {"gpu": "h100", "model": "m", "library": "cuBLAS", "rows": 64, "context": 1000, "default_buckets": False}
+    bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": [step | {"seconds": 0.009, "ratio": 1.2}]}
+    (tmp_path / "before.json").write_text(json.dumps(bill))
+    row = {"model": "m", "step": "decode", "batch": 64, "context": 1000, "layers_per_step": 4, "buckets": "fitted"}
+    rows = [row | {"seconds": 0.0108, "times": 1.4}, row | {"batch": 1, "seconds": 0.006, "times": 1.2}]
+    table = predicted_table("NVIDIA H100 80GB HBM3", {"decode": rows}, predictions(tmp_path))
+    assert "for H100, before.json of commit c0ffee" in table[0]
+    assert table[-2] == "| m, 64 × 1,000 | 4 | fitted | 10.80 ms | 9.00 ms | 1.20 | 1.40 | 1.20 |"
+    assert table[-1] == "| m, 1 × 1,000 | 4 | fitted | 6.00 ms |  |  | 1.20 |  |"
+    assert "no table" in predicted_table("GPU", {"decode": rows}, predictions(tmp_path / "none"))[0]
+
+
+def test_copies_count_as_hidden_where_kernels_run_at_the_same_time() -> None:
+    kernels = [Event("Stream #1", "layers", 0.0, 10.0), Event("Stream #1", "head", 10.0, 12.0)]
+    moved = [Event("Stream #2", "MemcpyD2H", 8.0, 16.0), Event("Stream #3", "MemcpyH2D", 20.0, 21.0)]
+    out, into = copies([*kernels, *moved])
+    assert (out["copy"], out["count"], out["hidden_share"], out["lines"]) == ("MemcpyD2H", 1, 0.5, ["Stream #2"])
+    assert into["hidden_share"] == 0.0
 
 
 def test_tiny_runs_give_no_figures_and_can_be_drawn(
