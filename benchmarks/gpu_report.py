@@ -1,7 +1,8 @@
 """`python -m benchmarks gpu-report`: files of the GPU suite as one table against the aims, with details and a picture.
 
 Below it stands every measured decode step beside the predicted one. Every figure says on which device and when it was
-measured. Runs with tiny shapes, or without a GPU, prove the suite and nothing else: no figure is taken from them. Imports no JAX.
+measured. Runs with tiny shapes, or without a GPU, prove the suite and nothing else: no figure is taken from them.
+Imports no JAX.
 """
 
 import json
