@@ -8,12 +8,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,9 +109,11 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
     found |= {"clocks": {"before": gpu_state()}, "status": "running"}
     command = [*_checker(name), sys.executable, "-m", "benchmarks.gpu_suite.child", name, *(["--tiny"] if tiny else [])]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(name))
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment(name), process_group=0
+        )
         late = threading.Event()
-        timer = threading.Timer(limit_s, lambda: (late.set(), process.kill()))
+        timer = threading.Timer(limit_s, lambda: (late.set(), _end(process)))
         timer.start()
         try:
             assert process.stdout is not None
@@ -120,7 +124,7 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
             status = process.wait()
         finally:
             timer.cancel()
-            process.kill()
+            _end(process)
             process.wait()
         found["seconds"] = time.monotonic() - began_s
         found["clocks"]["after"] = gpu_state()
@@ -128,6 +132,12 @@ def _run(name: str, tiny: bool, limit_s: float, found: dict[str, Any], save: Cal
         if status and not late.is_set() and "error" not in found:
             said.seek(0)
             found["error"] = f"exit status {status}: {said.read()[-SAID_CHARACTERS:]}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a part's process and those that it started: under the memory checker the part is one of them."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _checker(name: str) -> Sequence[str]:
