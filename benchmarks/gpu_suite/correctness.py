@@ -96,7 +96,6 @@ def _inputs(
 def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> Iterator[Row]:
     from jinfercept.bench.replay import different, replay
     from jinfercept.models.dummy import random_params
-    from jinfercept.models.joined_weights import separate
     from jinfercept.models.model import Model
     from jinfercept.sim.arrivals import Arrival
     from jinfercept.sim.scripted import make_request, random_tokens
@@ -108,7 +107,7 @@ def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> It
     requests = [(at_s, make_request(number, one, write)) for number, (at_s, one) in enumerate(arrivals)]
     cpu = jax.local_devices(backend="cpu")[0]
     with jax.default_device(cpu):
-        params = separate(random_params(config, "float32", 0))
+        params = random_params(config, "float32", 0)
     flags: dict[str, Any] = {
         "page_size": 8,
         "kv_tokens": 256,

@@ -159,12 +159,16 @@ def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> R
     tokens = [case.batch + case.chunk for case in bench.cases]
     num_seqs = max(case.batch + bool(case.chunk) for case in bench.cases)
     fitted = {max(LEAST_BUCKET, 1 << (size - 1).bit_length()) for size in tokens}
+    if bench.default_buckets:
+        buckets = default_buckets(num_seqs, sizes.policies.bucket, jax.default_backend())
+    else:
+        buckets = tuple(sorted(fitted))
     return RunnerShape(
         num_pages=_pool_tokens(sizes, config, params) // sizes.page_size,
         page_size=sizes.page_size,
         max_num_seqs=num_seqs,
         max_model_len=max(max(case.context, case.chunk) for case in bench.cases),
-        buckets=default_buckets(num_seqs, sizes.policies.bucket) if bench.default_buckets else tuple(sorted(fitted)),
+        buckets=buckets,
         layers_per_step=min(bench.layers_per_step, config.num_layers),
     )
 
