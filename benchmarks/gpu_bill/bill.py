@@ -58,7 +58,7 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
     show(terminal("kernels", KERNELS, bill["kernels"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
     if paths:
-        paths[0].write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
+        paths[0].write_text(_by_row(bill), encoding="utf-8")
         paths[1].write_text(document(bill, listed()), encoding="utf-8")
     found = broken(bill["executables"], budgets()) if check else []
     console = Console()
@@ -67,6 +67,15 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
     if check:
         console.print(f"{len(found)} budgets are broken" if found else "every budget holds", highlight=False)
     return 1 if found else 0
+
+
+def _by_row(bill: dict[str, Any]) -> str:
+    """JSON with a line for every row of a table, so that two bills can be compared line by line."""
+    parts = []
+    for name, value in bill.items():
+        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        parts.append(f'"{name}": [\n  {rows}\n ]' if rows else f'"{name}": {json.dumps(value)}')
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
 
 
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:

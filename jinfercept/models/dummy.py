@@ -7,19 +7,21 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.model import abstract_params, tied, untied
+from jinfercept.models.joined_weights import abstract_separate_params, join_layer
+from jinfercept.models.model import tied, untied
 from jinfercept.models.protocol import Params, Weights
 
 
 def random_params(config: ModelConfig, dtype: DTypeLike, seed: int) -> Params:
     """Random weights, made on the device; the same for the same seed."""
-    shapes = untied(config, abstract_params(config, dtype))
+    shapes = untied(config, abstract_separate_params(config, dtype))
     embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
     embed, head, layer = (
         jax.jit(partial(_random_block, block, config.hidden_size**-0.5))
         for block in (shapes.embed, shapes.head, shapes.layers[0])
     )
-    return tied(config, Params(embed(embed_key), tuple(layer(key) for key in layer_keys), head(head_key)))
+    layers = tuple(join_layer(layer(key)) for key in layer_keys)
+    return tied(config, Params(embed(embed_key), layers, head(head_key)))
 
 
 def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
