@@ -121,9 +121,11 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     Returns:
         The layers' pages, for transfers.
     """
-    params = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16))
+    params = jax.tree.map(
+        lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16, joined=True)
+    )
     pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)
     layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, Model(config), shape, attention, params, layers)
+        add_steps(compiler, Model(config, joined=True), shape, attention, params, layers)
     return layers

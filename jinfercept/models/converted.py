@@ -19,8 +19,8 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig, RopeConfig
-from jinfercept.models.joined_weights import abstract_separate_params, separate
-from jinfercept.models.model import Model, untied
+from jinfercept.models.joined_weights import separate
+from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.protocol import Params
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
@@ -42,7 +42,7 @@ class ConvertedCheckpoint:
         import tensorstore as ts
 
         config = read_config(directory)
-        once = untied(config, abstract_separate_params(config, np.float32))
+        once = untied(config, abstract_params(config, np.float32, joined=False))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
             layer={ours: StoredTensor(f"layers.{{i}}.{ours}") for ours in once.layers[0]},

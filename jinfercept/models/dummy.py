@@ -7,20 +7,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.joined_weights import abstract_separate_params, join_layer
-from jinfercept.models.model import tied, untied
+from jinfercept.models.joined_weights import serve_layer
+from jinfercept.models.model import abstract_params, tied, untied
 from jinfercept.models.protocol import Params, Weights
 
 
 def random_params(config: ModelConfig, dtype: DTypeLike, seed: int) -> Params:
     """Random weights, made on the device; the same for the same seed."""
-    shapes = untied(config, abstract_separate_params(config, dtype))
+    shapes = untied(config, abstract_params(config, dtype, joined=False))
     embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
     embed, head, layer = (
         jax.jit(partial(_random_block, block, config.hidden_size**-0.5))
         for block in (shapes.embed, shapes.head, shapes.layers[0])
     )
-    layers = tuple(join_layer(layer(key)) for key in layer_keys)
+    layers = tuple(serve_layer(layer(key)) for key in layer_keys)
     return tied(config, Params(embed(embed_key), layers, head(head_key)))
 
 

@@ -17,12 +17,17 @@ from jinfercept.models.rope import rotate
 class GPTJLayer(nnx.Module):
     """Attention and feed-forward network side by side, both added to the stream."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, joined: bool) -> None:
+        self.config, self.joined = config, joined
         e, h, d, f = config.hidden_size, config.num_heads, config.head_dim, config.ffn_size
         self.norm = nnx.Param(jnp.zeros(e, dtype))
         self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
-        self.qkv = nnx.Param(jnp.zeros((e, h, 3, d), dtype))
+        if joined:
+            self.qkv = nnx.Param(jnp.zeros((e, h, 3, d), dtype))
+        else:
+            self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
+            self.k = nnx.Param(jnp.zeros((e, h, d), dtype))
+            self.v = nnx.Param(jnp.zeros((e, h, d), dtype))
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.up = nnx.Param(jnp.zeros((e, f), dtype))
         self.up_bias = nnx.Param(jnp.zeros(f, dtype))
@@ -35,7 +40,10 @@ class GPTJLayer(nnx.Module):
         rope = self.config.rope
 
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
-        q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv))
+        if self.joined:
+            q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv))
+        else:
+            q, k, v = (project("te,ehd->thd", y, weight) for weight in (self.q, self.k, self.v))
         attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
         inner = jax.nn.gelu(project("te,ef->tf", y, self.up) + self.up_bias[...], approximate=True)

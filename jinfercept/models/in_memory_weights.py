@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.errors import ModelError
-from jinfercept.models.joined_weights import abstract_separate_params, join
+from jinfercept.models.joined_weights import is_joined, serve
 from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import Params, ServedModel
 
@@ -32,7 +32,7 @@ def initial_params(model: ServedModel, params: Params) -> Params:
         raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
     if isinstance(model, Model):
         _check(params, _expected(model, params, jnp.float32))
-        return tied(model.config, join(jax.tree.map(jnp.asarray, untied(model.config, params))))
+        return tied(model.config, serve(jax.tree.map(jnp.asarray, untied(model.config, params))))
     _check(params, params._replace(layers=params.layers[:1] * num_layers))
     return jax.tree.map(jnp.asarray, params)
 
@@ -53,15 +53,14 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
         leaf = jax.tree.leaves(present.embed)[0]
         expected = _expected(model, params, leaf.dtype)
         _check(params, expected)
-        return join(jax.device_put(_cast(params, expected), leaf.sharding))
+        return serve(jax.device_put(_cast(params, expected), leaf.sharding))
     _check(params, present)
     return _cast(params, present)
 
 
 def _expected(model: Model, params: Params, dtype: DTypeLike) -> Params:
     """The shapes that weights should have: apart as in checkpoints, or joined as `load` returns them."""
-    joined = "qkv" in params.layers[0] if params.layers else False
-    return abstract_params(model.config, dtype) if joined else abstract_separate_params(model.config, dtype)
+    return abstract_params(model.config, dtype, joined=bool(params.layers) and is_joined(params.layers[0]))
 
 
 def _cast(params: Params, like: Params) -> Params:

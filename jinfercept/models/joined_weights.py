@@ -1,33 +1,30 @@
-"""Weights that multiply the same rows, joined into one array, so that a layer has one product instead of two or three.
+"""Weights that multiply the same rows, joined into one array on a GPU, so that a layer has one product instead of two or three.
 
-Checkpoints, converted models and weights given in memory have them apart: `q`, `k`, `v`, and `gate`, `up`. They are joined when
-they are loaded. The query heads of a KV head, its key and its value lie side by side, and a gate beside its up: the axis of the
-KV heads and the last axis can be cut among devices.
+Checkpoints, converted models and weights given in memory have them apart: `q`, `k`, `v`, and `gate`, `up`; so have models on a
+CPU (`model.joins`). They are joined when they are loaded. The query heads of a KV head, its key and its value lie side by side,
+a gate beside its up: the axis of the KV heads and the last axis can be cut among devices.
 """
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
 from jinfercept.models.blocks import separate_heads
-from jinfercept.models.config import ModelConfig
-from jinfercept.models.model import abstract_params
+from jinfercept.models.model import joins
 from jinfercept.models.protocol import Params, Weights
 
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Names of joined weights of attention, and those of their parts."""
 
 
-def abstract_separate_params(config: ModelConfig, dtype: DTypeLike) -> Params:
-    """The shapes and dtypes of the weights as checkpoints have them; `abstract_params` has them as models compute with them."""
-    joined = abstract_params(config, dtype)
-    return joined._replace(layers=(jax.eval_shape(separate_layer, joined.layers[0]),) * config.num_layers)
+def serve(params: Params) -> Params:
+    """The weights as a model on JAX's default backend computes with them, of weights that are apart or joined already."""
+    return params._replace(layers=tuple(map(serve_layer, params.layers)))
 
 
-def join(params: Params) -> Params:
-    """The weights as a model computes with them, of those that are apart."""
-    return params._replace(layers=tuple(map(join_layer, params.layers)))
+def serve_layer(layer: Weights) -> Weights:
+    """One layer's weights as a model on JAX's default backend computes with them. See `join_layer`."""
+    return join_layer(layer) if joins() else separate_layer(layer)
 
 
 def separate(params: Params) -> Params:
@@ -40,9 +37,10 @@ def join_layer(layer: Weights) -> Weights:
 
     Args:
         layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
-            gate_up `[2, E, F]`; the others stay,
-            and weights that are joined already.
+            gate_up `[2, E, F]`; the others stay.
     """
+    if is_joined(layer):
+        return layer
     home = next(iter(jax.tree.leaves(layer)[0].devices()))
     return _join_layer(jax.device_put(layer, home))  # committed or not, there is one executable
 
@@ -58,9 +56,18 @@ def _join_layer(layer: Weights) -> Weights:
     return joined
 
 
-@jax.jit
+def is_joined(layer: Weights) -> bool:
+    """Whether a layer's weights are joined."""
+    return "qkv" in layer
+
+
 def separate_layer(layer: Weights) -> Weights:
     """The inverse of `join_layer`."""
+    return _separate_layer(layer) if is_joined(layer) else layer
+
+
+@jax.jit
+def _separate_layer(layer: Weights) -> Weights:
     separate = dict(layer)
     for name, parts in JOINED.items():
         if name in layer:

@@ -19,18 +19,28 @@ from jinfercept.models.rope import rotate
 class LlamaLayer(nnx.Module):
     """Attention, then the gated feed-forward network, each behind its norm and added to the stream."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, joined: bool) -> None:
+        self.config, self.joined = config, joined
         e, f = config.hidden_size, config.ffn_size
         h, k, d = config.num_heads, config.num_kv_heads, config.head_dim
         self.attn_norm = nnx.Param(jnp.zeros(e, dtype))
-        self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
-        self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
+        if joined:
+            self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
+            self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
+            self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
+        else:
+            self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
+            self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
+            self.v = nnx.Param(jnp.zeros((e, k, d), dtype))
+            self.q_bias = nnx.Param(jnp.zeros((h, d), dtype)) if config.qkv_bias else None
+            self.k_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
+            self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
+            self.gate = nnx.Param(jnp.zeros((e, f), dtype))
+            self.up = nnx.Param(jnp.zeros((e, f), dtype))
         self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
-        self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
 
     def __call__[KV](
@@ -39,16 +49,28 @@ class LlamaLayer(nnx.Module):
         eps, rope = self.config.norm_eps, self.config.rope
 
         y = rms_norm(x, self.attn_norm, eps)
-        q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
+        q, k, v = self._heads(y)
         q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         attended, kv = attend(q, k, v, kv)
         x = x + project("thd,hde->te", attended, self.o)
 
         y = rms_norm(x, self.ffn_norm, eps)
-        gate, up = project_each(y, self.gate_up).astype(jnp.float32)
-        y = (jax.nn.silu(gate) * up).astype(y.dtype)
+        if self.joined:
+            gate, up = project_each(y, self.gate_up)
+        else:
+            gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
+        y = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(y.dtype)
         return x + project("tf,fe->te", y, self.down), kv
+
+    def _heads(
+        self, y: Float[Array, "T E"]
+    ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
+        """Queries, keys and values."""
+        if self.joined:
+            return separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
+        k, v = project("te,ekd->tkd", y, self.k, self.k_bias), project("te,ekd->tkd", y, self.v, self.v_bias)
+        return project("te,ehd->thd", y, self.q, self.q_bias), k, v
 
 
 def _normed(x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float) -> Float[Array, "T H D"]:

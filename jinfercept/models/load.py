@@ -26,8 +26,8 @@ from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
-from jinfercept.models.joined_weights import abstract_separate_params, join_layer
-from jinfercept.models.model import Model, param_bytes, tied, untied
+from jinfercept.models.joined_weights import serve_layer
+from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
@@ -140,7 +140,7 @@ def _find(model: str | Path, *, weights: bool) -> Path:
 
 def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
     config, names = checkpoint.config, checkpoint.names
-    expected = untied(config, abstract_separate_params(config, dtype))
+    expected = untied(config, abstract_params(config, dtype, joined=False))
     wanted = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
     for i, layer in enumerate(expected.layers):
         wanted |= _stored(names.layer, layer, i)
@@ -156,8 +156,8 @@ def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
             for ours, shape in shapes.items()
         }
 
-    layers = tuple(  # one after the other: a layer is in memory twice while it is joined
-        jax.block_until_ready(join_layer(block(names.layer, layer, i))) for i, layer in enumerate(expected.layers)
+    layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
+        jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(expected.layers)
     )
     return tied(config, Params(block(names.embed, expected.embed), layers, block(names.head, expected.head)))
 

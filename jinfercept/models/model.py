@@ -5,7 +5,9 @@ The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the 
 `attend`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import jax
@@ -25,15 +27,22 @@ _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
 
 @dataclass(frozen=True)
 class Model:
-    """The functions of one model; call them under `jax.jit`. Equal and hashed by its config."""
+    """The functions of one model; call them under `jax.jit`. Equal and hashed by its fields.
+
+    Attributes:
+        config: of the model.
+        joined: whether the weights of the same rows are joined, see `joined_weights.py`.
+    """
 
     config: ModelConfig
+    joined: bool = field(default_factory=lambda: joins(), repr=False)
     _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
     _layer: nnx.GraphDef[LlamaLayer | GPTJLayer] = field(init=False, repr=False, compare=False)
     _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         layer, head = _BLOCKS[self.config.family]
+        layer = partial(layer, joined=self.joined)
         for name, block in (("_embed", Embed), ("_layer", layer), ("_head", head)):
             abstract = nnx.eval_shape(lambda block=block: block(self.config, jnp.float32))
             object.__setattr__(self, name, nnx.graphdef(abstract))
@@ -53,14 +62,26 @@ class Model:
         return nnx.merge(self._head, params)(x)
 
 
-def abstract_params(config: ModelConfig, dtype: DTypeLike) -> Params:
-    """The shapes and dtypes of the weights, for compiling and planning memory before they are loaded."""
+def joins() -> bool:
+    """Whether JAX's default backend computes faster with joined weights: a GPU does, for which every launch costs. On a CPU the
+    products of a layer run side by side while they are apart."""
+    return jax.default_backend() != "cpu"
 
-    def shapes(block: type[Embed | LlamaLayer | LlamaHead | GPTJLayer | GPTJHead]) -> Weights:
+
+def abstract_params(config: ModelConfig, dtype: DTypeLike, *, joined: bool | None = None) -> Params:
+    """The shapes and dtypes of the weights, for compiling and planning memory before they are loaded.
+
+    Args:
+        joined: as `Model` has it; by default that of JAX's default backend.
+    """
+    joined = joins() if joined is None else joined
+
+    def shapes(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> Weights:
         abstract = nnx.eval_shape(lambda: block(config, dtype))
         return cast(Weights, nnx.to_pure_dict(nnx.state(abstract)))
 
     layer, head = _BLOCKS[config.family]
+    layer = partial(layer, joined=joined)
     return tied(config, Params(shapes(Embed), (shapes(layer),) * config.num_layers, shapes(head)))
 
 

@@ -1,22 +1,25 @@
-"""Weights of the same rows are joined when they are loaded, and apart in checkpoints."""
+"""Weights of the same rows are joined where a GPU serves them, and apart in checkpoints and on a CPU."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.models.joined_weights import abstract_separate_params, join, separate
+from jinfercept.models.joined_weights import join_layer, separate
 from jinfercept.models.load import load
-from jinfercept.models.model import abstract_params
+from jinfercept.models.model import Model, abstract_params
+from tests.support.dense_model import logits
 from tests.support.tiny_model import GOLDEN
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "gptj"])
-def test_weights_apart_are_joined_and_come_apart_again(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "qwen3", "gptj"])
+def test_joined_weights_give_the_same_logits_and_come_apart_again(name: str) -> None:
     loaded = load(GOLDEN / name, dtype="float32")
-    apart = separate(loaded.params)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), apart)
-    assert shapes == abstract_separate_params(loaded.model.config, "float32")
-    assert {"q", "k", "v"} <= apart.layers[0].keys()
-    again = join(apart)
-    assert jax.tree.structure(again) == jax.tree.structure(abstract_params(loaded.model.config, "float32"))
-    jax.tree.map(np.testing.assert_array_equal, again, loaded.params)
+    config, apart = loaded.model.config, loaded.params
+    assert {"q", "k", "v"} <= apart.layers[0].keys(), "a CPU serves them apart"
+    joined = apart._replace(layers=tuple(map(join_layer, apart.layers)))
+    assert jax.tree.structure(joined) == jax.tree.structure(abstract_params(config, "float32", joined=True))
+    tokens = jnp.arange(3, 14)
+    expected = logits(loaded.model, apart, tokens)
+    np.testing.assert_allclose(logits(Model(config, joined=True), joined, tokens), expected, rtol=1e-4, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, separate(joined), apart)
