@@ -99,12 +99,19 @@ class Compiler:
         parts = [program, repr(sorted(options.items())), self._target, jax.__version__, self._source]
         path = self._kept / f"{hashlib.sha256('\0'.join(parts).encode()).hexdigest()}.json"
         if not path.exists():
-            facts = json.dumps(self._compiled(lowered, options))
+            facts = json.dumps(self._compiled_or_refused(lowered, options))
             self._kept.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._kept, delete=False) as file:
                 file.write(facts)
             os.replace(file.name, path)
         return json.loads(path.read_text())
+
+    def _compiled_or_refused(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Facts:
+        """What is read of an executable, or why the compiler refuses the program."""
+        try:
+            return self._compiled(lowered, options)
+        except jax.errors.JaxRuntimeError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
 
     def _compiled(self, lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> Facts:
         with tempfile.TemporaryDirectory() as folder:

@@ -97,6 +97,7 @@ def test_tokens_that_differ_are_wrong_unless_two_were_as_good_as_equal() -> None
     assert not same(called, Said(calls={0: {"id": "a", "name": "price", "arguments": '{"item": 1}'}}))
 
 
+@pytest.mark.slow
 def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert main(["--minutes", "0.05", "--clients", "5", "--json", str(out)]) == 0
