@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from jinfercept.grammar.constraint import TokenConstraint
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.grammars import END, ids
 from tests.support.json_schemas import closed_objects
 from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
@@ -37,41 +38,11 @@ NESTED: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"const": "here"}, {"type": "null"}]}},
 }
-END = 1
 VOCABULARIES = pytest.mark.parametrize(
     ("tokenizer", "vocab_size"),
     [(byte_level, VOCAB), (smollm2, 49152), (smollm2, 49217), (sentencepiece, 264), (sentencepiece, 300)],
     ids=["bytes", "smollm2", "smollm2, padded", "sentencepiece", "sentencepiece, padded"],
 )
-
-
-DEEP = """
-from tests.support.sample_tokenizers import VOCAB, byte_level
-from jinfercept.grammar.grammar import Grammars
-from jinfercept.structured_outputs import StructuredOutputsParams
-chain = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(700)}
-schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a700": {"type": "string"}}}
-Grammars(byte_level(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
-"""
-
-
-class FromTools(NamedTuple):
-    """The calls of a client's tools, in Lark."""
-
-    text: str
-
-    @property
-    def source(self) -> tuple[str, str]:
-        return "lark", self.text
-
-
-@pytest.fixture(scope="module")
-def byte_grammars() -> Grammars:
-    return Grammars(byte_level(), VOCAB)
-
-
-def ids(words: np.ndarray) -> list[int]:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
 def walk(constraint: TokenConstraint, tokenizer: Tokenizer, seed: int, end: frozenset[int], limit: int = 400) -> str:

@@ -5,9 +5,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 
 from jinfercept.errors import RequestError
@@ -15,9 +14,8 @@ from jinfercept.grammar.compiler import Vocabulary
 from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource
 from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.grammars import END, FromTools, ids
 from tests.support.sample_tokenizers import VOCAB, byte_level
-
-END = 1
 
 DEEP = """
 from tests.support.sample_tokenizers import VOCAB, byte_level
@@ -27,25 +25,6 @@ chain = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(700)}
 schema = {"$ref": "#/$defs/a0", "$defs": chain | {"a700": {"type": "string"}}}
 Grammars(byte_level(), VOCAB).compile(StructuredOutputsParams(json=schema)).constrain(frozenset({1})).allowed()
 """
-
-
-class FromTools(NamedTuple):
-    """The calls of a client's tools, in Lark."""
-
-    text: str
-
-    @property
-    def source(self) -> tuple[str, str]:
-        return "lark", self.text
-
-
-@pytest.fixture(scope="module")
-def byte_grammars() -> Grammars:
-    return Grammars(byte_level(), VOCAB)
-
-
-def ids(words: np.ndarray) -> list[int]:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
 def test_a_deep_chain_of_references_does_not_end_the_process() -> None:

@@ -5,28 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_server import END, MODEL, Running, prompt_of
+from tests.support.live_server import END, MODEL, Running
+from tests.support.price_chat import CALL, PEN, PRICE, QUESTION, says
 from tests.support.scripted_model import Scripted
-
-QUESTION: Any = [{"role": "user", "content": "How much is a lamp?"}]
-
-CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
-
-PEN = CALL.replace("lamp", "pen")
-
-PRICE: Any = {
-    "type": "function",
-    "function": {
-        "name": "price",
-        "description": "The price of an item.",
-        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
-    },
-}
-
-
-def says(scripted: Scripted, text: str, messages: Any = QUESTION, tools: Any = (), **options: Any) -> None:
-    """Have the model answer a conversation with a text."""
-    scripted.follow(prompt_of(scripted, messages, tools, **options) + text)
 
 
 def test_a_tool_is_called_by_the_client_and_its_result_is_read(served: Running, scripted: Scripted) -> None:

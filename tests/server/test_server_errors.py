@@ -16,19 +16,11 @@ from jinfercept.server.protocol import Body
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.tokens import DetokenizeBody, TokenizeBody
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import Running
 
-CHAT = "/v1/chat/completions"
-JSON = {"content-type": "application/json"}
 LONG = "x" * 70_000
 """More than the 65,536 characters that a prompt of a small model may have."""
-
-
-def shape(answer: Any) -> tuple[int, Any]:
-    """Status and code of an answer, whose body has to be an error object."""
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return answer.status_code, error["code"]
 
 
 @pytest.mark.parametrize(
@@ -151,13 +143,6 @@ def test_a_body_may_not_be_full_of_fields_that_nobody_knows(served: Running) -> 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": LONG}}
 TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
-SHORT: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/tokenize": {},
-    "/detokenize": {},
-}
 
 
 @pytest.mark.parametrize(

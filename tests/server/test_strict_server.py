@@ -9,26 +9,8 @@ from typing import Any
 import pytest
 
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import MODEL, Running, running, until
-
-CHAT = "/v1/chat/completions"
-
-JSON = {"content-type": "application/json"}
-
-SHORT: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/tokenize": {},
-    "/detokenize": {},
-}
-
-
-def shape(answer: Any) -> tuple[int, Any]:
-    """Status and code of an answer, whose body has to be an error object."""
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return answer.status_code, error["code"]
 
 
 def test_an_upgrade_that_nobody_needs_is_ignored(strict: Running) -> None:
