@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from jinfercept.cli.command import Entry, run_command_line
-from jinfercept.cli.options import Files, Maybe, Several, Switch, engine_flags
+from jinfercept.cli.options import HOSTS, Files, Maybe, Several, Switch, engine_flags
 from jinfercept.cli.session_flags import OutputFlags, OwnModel, ServerFlags, ShapeFlags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.config import EngineOptions
@@ -46,7 +46,7 @@ class Load:
         )
     )
     output: OutputFlags = field(default_factory=OutputFlags)
-    engine: Annotated[EngineOptions, engine_flags("seed")]
+    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
 
     def run(self) -> int:
         """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""

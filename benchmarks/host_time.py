@@ -2,9 +2,10 @@
 
 A small model with random weights decodes for every batch size, at pipeline depth 0 and 1 in turns. On a CPU the "device"
 competes with the host for the same cores, so what depth 1 can hide shows with a second runner too: it computes nothing and
-its results are there after the seconds given, as on a device of its own.
+its results are there after the seconds given, as on a device of its own. With `--devices 1 --devices 2`, the CPU is several
+devices that share the model too, all of which the host dispatches to.
 
-    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--device-ms 5] [--layers-per-step 1]
+    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--devices 1] [--device-ms 5] [--layers-per-step 1]
 """
 
 import argparse
@@ -13,10 +14,12 @@ import json
 import threading
 import time
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -229,6 +232,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, action="append", help="may be repeated (default: 1, 64, 256)")
+    parser.add_argument("--devices", type=int, action="append", choices=(1, 2), help="may be repeated (default: 1)")
     parser.add_argument("--device-ms", type=float, default=5.0, help="of the second runner's steps (default: 5)")
     parser.add_argument("--context", type=int, default=16, help="tokens of every prompt (default: 16)")
     parser.add_argument("--steps", type=int, default=90, help="steps to time (default: 90)")
@@ -238,8 +242,9 @@ def main() -> None:
     table = Table(box=None, pad_edge=False, title="µs per step")
     for name in ("device", "batch", "depth", *PARTS, "depth 0 : 1"):
         table.add_column(name, justify="left" if name == "device" else "right")
-    rows = []
-    for batch in options.batch or [1, 64, 256]:
+    rows, counts = [], sorted(set(options.devices or [1]))
+    jax.config.update("jax_num_cpu_devices", counts[-1])
+    for batch, num_devices in product(options.batch or [1, 64, 256], counts):
         with closing(
             set_up(
                 MODEL,
@@ -251,13 +256,15 @@ def main() -> None:
                 max_num_batched_tokens=max(batch, 128),
                 layers_per_step=options.layers_per_step,
                 swap_space=0,
+                tensor_parallel_size=num_devices,
             )
         ) as setup:
-            sleeping = Sleeping(1e-3 * options.device_ms, setup.machine.shape)
-            for name, device in (
-                ("this CPU", Real(setup.machine.runner)),
-                (f"sleeps {options.device_ms:g} ms", sleeping),
-            ):
+            runners: dict[str, WaitingRunner] = {
+                "this CPU" if num_devices == 1 else f"as {num_devices}": Real(setup.machine.runner)
+            }
+            if num_devices == counts[0]:
+                runners[f"sleeps {options.device_ms:g} ms"] = Sleeping(1e-3 * options.device_ms, setup.machine.shape)
+            for name, device in runners.items():
                 parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]
                 for depth, row in parts.items():

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from jinfercept.errors import ModelError as ModelError
     from jinfercept.errors import RequestError as RequestError
     from jinfercept.events import Arguments as Arguments
+    from jinfercept.events import Called as Called
     from jinfercept.events import CallEnded as CallEnded
     from jinfercept.events import CallStarted as CallStarted
     from jinfercept.events import Content as Content
     from jinfercept.events import Finished as Finished
     from jinfercept.events import Intercepted as Intercepted
+    from jinfercept.events import Interrupted as Interrupted
     from jinfercept.events import Reasoning as Reasoning
     from jinfercept.events import Resumed as Resumed
     from jinfercept.events import Token as Token
+    from jinfercept.intercept.call_markup import AsyncCalls as AsyncCalls
     from jinfercept.intercept.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.intercept.detector import StopStringDetector as StopStringDetector
     from jinfercept.intercept.format_detector import FormatDetector as FormatDetector
@@ -44,6 +47,7 @@ _HOMES = {
     "JinferceptError": "jinfercept.errors",
     "ModelError": "jinfercept.errors",
     "RequestError": "jinfercept.errors",
+    "AsyncCalls": "jinfercept.intercept.call_markup",
     "ScriptedDetector": "jinfercept.intercept.detector",
     "StopStringDetector": "jinfercept.intercept.detector",
     "FormatDetector": "jinfercept.intercept.format_detector",
@@ -51,6 +55,8 @@ _HOMES = {
     "TokenDetector": "jinfercept.intercept.pattern_detectors",
     "Finished": "jinfercept.events",
     "Intercepted": "jinfercept.events",
+    "Called": "jinfercept.events",
+    "Interrupted": "jinfercept.events",
     "Resumed": "jinfercept.events",
     "Token": "jinfercept.events",
     "Arguments": "jinfercept.events",

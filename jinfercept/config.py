@@ -31,11 +31,25 @@ class ModelOptions:
     load_format: LoadFormatChoice = option("auto", "dummy: random weights for a checkpoint's config")
     seed: int = option(0, "seed of random weights and of requests that bring none")
     max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
+    tensor_parallel_size: int | None = option(
+        None, "devices among which the model is cut; default: as many as `devices` names, else 1", "-tp"
+    )
+    devices: str | None = option(None, "indices of JAX's devices, with commas, such as 0,1; default: the first ones")
     generation_config: str = option(
         "auto",
         "defaults of sampling parameters; auto: of the checkpoint's generation_config.json; vllm: of the library; or a "
         "directory that has such a file",
     )
+
+    @property
+    def device_ids(self) -> tuple[int, ...] | None:
+        """The indices in `devices`. Raises `ConfigError` unless these are different whole numbers."""
+        if self.devices is None:
+            return None
+        words = [word.strip() for word in self.devices.split(",")]
+        if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+            raise ConfigError("devices are different indices", got=repr(self.devices), fix="such as 0 or 0,1")
+        return tuple(map(int, words))
 
 
 @dataclass(frozen=True)
@@ -101,9 +115,25 @@ class AdvancedOptions:
     )
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
+    joined_decode: bool = option(
+        True, "on a GPU, the attention kernel of decode steps also rotates queries and keys and writes keys and values"
+    )
     compilation_cache: bool = option(True, "keep compiled executables on disk for the next start")
     async_dispatch: bool = option(False, "on a GPU, XLA starts executables from a thread of its own: not measured yet")
     check_pages: bool = option(False, "assert after every step that no page is lost or owned twice")
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """One model over several processes, each with devices of its own; host 0 schedules and answers."""
+
+    coordinator: str | None = option(
+        None,
+        "HOST:PORT at which host 0 serves the others, there and at the next port; auto: as Slurm or Kubernetes says",
+    )
+    num_hosts: int | None = option(None, "processes of the model; default: as Slurm says")
+    host_id: int | None = option(None, "this process's number, from 0; default: as Slurm or Kubernetes says")
+    host_timeout: float = option(300.0, "seconds that hosts wait for each other at the start")
 
 
 class RestartOptions(TypedDict, total=False):
@@ -127,6 +157,8 @@ class LLMOptions(RestartOptions, total=False):
     load_format: LoadFormatChoice
     max_model_len: int | None
     generation_config: str
+    tensor_parallel_size: int | None
+    devices: str | None
     kv_tokens: int | None
     gpu_memory_utilization: float
     page_size: int
@@ -136,8 +168,13 @@ class LLMOptions(RestartOptions, total=False):
     transfer_parts: int
     staging_pages: int
     attention: AttentionChoice
+    joined_decode: bool
     compilation_cache: bool
     async_dispatch: bool
+    coordinator: str | None
+    num_hosts: int | None
+    host_id: int | None
+    host_timeout: float
 
 
 class EngineOptions(LLMOptions, total=False):
@@ -155,6 +192,7 @@ class EngineConfig:
     cache: CacheOptions
     scheduling: SchedulingOptions
     advanced: AdvancedOptions
+    hosts: HostOptions
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -181,10 +219,14 @@ class EngineConfig:
             ("kv_tokens", cache.kv_tokens, cache.page_size),
             ("swap_space", cache.swap_space, 0),
             ("max_model_len", self.model.max_model_len, 2),
+            ("tensor_parallel_size", self.model.tensor_parallel_size, 1),
             ("max_num_seqs", scheduling.max_num_seqs, 1),
             ("max_chunk_tokens", scheduling.max_chunk_tokens, 1),
             ("layers_per_step", advanced.layers_per_step, 1),
             ("transfer_parts", advanced.transfer_parts, 1),
+            ("num_hosts", self.hosts.num_hosts, 1),
+            ("host_id", self.hosts.host_id, 0),
+            ("host_timeout", self.hosts.host_timeout, 0),
         ):
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
@@ -197,6 +239,13 @@ class EngineConfig:
                 "a step has to hold a token of every running sequence",
                 got=f"max_num_batched_tokens={scheduling.max_num_batched_tokens}, max_num_seqs={scheduling.max_num_seqs}",
                 fix="raise the first or lower the second",
+            )
+        ids, size = self.model.device_ids, self.model.tensor_parallel_size
+        if ids is not None and size not in (None, len(ids)):
+            raise ConfigError(
+                "tensor_parallel_size is another number than that of devices",
+                got=f"{size} and devices={self.model.devices}",
+                fix="leave one of them out",
             )
         if advanced.staging_pages not in (1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jinfercept.request import Call, Logprob, RequestOutput, Result
+from jinfercept.request import Call, Interrupt, Logprob, RequestOutput, Result
 
 
 class Token(NamedTuple):
@@ -46,6 +46,30 @@ class Resumed:
 
     request_id: str
     results: tuple[Result, ...]
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The request has written an asynchronous call, and goes on."""
+
+    request_id: str
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Results of asynchronous calls were appended to a request that goes on. Those that a trap waits for are in `Resumed`.
+
+    Attributes:
+        interrupts: the calls with their results.
+        token_ids: the tokens that were appended to the request.
+        text: their text, as far as it is certain.
+    """
+
+    request_id: str
+    interrupts: tuple[Interrupt, ...]
     token_ids: tuple[int, ...]
     text: str
 
@@ -116,6 +140,6 @@ class CallEnded:
     request_id: str = ""
 
 
-Event = Token | Intercepted | Resumed | Finished
+Event = Token | Called | Interrupted | Intercepted | Resumed | Finished
 Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
 StreamEvent = Event | Piece

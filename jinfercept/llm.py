@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, final
 
+from jax.sharding import Mesh
+
 from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_conversation, make_chats
 from jinfercept.chat.function_tools import ChatToolLike
 from jinfercept.chat.messages import Message
@@ -19,6 +21,7 @@ from jinfercept.engine.streaming import Stream, serve
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.events import Event, StreamEvent
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Detector, Request, RequestOutput, Tool
@@ -44,6 +47,9 @@ class LLM:
     `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION`, `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` and, with `async_dispatch`,
     `PJRT_GPU_ENABLE_ASYNC_DISPATCH`; and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
 
+    One of several hosts (`coordinator`, `num_hosts`, `host_id`) is an `LLM` on host 0 alone. On another one the constructor
+    executes what host 0 plans, and raises `SystemExit` when that one closes its `LLM`. If a host is lost, all processes end.
+
     Args:
         model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`
             whose weights are in `params`, or an `EngineSetup`, without any other argument.
@@ -51,6 +57,8 @@ class LLM:
         tokenizer: instead of the one beside the weights.
         policy: instead of one by name; see `sched.policy`.
         profile: what steps and transfers cost, instead of one by name or a measurement.
+        mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
+            `devices`; `params` that lie there as the model is cut are not copied.
         progress: called with (what, done, total) while starting.
         options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
 
@@ -73,10 +81,18 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         policy: Policy | str | None = None,
         profile: Profile | str | Path | None = None,
+        mesh: Mesh | None = None,
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        given = {"params": params, "tokenizer": tokenizer, "policy": policy, "profile": profile, **options}
+        given = {
+            "params": params,
+            "tokenizer": tokenizer,
+            "policy": policy,
+            "profile": profile,
+            "mesh": mesh,
+            **options,
+        }
         if not isinstance(model, EngineSetup):
             model = set_up(model, progress=progress or silent, **given)  # pyright: ignore[reportArgumentType] # as declared
         elif any(value is not None for value in given.values()):
@@ -168,6 +184,7 @@ class LLM:
         *,
         tools: Iterable[Tool] = (),
         detector: Detector | Iterable[Detector | None] | None = None,
+        async_calls: AsyncCalls | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> list[RequestOutput]:
         """Serve prompts together, to the end.
@@ -178,6 +195,9 @@ class LLM:
             tools: what the model may call; those with a `start` text are found in what it writes. A tool may use this LLM:
                 its requests are batched with all others.
             detector: finds calls in another way; one for all, or one for each.
+            async_calls: tools without a `start` text are called in context markup language, with their declared arguments;
+                by default if one of them has `calls="async"`. The model goes on while they run, and reads their results as
+                interrupts.
             on_event: called with tokens, calls, results and ends as they happen.
 
         Returns:
@@ -188,9 +208,8 @@ class LLM:
             EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
                 request alone (its detector or its grammar raises) is no exception: its finish reason is "error".
         """
-        return serve(
-            self.engine.thread, self.make_requests(prompts, sampling_params, tools, detector), on_event=on_event
-        )
+        requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        return serve(self.engine.thread, requests, on_event=on_event)
 
     async def agenerate(
         self,
@@ -199,9 +218,11 @@ class LLM:
         *,
         tools: Iterable[Tool] = (),
         detector: Detector | Iterable[Detector | None] | None = None,
+        async_calls: AsyncCalls | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
-        return await aserve(self.engine.thread, self.make_requests(prompts, sampling_params, tools, detector))
+        requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
+        return await aserve(self.engine.thread, requests)
 
     def chat(
         self,
@@ -255,6 +276,7 @@ class LLM:
         *,
         tools: Iterable[Any] = (),
         detector: Detector | None = None,
+        async_calls: AsyncCalls | None = None,
         **options: Unpack[ChatOptions],
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
@@ -262,8 +284,9 @@ class LLM:
         It starts now and runs whether or not events are read; closing or dropping the iterator aborts it.
 
         Returns:
-            `Token`, `Intercepted`, `Resumed` and last `Finished`; in a chat also `Content`, what a person sees, `Reasoning`
-            before it, and `CallStarted`, `Arguments` and `CallEnded` as a call is written (`Token.text` has the markup too).
+            `Token`, `Intercepted`, `Resumed` and last `Finished`, of asynchronous calls `Called` and `Interrupted` too; in a
+            chat also `Content`, what a person sees, `Reasoning` before it, and `CallStarted`, `Arguments` and `CallEnded` as a
+            call is written (`Token.text` has the markup too).
             With `n` outputs, a `Finished` for each; all events say by `request_id` to which they belong.
 
         Raises:
@@ -271,7 +294,8 @@ class LLM:
             EngineError: where the iteration would end, if a step of the engine failed; the requests that were lost have their
                 `Finished` with finish reason "error" before.
         """
-        return Stream(self.engine.thread, *self._either(prompt, sampling_params, tools, detector, options))
+        chats = self._either(prompt, sampling_params, tools, detector, async_calls, options)
+        return Stream(self.engine.thread, *chats)
 
     def astream(
         self,
@@ -280,10 +304,12 @@ class LLM:
         *,
         tools: Iterable[Any] = (),
         detector: Detector | None = None,
+        async_calls: AsyncCalls | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncStream:
         """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
-        return AsyncStream(self.engine.thread, *self._either(prompt, sampling_params, tools, detector, options))
+        chats = self._either(prompt, sampling_params, tools, detector, async_calls, options)
+        return AsyncStream(self.engine.thread, *chats)
 
     def make_requests(
         self,
@@ -293,18 +319,20 @@ class LLM:
         detector: Any,
         ids: Iterable[str] | None = None,
         tenant: str = "",
+        async_calls: AsyncCalls | None = None,
     ) -> list[Request]:
         """What `generate` serves, not submitted; several of a prompt with `n` outputs. From any thread.
 
         Args:
             ids: names for them, one for each prompt; made up by default.
             tenant: whose grammars they are.
+            async_calls: see `generate`.
         """
         params = self.get_default_sampling_params() if params is None else params
         self.engine.thread.check_process()  # in a forked child a tokenizer may hang
         grammars = self.grammars and self.grammars.of(tenant)
-        requests = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars)
-        return [fork for request in requests for fork in forks(request)]
+        made = make_requests(ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
+        return [fork for request in made for fork in forks(request)]
 
     def make_chats(
         self,
@@ -327,7 +355,9 @@ class LLM:
         grammars = self.grammars and self.grammars.of(tenant)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
 
-    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
+    def _either(
+        self, prompt: Any, params: Any, tools: Any, detector: Any, async_calls: AsyncCalls | None, options: ChatOptions
+    ) -> Chats:
         """A single prompt or a single conversation."""
         if is_conversation(prompt):
             if detector is not None:
@@ -335,7 +365,7 @@ class LLM:
             return self.make_chats([prompt], params, tools, options)
         if options:
             raise RequestError("options of a chat need messages", got=", ".join(options), fix="leave them out")
-        return Chats(self.make_requests([prompt], params, tools, detector), {})
+        return Chats(self.make_requests([prompt], params, tools, detector, async_calls=async_calls), {})
 
     def close(self) -> None:
         """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""

@@ -2,13 +2,19 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams as SamplingParams
 
+if TYPE_CHECKING:
+    from jinfercept.engine.protocols import CallMarkup
+
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
+
+CallMode = Literal["sync", "parallel", "async"]
+"""When a call runs that is written in context markup language, see `AsyncCalls`."""
 
 READER = "<reader>"
 """Name under which the time from an answer to its follow-up is learned, beside the names of tools. No tool has it."""
@@ -69,6 +75,7 @@ class Tool:
         result: how the returned text is put into the stream; `{}` is the text.
         timeout_s: seconds after which the result is that the tool timed out.
         max_result_tokens: tokens of the longest result; a longer one is cut, and its text says so.
+        calls: when its calls in markup run; None: as `AsyncCalls` says. In a chat, "async" calls return futures.
     """
 
     function: Callable[..., object | Awaitable[object]]
@@ -78,6 +85,7 @@ class Tool:
     result: str = "{}"
     timeout_s: float = 60.0
     max_result_tokens: int = 1024
+    calls: CallMode | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -104,6 +112,8 @@ class Tool:
                 got=repr(self.max_result_tokens),
                 fix="a whole number from 1",
             )
+        if self.calls not in (None, "sync", "parallel", "async"):
+            raise RequestError(f"calls of tool {self.name!r}", got=repr(self.calls), fix="sync, parallel or async")
 
 
 class Watch(Protocol):
@@ -212,6 +222,7 @@ class Request:
         grammar: `params.structured_outputs`, compiled, or the grammar of a turn that has to call. The text continues after a
             call; if the call ended it, another text begins. The request ends where nothing more can follow; one with a detector
             draws an end token there, which may end a call.
+        markup: finds asynchronous calls, and writes their results; None if the request makes none.
         render: writes the results of calls; None: each as its tool's `result` says.
         leader: id of a request with the same prompt that was submitted before; this one starts once that prompt is computed.
         follow_up: hint that another request will extend this one's context; None if none is expected.
@@ -234,6 +245,7 @@ class Request:
     follows: str | None = None
     priority: int = 0
     tenant: str = ""
+    markup: "CallMarkup | None" = None
 
 
 class ContextUse(NamedTuple):
@@ -269,6 +281,20 @@ class Interception:
     context: ContextUse | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The result of an asynchronous call in a request's tokens.
+
+    Attributes:
+        call: the call; one without a name where the request's markup called nothing, which the result explains.
+        span: the interrupt in the request's `token_ids`.
+    """
+
+    call: Call
+    result: Result
+    span: tuple[int, int]
+
+
 class Logprob(NamedTuple):
     """The log probability of a token, by the model's own logits.
 
@@ -296,6 +322,8 @@ class CompletionOutput:
         stop_reason: the stop string or token id that matched, or the error.
         num_generated: tokens that the model generated.
         interceptions: every pause, in order.
+        interrupts: the results of asynchronous calls, in order.
+        cancelled: asynchronous calls whose results the model did not read, since the request ended.
         logprobs: if asked for, of every one of `token_ids` the token's own and the likeliest ones'; None for tokens that tools
             returned.
         messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a
@@ -313,6 +341,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob] | None] | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
     cumulative_logprob: float | None = None
+    interrupts: tuple[Interrupt, ...] = ()
+    cancelled: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

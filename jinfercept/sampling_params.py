@@ -61,6 +61,8 @@ class SamplingParams:
         logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
             model's own logits, before anything above.
         prompt_logprobs: the same for the tokens of the prompt, which is then computed whole: no cached pages are used.
+        forced_output_ids: tokens that are generated whatever the model says, from the first one on; it says what follows them.
+            For tests and measurements: ends, calls and log probabilities are those of tokens that the model had chosen.
     """
 
     temperature: float = 1.0
@@ -86,6 +88,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    forced_output_ids: tuple[int, ...] | list[int] = ()
 
     def __post_init__(self) -> None:
         self._check_ends()
@@ -154,6 +157,11 @@ class SamplingParams:
                     "allowed_token_ids is a list of token ids", got=repr(allowed)[:80], fix="give at least one"
                 )
             object.__setattr__(self, "allowed_token_ids", tuple(allowed))
+        if not _is_ids(self.forced_output_ids):
+            raise RequestError(
+                "forced_output_ids is a list of token ids", got=repr(self.forced_output_ids)[:80], fix="leave it out"
+            )
+        object.__setattr__(self, "forced_output_ids", tuple(self.forced_output_ids))
         words = self.bad_words or ()
         if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
             raise RequestError("bad_words is a list of texts", got=repr(words)[:80], fix="none of them empty")
@@ -176,7 +184,7 @@ class SamplingParams:
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises `RequestError` if the parameters name tokens that the model does not have, or leave none to draw."""
     allowed, bad = params.allowed_token_ids or (), params.bad_words_token_ids or ()
-    named = chain(params.logit_bias or (), allowed, params.stop_token_ids or (), *bad)
+    named = chain(params.logit_bias or (), allowed, params.stop_token_ids or (), params.forced_output_ids, *bad)
     wrong = next((token for token in named if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError(

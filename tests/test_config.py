@@ -52,7 +52,7 @@ def test_every_option_is_a_flag_in_its_group(capsys: pytest.CaptureFixture[str])
         parsed("--help")
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     places = [shown.index(f"{name} options") for name in GROUPS]
-    assert list(GROUPS) == ["model", "cache", "scheduling", "advanced"]
+    assert list(GROUPS) == ["model", "cache", "scheduling", "advanced", "hosts"]
     assert places == sorted(places)
     for group, begin, end in zip(GROUPS.values(), places, [*places[1:], None], strict=True):
         for field in fields(group):
@@ -82,7 +82,7 @@ def test_every_flag_arrives_in_its_group_with_its_type(name: str) -> None:
     flag, kind, default = f"--{name.replace('_', '-')}", without_none(HINTS[name]), OPTIONS[name].default
     samples = {int: 1, float: 0.5, bool: not default, str: "word"}
     sample = samples[kind] if kind in samples else get_args(kind)[0]
-    value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64}.get(name, sample)
+    value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64, "devices": "3"}.get(name, sample)
     arguments = ([flag] if value else ["--no-" + flag[2:]]) if kind is bool else [flag, str(value)]
     assert parsed(*arguments) == {name: value}
     groups = asdict(EngineConfig.from_options(parsed(*arguments))).values()
@@ -93,6 +93,8 @@ def test_every_flag_arrives_in_its_group_with_its_type(name: str) -> None:
     ("arguments", "options"),
     [
         (["--block-size", "32"], {"page_size": 32}),
+        (["-tp", "2"], {"tensor_parallel_size": 2}),
+        (["-tp=2"], {"tensor_parallel_size": 2}),
         (["--enable-chunked-prefill"], {"chunked_prefill": True}),
         (["--no-enable-chunked-prefill"], {"chunked_prefill": False}),
         (["--no-chunked-prefill"], {"chunked_prefill": False}),
@@ -130,6 +132,7 @@ def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
         ("max_num_seqs", 0, 1),
         ("max_chunk_tokens", 0, 1),
         ("layers_per_step", -3, 1),
+        ("tensor_parallel_size", 0, 1),
     ],
 )
 def test_a_value_that_is_too_small_is_refused_with_the_least_that_works(name: str, value: float, least: int) -> None:

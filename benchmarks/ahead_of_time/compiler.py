@@ -18,9 +18,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
+from jinfercept.models.parallel import AXIS
+from jinfercept.models.sharding import partition_specs
 from jinfercept.pallas.layout import KVPages, kv_shape
 from jinfercept.runner.executables import COMPILER_OPTIONS
+from jinfercept.runner.page_arrays import PAGES_SPEC
 from jinfercept.runner.runner import RunnerShape, add_steps
 
 TARGETS = Path(__file__).parent / "targets"
@@ -38,23 +42,29 @@ class Compiler:
         read: reads an executable.
         source: the text of the programs that read: other programs read anew.
         dumped: options with which XLA dumps what `read` needs.
+        num_devices: of one machine, in a line.
     """
 
     def __init__(
-        self, gpu: str, generation: str, read: Read, source: str, dumped: Mapping[str, Any] | None = None
+        self,
+        gpu: str,
+        generation: str,
+        read: Read,
+        source: str,
+        dumped: Mapping[str, Any] | None = None,
+        num_devices: int = 1,
     ) -> None:
         target = (TARGETS / f"{gpu}.txtpb").read_text()
-        topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
-        self.mesh: Mesh = topologies.make_mesh(topology, (1,), ("device",))
-        self._home = NamedSharding(self.mesh, PartitionSpec())
+        topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{num_devices}")
+        self.mesh: Mesh = topologies.make_mesh(topology, (num_devices,), (AXIS,))
         self._target, self._read, self._source, self._dumped = f"{generation} {target}", read, source, dumped or {}
         self._kept = Path(os.environ["AOT_RESULTS"])
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._pending: dict[str, Future[Facts]] = {}
 
-    def shape(self, dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        """The shape of an array on that GPU."""
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=self._home)
+    def shape(self, dims: tuple[int, ...], dtype: Any, spec: PartitionSpec = EVERYWHERE) -> jax.ShapeDtypeStruct:
+        """The shape of an array on these GPUs, and how they cut it."""
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(self.mesh, spec))
 
     def add(
         self,
@@ -123,16 +133,18 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     """Add every executable of a runner but the transfers, with abstract weights in bfloat16.
 
     Args:
-        compiler: a `Compiler`, or what adds to one.
+        compiler: a `Compiler`, or what adds to one. Its GPUs cut weights and pages.
 
     Returns:
         The layers' pages, for transfers.
     """
+    model = Model(config, joined=True).on_devices(compiler.mesh.size)
+    params = abstract_params(model.config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size)
     params = jax.tree.map(
-        lambda leaf: compiler.shape(leaf.shape, leaf.dtype), abstract_params(config, jnp.bfloat16, joined=True)
+        lambda leaf, spec: compiler.shape(leaf.shape, leaf.dtype, spec), params, partition_specs(params)
     )
-    pool = kv_shape(shape.num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim)
-    layers = (compiler.shape(pool, jnp.bfloat16),) * config.num_layers
+    pool = kv_shape(shape.num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim)
+    layers = (compiler.shape(pool, jnp.bfloat16, PAGES_SPEC),) * config.num_layers
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, Model(config, joined=True), shape, attention, params, layers)
+        add_steps(compiler, model, shape, attention, params, layers)
     return layers

@@ -28,6 +28,8 @@ class Assumptions:
     tensor_reach: float
     attention_reach: float
     attention_without_wide_loads: float
+    peer_rate: float
+    collective_latency: float
     memory_latency: float
     cache_latency: float
     loads_in_flight: float

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import broken, budgets
-from benchmarks.gpu_bill.cases import MODELS, NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
+from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device
 from benchmarks.gpu_bill.multiprocessor import multiprocessor
@@ -27,6 +27,7 @@ from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, document, terminal
 from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
+from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
 from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
@@ -35,6 +36,8 @@ from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.sizing import buckets
 
 GENERATION = "cuda13"
+type Devices = Mapping[tuple[str, int], Device]
+"""By GPU, and how many of them share a model."""
 
 
 def gpu_bill(*, full: bool, sample: bool, check: bool, out: str | None) -> int:
@@ -81,14 +84,15 @@ def _by_row(bill: dict[str, Any]) -> str:
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
     """The bill of these cases, ready for JSON."""
     readings = sorted(_readings(cases), key=lambda one: (cases.index(one.case), one.key[0] != "layers", one.key))
-    devices = {gpu: Device(multiprocessor(gpu), assumed(gpu)) for gpu in {case.gpu for case in cases}}
+    kinds = {(case.gpu, case.num_devices) for case in cases}
+    devices = {(gpu, count): Device(multiprocessor(gpu), assumed(gpu), count) for gpu, count in kinds}
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
-        "executables": [executable_row(one, devices[one.case.gpu].assumed) for one in readings],
-        "kernels": [row for one in readings for row in kernel_rows(one, devices[one.case.gpu])],
+        "executables": [executable_row(one, _device(devices, one.case).assumed) for one in readings],
+        "kernels": [row for one in readings for row in kernel_rows(one, _device(devices, one.case))],
         "steps": list(_steps(readings, devices)),
         "assumptions": [found._asdict() for found in listed()],
     }
@@ -100,19 +104,19 @@ def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
     return buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens, "gpu")
 
 
-def model_bytes(name: str) -> ModelBytes:
-    """The sizes of a model of the bill."""
-    config = MODELS[name]
+def model_bytes(case: Case) -> ModelBytes:
+    """The sizes of a case's model, or of a GPU's part of it."""
+    config = serving_config(case.config, case.num_devices)
     shapes = abstract_params(config, jnp.bfloat16)
-    weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head)))
+    weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head))) // case.num_devices
     tiles = choose_tiles(
         config.head_dim, config.num_heads // config.num_kv_heads, 2, HOPPER, 1
     )  # decode tiles are alike
     return ModelBytes(
         weights=weights,
-        kv_per_token=kv_bytes_per_token(config, jnp.bfloat16),
+        kv_per_token=kv_bytes_per_token(config, jnp.bfloat16) // case.num_devices,
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=config.num_kv_heads // case.num_devices,
         layers_per_call=max(candidates(config.num_layers)),
         tile_tokens=tiles.decode.tokens,
     )
@@ -152,21 +156,24 @@ def _lines(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise RuntimeError(f"the program that compiles failed: {said.read()[-4000:]}")
 
 
-def _steps(readings: Sequence[Reading], devices: dict[str, Device]) -> Iterator[dict[str, Any]]:
+def _device(devices: Devices, case: Case) -> Device:
+    return devices[case.gpu, case.num_devices]
+
+
+def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, Any]]:
     """Predicted steps, of the buckets that fit the rows best and of those of an engine's defaults."""
     by_case: dict[Case, list[Reading]] = {}
     for one in readings:
         by_case.setdefault(one.case._replace(transfers=False), []).append(one)
-    families = dict.fromkeys((case.gpu, case.model, case.triton_products) for case in by_case)
-    for gpu, model, triton in families:
-        mine = [case for case in by_case if (case.gpu, case.model, case.triton_products) == (gpu, model, triton)]
+    for mine in _families(by_case):
         for rows, context in STEPS:
             for is_default, case in _cases_of(mine, rows):
                 found = _with_shared(by_case[case], by_case.get(case._replace(triton_products=False), []))
-                step = predict(found, devices[gpu], model_bytes(model), rows, context)
+                step = predict(found, _device(devices, case), model_bytes(case), rows, context)
                 yield {
-                    "gpu": gpu,
-                    "model": model,
+                    "gpu": case.gpu,
+                    "num_devices": case.num_devices,
+                    "model": case.model,
                     "library": case.library,
                     "rows": rows,
                     "context": context,
@@ -174,6 +181,14 @@ def _steps(readings: Sequence[Reading], devices: dict[str, Device]) -> Iterator[
                     "default_buckets": is_default,
                     **step.row(),
                 }
+
+
+def _families(cases: Iterable[Case]) -> list[list[Case]]:
+    """The cases that differ in their buckets alone, together."""
+    families: dict[Case, list[Case]] = {}
+    for case in cases:
+        families.setdefault(case._replace(bucket=0, max_num_seqs=0), []).append(case)
+    return list(families.values())
 
 
 def _with_shared(mine: Sequence[Reading], others: Sequence[Reading]) -> list[Reading]:

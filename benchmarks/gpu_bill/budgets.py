@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parent / "budgets.toml"
-CONDITIONS = ("kind", "model", "bucket", "library")
+CONDITIONS = ("kind", "model", "bucket", "library", "decode_only")
 
 
 def budgets() -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]
     limits = list(limits)
     found = list[str]()
     for row in rows:
-        title = f"{row['gpu']} {row['model']} {row['executable']} with {row['library']}"
+        title = f"{row['num_devices']} × {row['gpu']} {row['model']} {row['executable']} with {row['library']}"
         if row.get("error"):
             found.append(f"{title}: {row['error']}")
             continue
@@ -31,6 +31,7 @@ def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]
 
 def _limits(row: Mapping[str, Any], limits: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers that hold for a row."""
+    row = {**row, "decode_only": row["executable"].startswith("decode ")}
     chosen: dict[str, float] = {}
     for limit in limits:
         if all(limit[name] == row[name] for name in CONDITIONS if name in limit):

@@ -17,7 +17,10 @@ QWEN3_8B = replace(
     max_position=40_960,
     qk_norm=True,
 )
+LLAMA_3_70B = replace(LLAMA_3_8B, hidden_size=8192, num_layers=80, num_heads=64, ffn_size=28_672)
 MODELS: dict[str, ModelConfig] = {"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B, "qwen3-8b": QWEN3_8B}
+CUT_MODELS: dict[str, ModelConfig] = {"llama-3-70b": LLAMA_3_70B}
+"""Models that one GPU does not hold."""
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
 STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000))
@@ -25,6 +28,8 @@ STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000))
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
 TRITON_ROWS = (1, 64, 256)
 """Rows of Llama-3-8B that the default set compiles with Triton products too."""
+CUT_AMONG = (("h100", 4), ("a100", 8))
+"""GPUs, and how many of them, that share a model of `CUT_MODELS`."""
 NUM_LAYERS = 2
 """Of the executables of layers: all layers are alike. One more layer adds what one adds here, but what a group shares is
 shared by more in an engine."""
@@ -39,6 +44,7 @@ class Case(NamedTuple):
         max_num_seqs: sequence slots, which bound the rows that are sampled.
         triton_products: whether XLA may multiply by Triton kernels (`xla_gpu_enable_triton_gemm`), or by cuBLAS alone.
         transfers: whether the model's transfers are compiled too; once is enough.
+        num_devices: GPUs of one machine that cut weights and pages.
     """
 
     gpu: str
@@ -47,6 +53,12 @@ class Case(NamedTuple):
     max_num_seqs: int
     triton_products: bool = False
     transfers: bool = False
+    num_devices: int = 1
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model."""
+        return (MODELS | CUT_MODELS)[self.model]
 
     @property
     def library(self) -> str:
@@ -55,9 +67,10 @@ class Case(NamedTuple):
 
 
 def default_cases() -> list[Case]:
-    """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some."""
+    """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
+    cases += [Case(gpu, "llama-3-70b", 64, 64, transfers=True, num_devices=count) for gpu, count in CUT_AMONG]
     return cases + _of("a100", "llama-3-8b", (1, 64, 256), False)
 
 

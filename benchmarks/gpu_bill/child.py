@@ -10,13 +10,14 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner
-from benchmarks.gpu_bill.cases import MAX_MODEL_LEN, MODELS, NUM_PAGES, PAGE_SIZE, Case
+from benchmarks.gpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
@@ -72,7 +73,7 @@ def _described(thunk: Thunk, program: Program) -> dict[str, Any]:
 
 def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
     """Add the executables of a case."""
-    config = replace(MODELS[case.model], num_layers=num_layers)
+    config = replace(case.config, num_layers=num_layers)
     shape = RunnerShape(
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
@@ -93,15 +94,17 @@ def main() -> None:
     lines, done = sys.stdout, 0
     with redirect_stdout(sys.stderr):
         reading = partial(read, asked["ptxas"], asked["nvdisasm"])
-        compiler = Compiler(asked["gpu"], asked["generation"], reading, SOURCE, DUMPED)
+        counts = dict.fromkeys(case.num_devices for case in cases)
+        compilers = {n: Compiler(asked["gpu"], asked["generation"], reading, SOURCE, DUMPED, n) for n in counts}
         for case in cases:
-            add_case(compiler, case, asked["num_layers"])
-        for title, facts in compiler.finished():
+            add_case(compilers[case.num_devices], case, asked["num_layers"])
+        total = sum(map(len, compilers.values()))
+        for title, facts in chain.from_iterable(compiler.finished() for compiler in compilers.values()):
             done += 1
             case, _, key = title.partition(SEPARATOR)
             line = {
                 "done": done,
-                "total": len(compiler),
+                "total": total,
                 "case": json.loads(case),
                 "key": json.loads(key),
                 "reading": facts,

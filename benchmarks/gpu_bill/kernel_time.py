@@ -7,15 +7,14 @@ of its threads allow (few blocks or narrow loads cannot fill the memory's latenc
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import numpy as np
 
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.multiprocessor import Multiprocessor
 from benchmarks.gpu_bill.reading import Launch
-from benchmarks.gpu_bill.thunks import MATRIX_LIBRARIES
-from jinfercept.pallas.layout import Batch
-from jinfercept.pallas.work_schedule import split_contexts
+from benchmarks.gpu_bill.thunks import COLLECTIVES, MATRIX_LIBRARIES
+from jinfercept.pallas.work_schedule import WorkCut, split_contexts
 
 NUMBER_BYTES = 2
 """Of weights and KV."""
@@ -40,17 +39,16 @@ class DecodeWork(NamedTuple):
 
     def blocks(self, slots: int) -> int:
         """Blocks with work, as the kernel's own schedule cuts the contexts for so many that run at once."""
-        none = jnp.zeros(0, jnp.int32)
-        contexts = jnp.full(self.rows, self.context, jnp.int32)
-        batch = Batch(none, none, none, none, contexts, none, jnp.int32(self.rows))
-        return self.kv_heads * int(split_contexts(batch, self.kv_heads, slots, self.tile_tokens).row_units[-1])
+        cut = WorkCut(self.kv_heads, slots, self.tile_tokens, chunk_queries=1)
+        return self.kv_heads * int(split_contexts(np.full(self.rows, self.context), cut).row_units[-1])
 
 
 class Device(NamedTuple):
-    """A GPU: its multiprocessors, and what is assumed of it."""
+    """A GPU: its multiprocessors, what is assumed of it, and how many of them share a model."""
 
     processors: Multiprocessor
     assumed: Assumptions
+    num_gpus: int = 1
 
     def blocks(self, launch: Launch, kernel: Kernel) -> int:
         """Blocks of a kernel that run at once on one multiprocessor."""
@@ -60,6 +58,10 @@ class Device(NamedTuple):
     def seconds(self, launch: Launch, kernel: Kernel | None, rows: int) -> float:
         """The time of a launch that is no attention, without the gap before it; `rows` of its products."""
         assumed, traffic = self.assumed, launch.traffic
+        if launch.thunk.kind in COLLECTIVES:  # in a ring every GPU sends each part once, and the sums once more
+            rounds = 2 if launch.thunk.kind == "kAllReduce" else 1
+            sent = rounds * traffic.made * (self.num_gpus - 1) / self.num_gpus
+            return assumed.collective_latency + sent / assumed.peer_rate
         moved = traffic.read + traffic.made
         bounds = [assumed.shortest_kernel, moved / (assumed.copy_rate * assumed.products_reach)]
         flops = traffic.weight * rows * 2 / NUMBER_BYTES

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
 from benchmarks.gpu_bill.reading import Launch, Reading
+from benchmarks.gpu_bill.thunks import COLLECTIVES
 
 OURS = "paged_"
 
 
 class ModelBytes(NamedTuple):
-    """A model's sizes that a step's time depends on; bytes in bfloat16.
+    """The sizes of a model, or of a GPU's part of it, that a step's time depends on; bytes in bfloat16.
 
     Attributes:
         weights: bytes of all layers and the head.
@@ -41,6 +42,7 @@ class Step:
         weights, kv: of the roofline; `compute` is what tensor cores take beyond these.
         products: of products beyond the weights' bytes: rates, padding to the bucket, missing tensor cores.
         attention: of decode attention beyond the KV's bytes.
+        collectives: of sums over the GPUs that share the model.
         others: of norms, rotations, KV writes, sampling and temporaries.
         launches: gaps between kernels.
         host: what the device waits for.
@@ -53,6 +55,7 @@ class Step:
     compute: float
     products: float
     attention: float
+    collectives: float
     others: float
     launches: float
     host: float
@@ -68,7 +71,8 @@ class Step:
     @property
     def seconds(self) -> float:
         """Seconds of the predicted step."""
-        return self.roofline + self.products + self.attention + self.others + self.launches + self.host
+        above = self.products + self.attention + self.collectives + self.others + self.launches + self.host
+        return self.roofline + above
 
     def row(self) -> dict[str, float]:
         """All numbers by name."""
@@ -85,6 +89,7 @@ class Sums:
 
     products: float = 0.0
     attention: float = 0.0
+    collectives: float = 0.0
     others: float = 0.0
     kernels: float = 0.0
     streamed: float = 0.0
@@ -115,12 +120,13 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
     memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
     compute_s = max(0.0, model.weights * rows / assumed.tensor_rate - sum(memory_s))
     launches = step.kernels * assumed.launch_gap
-    device_s = step.products + step.attention + step.others + launches
+    device_s = step.products + step.attention + step.collectives + step.others + launches
     return Step(
         *memory_s,
         compute_s,
         products=step.products - memory_s[0] - compute_s,
         attention=step.attention - memory_s[1],
+        collectives=step.collectives,
         others=step.others,
         launches=launches,
         host=_host_s(step, device, layers.graph_nodes * model.num_layers if groups > 1 else 0.0, device_s),
@@ -175,6 +181,8 @@ def _sums(reading: Reading, device: Device, bucket: int, work: DecodeWork) -> Su
         kernel = reading.kernels.get(launch.thunk.kernel)
         if launch.thunk.kernel in attends and kernel is not None:
             sums.attention += launch.turns * device.attention_s(launch, kernel, work)
+        elif launch.thunk.kind in COLLECTIVES:
+            sums.collectives += launch.turns * device.seconds(launch, kernel, rows)
         elif launch.traffic.weight:
             sums.products += launch.turns * device.seconds(launch, kernel, rows)
         else:

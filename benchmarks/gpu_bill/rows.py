@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.kernel_time import Device
 from benchmarks.gpu_bill.reading import SILENT, Launch, Reading
+from benchmarks.gpu_bill.thunks import COLLECTIVES
 
 Row = dict[str, Any]
 
@@ -23,6 +24,7 @@ def executable_row(reading: Reading, assumed: Assumptions) -> Row:
     return row | {
         "kernels": launched,
         "kernels_per_layer": launched / layers if layers else None,
+        "collectives": sum(launch.turns for launch in path if launch.thunk.kind in COLLECTIVES) / (layers or 1),
         "all_kernels": sum(thunk.kind not in SILENT for thunk in everything),
         "command_buffers": sum(thunk.kind == "kCommandBuffer" for thunk in everything),
         "conditionals": sum(thunk.kind == "kConditional" for thunk in everything),
@@ -66,7 +68,13 @@ def kernel_rows(reading: Reading, device: Device) -> list[Row]:
 
 def _named(reading: Reading) -> Row:
     case = reading.case
-    return {"gpu": case.gpu, "model": case.model, "bucket": case.bucket, "library": case.library}
+    return {
+        "gpu": case.gpu,
+        "num_devices": case.num_devices,
+        "model": case.model,
+        "bucket": case.bucket,
+        "library": case.library,
+    }
 
 
 def _traffic(path: Sequence[Launch]) -> tuple[float, float, float]:

@@ -32,12 +32,17 @@ def _kernels(row: Row) -> str:
     return f"{row['kernels']:g}" + ("" if row["all_kernels"] == row["kernels"] else f" of {row['all_kernels']}")
 
 
-CASE: Columns = {"GPU": _plain("gpu"), "model": _plain("model"), "products": _plain("library")}
+def _gpus(row: Row) -> str:
+    return row["gpu"] if row["num_devices"] == 1 else f"{row['num_devices']} × {row['gpu']}"
+
+
+CASE: Columns = {"GPU": _gpus, "model": _plain("model"), "products": _plain("library")}
 EXECUTABLES: Columns = {
     **CASE,
     "executable": _plain("executable"),
     "kernels": _kernels,
     "a layer": _plain("kernels_per_layer"),
+    "collectives (a layer)": _plain("collectives"),
     "command buffers": _plain("command_buffers"),
     "conditionals": _plain("conditionals"),
     "loops": _plain("loops"),
@@ -80,6 +85,7 @@ STEPS: Columns = {
     "compute": _ms("compute"),
     "+ products": _ms("products"),
     "+ attention": _ms("attention"),
+    "+ collectives": _ms("collectives"),
     "+ others": _ms("others"),
     "+ launches": _ms("launches"),
     "+ host": _ms("host"),

@@ -9,6 +9,7 @@ LINE = re.compile(r"^(\s*)(\d+): (k\w+)\s+\[[^\]]*\]\s*(.*)$")
 LABEL = re.compile(r"^\s*(\w+):\s*$")
 LAUNCH = re.compile(r"^(\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]\s+shared_memory: (\d+)")
 PLACE = re.compile(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)')
+COLLECTIVES = ("kAllReduce", "kAllGather", "kReduceScatter", "kAllToAll", "kCollectivePermute")
 MATRIX_LIBRARIES = ("kCublasLtMatmul", "kGemm", "kCuDnn")
 
 

@@ -2,12 +2,14 @@
 
 Rows of kernels: `check`, `heads`, `page_size`, `dtype`, `seed`, `error` (‖out − reference‖ / ‖reference‖), `limit`, `ok`.
 Slots that no query sees hold NaN, so that reading one shows. Rows of tokens: `model`, `policy`, `requests`, `different`,
-`tokens`, `copied_in_tokens`, `ok`; the same requests are served here and on the CPU, with scripted calls and a contended pool.
+`devices`, `tokens`, `copied_in_tokens`, `ok`; the same requests are served here and on the CPU, with scripted calls and a
+contended pool.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ import numpy as np
 from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
 from benchmarks.gpu_suite.sizes import HeadSizes, Row, Sizes
 from jinfercept.models.config import ModelConfig
-from jinfercept.pallas.attention import available, paged_attention
+from jinfercept.pallas.attention import Heads, available, cut_for, paged_attention, prepare
 from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.startup.start import set_up
@@ -38,6 +40,16 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         yield from _check_tokens(name, config, POLICIES)
 
 
+def device_rows(sizes: Sizes) -> Iterator[Row]:
+    """Models that 2, 4 and 8 GPUs share, as far as there are so many, against the CPU; a machine with one says so."""
+    counts = [count for count in (2, 4, 8) if count <= len(jax.devices())]
+    if not counts:
+        yield {"check": "tokens", "devices": len(jax.devices()), "note": "several devices need more than one"}
+    for (name, config), count in product(sizes.checked_models.items(), counts):
+        if config.num_heads % count == 0:
+            yield from _check_tokens(name, config, POLICIES, count)
+
+
 def memcheck_rows(sizes: Sizes) -> Iterator[Row]:
     """Few of the checks, for `compute-sanitizer`, which slows every kernel."""
     dtype, limit = list(sizes.checked_dtypes.items())[-1]
@@ -53,6 +65,8 @@ def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float, s
         run = jax.jit(partial(paged_attention, implementation=name))
         for seed in seeds:
             q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))
+            sizes = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
+            batch = prepare(batch, cut_for(sizes, dtype, implementation=name))
             expected = np.asarray(reference(*jax.device_put((_wide(q), _wide(pages), batch), cpu)))
             found = np.asarray(_wide(run(q, pages, batch)))
             error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
@@ -93,7 +107,7 @@ def _inputs(
     return random_queries(heads, batch.tokens.shape[0], dtype), jnp.asarray(pages, dtype), batch
 
 
-def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> Iterator[Row]:
+def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str], num_devices: int = 1) -> Iterator[Row]:
     from jinfercept.bench.replay import different, replay
     from jinfercept.models.dummy import random_params
     from jinfercept.models.model import Model
@@ -116,12 +130,14 @@ def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> It
     }
     flags |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "check_pages": True}
     here = jax.devices()[0]
-    with closing(set_up(Model(config), params=jax.device_put(params, cpu), attention="cpu", **flags)) as reference:
+    with jax.default_device(cpu):
+        setup_there = set_up(Model(config), params=params, attention="cpu", **flags)
+    with closing(setup_there) as reference:
         expected = replay(reference, "copy_ahead", requests, write, 30.0)
         with (
             nullcontext(reference)
-            if here == cpu
-            else closing(set_up(Model(config), params=jax.device_put(params, here), **flags))
+            if here == cpu and num_devices == 1
+            else closing(set_up(Model(config), params=params, tensor_parallel_size=num_devices, **flags))
         ) as setup:
             for policy in policies:
                 found = replay(setup, policy, requests, write, 30.0)
@@ -130,6 +146,7 @@ def _check_tokens(name: str, config: ModelConfig, policies: Sequence[str]) -> It
                     "check": "tokens",
                     "model": name,
                     "policy": policy,
+                    "devices": num_devices,
                     "requests": len(found.streams),
                     "different": wrong,
                     "tokens": sum(map(len, found.streams.values())),

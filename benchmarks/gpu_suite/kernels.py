@@ -20,10 +20,11 @@ from benchmarks.gpu_suite.attention_cases import random_pages, random_queries, s
 from benchmarks.gpu_suite.ceilings import copy_rate, matmul_rate
 from benchmarks.gpu_suite.sizes import MIB, AttentionCase, Row, Sizes
 from benchmarks.gpu_suite.timing import RunTiming, timed
-from jinfercept.pallas.attention import available, paged_attention
-from jinfercept.pallas.layout import Batch, KVPages
-from jinfercept.pallas.tiles import Tile
-from jinfercept.pallas.triton_attention import Heads, compute_capability, paged_attention_triton, tiles_for
+from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
+from jinfercept.pallas.layout import KVPages
+from jinfercept.pallas.tiles import Tile, Tiles
+from jinfercept.pallas.triton_attention import Heads, compute_capability, paged_attention_triton, tiles_for, work_cut
+from jinfercept.pallas.work_schedule import WorkCut
 
 BEYOND_CACHE_BYTES = 512 * MIB
 MOST_INPUTS = 128
@@ -43,14 +44,15 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             pages, drawn = random_pages(case.heads, _num_pages(sizes, case), sizes.page_size, sizes.dtype), case.heads
         assert pages is not None
         candidates: dict[str, Callable[[Sizes, AttentionCase], RunTiming]] = {
-            name: partial(_time_ours, _attend_by(name, case), pages)
+            name: partial(_time_ours, _attend_by(name, case), _cut_by(name, case, sizes), pages)
             for name in available(sizes.dtype, sizes.dtype, case.heads.dim, sizes.page_size)
             if name != "mosaic" or case.chunk > 1  # which decodes by the Triton kernels
         }
         if "triton" in candidates and case.chunk > 1:
             for tile in OTHER_CHUNK_TILES:
-                attend = partial(_attend_in, tile)
-                candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, pages)
+                tiles = _tiles_with(tile, case, sizes)
+                attend, cut = partial(paged_attention_triton, tiles=tiles), work_cut(_heads(case, sizes), tiles)
+                candidates[f"triton {tile.rows} x {tile.tokens}"] = partial(_time_ours, attend, cut, pages)
         if jax.default_backend() == "gpu":
             candidates["cudnn"] = _time_cudnn
         for name, measure in candidates.items():
@@ -104,19 +106,29 @@ def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
     return partial(paged_attention, implementation=name, decode_only=case.chunk == 1)
 
 
-def _attend_in(tile: Tile, q: Array, pages: KVPages, batch: Batch) -> Array:
-    """The Triton kernels with another tile for chunks."""
-    heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
-    tiles = tiles_for(heads, compute_capability())._replace(chunk=tile)
-    return paged_attention_triton(q, pages, batch, tiles=tiles)
+def _cut_by(name: str, case: AttentionCase, sizes: Sizes) -> WorkCut | None:
+    return cut_for(_heads(case, sizes), sizes.dtype, implementation=name)
 
 
-def _time_ours(attend: Callable[..., Array], pages: KVPages, sizes: Sizes, case: AttentionCase) -> RunTiming:
+def _tiles_with(chunk: Tile, case: AttentionCase, sizes: Sizes) -> Tiles:
+    """The tiles of the Triton kernels with another one for chunks."""
+    return tiles_for(_heads(case, sizes), compute_capability())._replace(chunk=chunk)
+
+
+def _heads(case: AttentionCase, sizes: Sizes) -> Heads:
+    return Heads(case.heads.query, case.heads.kv, case.heads.dim, jnp.dtype(sizes.dtype).itemsize)
+
+
+def _time_ours(
+    attend: Callable[..., Array], cut: WorkCut | None, pages: KVPages, sizes: Sizes, case: AttentionCase
+) -> RunTiming:
     longest = max(other.context for other in sizes.attention if other.heads == case.heads)
     width = -(-longest // sizes.page_size)
     batches = scattered_batches(case, pages.shape[0], sizes.page_size, _num_inputs(case), width)
     q = random_queries(case.heads, case.rows * case.chunk, sizes.dtype)
-    return _time_calls(sizes, attend, q, [(pages, batch) for batch in batches])
+    return _time_calls(
+        sizes, attend, q, [(pages, prepare(batch, cut, decode_only=case.chunk == 1)) for batch in batches]
+    )
 
 
 def _time_cudnn(sizes: Sizes, case: AttentionCase) -> RunTiming:

@@ -2,10 +2,11 @@
 
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
 bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `buckets` (fitted, or the default
-ones of an engine), `step`, `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`,
-`roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline; once for each runner `start_s`, what compiling it
-took. A chunk of two tokens has the work of a decode step and the executables of a mixed one: what steps of decode rows gain
-from executables of their own is the difference. The part `groups` ends with the `choice` that the profiler's rule would make.
+ones of an engine), `joined_decode`, `step`, `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`,
+`dispatch_s`, `roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline; once for each runner `start_s`,
+what compiling it took. A chunk of two tokens has the work of a decode step and the executables of a mixed one: what steps of
+decode rows gain from executables of their own is the difference. The part `groups` ends with the `choice` that the profiler's
+rule would make.
 """
 
 import time
@@ -56,6 +57,7 @@ class Bench(NamedTuple):
         cases: steps.
         default_buckets: the buckets are those of an engine with its defaults, not the smallest that hold the steps.
         samplings: names of ways to sample, each measured with every step.
+        joined_decode: as `RunnerShape` has it.
     """
 
     model: str
@@ -63,6 +65,7 @@ class Bench(NamedTuple):
     cases: Sequence[StepCase]
     default_buckets: bool = False
     samplings: Sequence[str] = ("greedy",)
+    joined_decode: bool = True
 
 
 def decode_rows(sizes: Sizes) -> Iterator[Row]:
@@ -84,6 +87,13 @@ def sampled_rows(sizes: Sizes) -> Iterator[Row]:
     yield from _rows(
         sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, samplings=tuple(SAMPLINGS))]
     )
+
+
+def separate_rows(sizes: Sizes) -> Iterator[Row]:
+    """The first model's first decode step with rotation and KV writes in kernels of their own, and in that of attention."""
+    name, cases = next(iter(sizes.models)), [StepCase(*sizes.decodes[0])]
+    ways = [Bench(name, sizes.layers_per_step[0], cases, joined_decode=joined) for joined in (True, False)]
+    yield from _rows(sizes, ways)
 
 
 def default_bucket_rows(sizes: Sizes) -> Iterator[Row]:
@@ -113,6 +123,7 @@ def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
             "model": bench.model,
             "layers_per_step": bench.layers_per_step,
             "buckets": "default" if bench.default_buckets else "fitted",
+            "joined_decode": bench.joined_decode,
         }
         for row in _measure(sizes, config, params, bench):
             if "seconds" in row:
@@ -170,6 +181,7 @@ def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> R
         max_model_len=max(max(case.context, case.chunk) for case in bench.cases),
         buckets=buckets,
         layers_per_step=min(bench.layers_per_step, config.num_layers),
+        joined_decode=bench.joined_decode,
     )
 
 

@@ -134,8 +134,7 @@ def replay(
 def resize_host(setup: EngineSetup, host_tokens: int) -> EngineSetup:
     """The setup with a host pool of so many tokens, rounded down to pages; raises `ConfigError` if the machine has no room."""
     plan, size = setup.memory_plan, setup.machine.shape.page_size
-    token_bytes = plan.kv_bytes // (plan.kv_tokens + size)
-    return setup.changed(swap_space=(host_tokens * token_bytes + 0.5) / GIB)
+    return setup.changed(swap_space=(host_tokens * plan.token_bytes(size) + 0.5) / GIB)
 
 
 def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float) -> Simulation:

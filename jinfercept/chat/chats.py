@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
+from jinfercept.chat.futures import Futures
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import MAX_ROUNDS, ChatOptions, check_options, reasoning_format, tool_call_format
 from jinfercept.chat.per_turn_grammar import PerTurnGrammar
@@ -70,10 +71,12 @@ def make_chats(
         raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
     listed = _conversations(conversations)
     declared = chat_tools(tools)
+    if futures := Futures.of(declared):
+        declared.append(futures.waiting_tool)
     check_options(options)
     choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
     offered = declared if choice.reads else []
-    executed = {tool.name: tool.tool for tool in offered if tool.tool}
+    executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
     form = _form(tokenizer, declared, options) if choice.reads else None
     ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
     template = _template(tokenizer, declared, options, ends)
@@ -91,6 +94,7 @@ def make_chats(
         tools=offered,
         max_rounds=options.get("max_rounds", MAX_ROUNDS),
         parallel=choice.parallel,
+        futures=futures,
     )
     all_turns = [turns.beginning(reasoning.beginning(text)) if reasoning else turns for text in texts]
     requests = make_requests(

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jinfercept.chat.marked_tools import MarkedTools
 from jinfercept.errors import PromptLengthError, RequestError
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Detector, Request, SamplingParams, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -24,12 +26,14 @@ def make_requests(
     detector: Detector | Iterable[Detector | None] | None,
     tokenizer: Tokenizer | None,
     grammars: Grammars | None = None,
+    async_calls: AsyncCalls | None = None,
 ) -> list[Request]:
     """One request per prompt. Raises `RequestError` for invalid arguments.
 
     Args:
         ids: names for the requests, at least as many as prompts.
         grammars: compiles structured outputs; None without a tokenizer.
+        async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
     """
     listed = _prompts(prompts)
     all_params = _one_each(
@@ -41,16 +45,20 @@ def make_requests(
                 "sampling_params are SamplingParams", got=repr(one)[:80], fix="SamplingParams(max_tokens=…)"
             )
     by_name = _by_name(tools)
-    if detector is None and by_name:
+    marked = MarkedTools.of(by_name, async_calls, tokenizer, grammars)
+    if marked is not None:
+        by_name |= marked.tools
+    if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
         detector = _text_detector(by_name, tokenizer)
     detectors = _one_each(detector, None, len(listed), "detector")
     for one in detectors:
         if one is not None and not callable(getattr(one, "watch", None)):
             raise RequestError("a detector has a method watch()", got=repr(one)[:80], fix="see request.Detector")
-    return [
+    requests = [
         _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
         for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
     ]
+    return requests if marked is None else [marked.added_to(request) for request in requests]
 
 
 def check_chars(given: Any, most: int) -> None:

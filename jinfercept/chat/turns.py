@@ -10,6 +10,7 @@ from itertools import count
 from typing import Self, final
 
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.futures import Futures
 from jinfercept.intercept.format_detector import FormatDetector
 from jinfercept.parsers.pieces import CallParser, FirstCall
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
@@ -33,6 +34,7 @@ class ChatTurns:
         tools: the declared tools.
         max_rounds: limit of turns whose calls are run.
         parallel: whether a turn may have several calls; otherwise all but its first call are dropped.
+        futures: of the tools with asynchronous calls; None if there are none.
     """
 
     tokenizer: Tokenizer
@@ -45,6 +47,7 @@ class ChatTurns:
     tools: Sequence[ChatTool]
     max_rounds: int
     parallel: bool = True
+    futures: Futures | None = None
 
     def watch(self) -> Watch:
         return _TurnWatch(FormatDetector(TurnParsers(self), self.ends).watch(), self)
@@ -86,17 +89,20 @@ class TurnParsers:
 
 
 class _TurnWatch:
-    """Returns the calls of a turn, unless `max_rounds` turns with calls have been run."""
+    """Returns the calls of a turn, and earlier ones whose results follow it, unless `max_rounds` turns have been run."""
 
     def __init__(self, watch: Watch, turns: ChatTurns) -> None:
         self._watch, self._turns, self._rounds = watch, turns, 0
+        self._unread = turns.futures.reader() if turns.futures is not None else None
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
         turns = self._turns
         calls = self._watch.feed(index, token_id, "" if token_id in turns.hidden else text)
-        if not calls or self._rounds == turns.max_rounds:
+        if self._rounds == turns.max_rounds or not (calls or (self._unread and token_id in turns.ends)):
             return ()
         if turns.for_the_caller(calls):
             return tuple(replace(call, by_caller=turns.for_the_caller([call])) for call in calls)
-        self._rounds += 1
+        if self._unread is not None:
+            calls = self._unread.take(calls)
+        self._rounds += bool(calls)
         return calls

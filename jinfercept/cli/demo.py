@@ -9,13 +9,15 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from tyro import conf
 
+from jinfercept.cli.options import Maybe, Switch
 from jinfercept.cli.start_log import start_log
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished, Intercepted, Resumed
@@ -131,9 +133,19 @@ class Demo:
     """seconds that the slow tool takes"""
     show: int = 2
     """answers to print"""
+    asynchronous: Annotated[Switch, conf.arg(name="async")] = False
+    """a small model whose calls run while it writes, beside the same model that waits for each of them"""
+    model: Maybe[str] = None
+    """with --async: a directory that examples/async_calls wrote (default: the repository's)"""
 
     def run(self) -> int:
-        """Run the demo; returns 0 if every policy gave the same tokens."""
+        """Run the demo; returns 0 if every policy, or every kind of calls, gave the same answers."""
+        if self.asynchronous:
+            from jinfercept.cli.async_demo import run_async_demo
+
+            return run_async_demo(self.model, self.slow_s)
+        if self.model is not None:
+            raise ConfigError("--model belongs to --async", got=self.model, fix="add --async")
         if self.requests < 1:
             raise ConfigError("the demo needs a problem to solve", got=self.requests, fix="--requests 14")
         console = Console()

@@ -1,8 +1,12 @@
 """`jinfercept info`: a model's shape and memory, without loading it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from jinfercept.cli.options import ModelName
+from tyro import conf
+
+from jinfercept.cli.options import Maybe, ModelName
+from jinfercept.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -10,6 +14,8 @@ class Info:
     """The command."""
 
     model: ModelName
+    tensor_parallel_size: Annotated[Maybe[int], conf.arg(aliases=("-tp",))] = None
+    """devices among which the model is cut (default: 1)"""
 
     def run(self) -> int:
         """Print a table; returns 0."""
@@ -18,16 +24,21 @@ class Info:
         from rich.table import Table
 
         from jinfercept.models.load import read_config
-        from jinfercept.models.model import kv_bytes_per_token, param_bytes
+        from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
 
-        config = read_config(self.model)
+        num_devices = 1 if self.tensor_parallel_size is None else self.tensor_parallel_size
+        if num_devices < 1:
+            raise ConfigError("tensor_parallel_size is too small", got=num_devices, fix="at least 1")
+        served = Model(read_config(self.model)).on_devices(num_devices)
+        config = served.config
+        repeated = f", each of {config.num_kv_heads // served.kv_repeats} stored {served.kv_repeats} times"
         table = Table(title=self.model, show_header=False)
         for name, value in (
             ("architecture", config.family),
             ("layers", config.num_layers),
             ("embedding", config.hidden_size),
             ("query heads × head dim", f"{config.num_heads} × {config.head_dim}"),
-            ("KV heads", config.num_kv_heads),
+            ("KV heads", f"{config.num_kv_heads}{repeated if served.kv_repeats > 1 else ''}"),
             ("vocabulary", f"{config.vocab_size:,}"),
             ("longest sequence", f"{config.max_position:,}"),
             ("rotary scaling", config.rope.scaling),
@@ -35,7 +46,8 @@ class Info:
         ):
             table.add_row(name, str(value))
         for dtype in ("float32", "bfloat16"):
-            weights, token = param_bytes(config, dtype), kv_bytes_per_token(config, dtype)
-            table.add_row(dtype, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token")
+            weights, token = param_bytes(config, dtype, num_devices), kv_bytes_per_token(config, dtype) / num_devices
+            name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
+            table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token")
         Console().print(table)
         return 0

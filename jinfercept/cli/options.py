@@ -14,10 +14,12 @@ from typing import Annotated, Any, Required, TypedDict, get_origin, get_type_hin
 from tyro import cli, conf
 
 from jinfercept.cli.command import refusal
-from jinfercept.config import GROUPS, EngineOptions, without_none
+from jinfercept.config import GROUPS, EngineOptions, HostOptions, without_none
 from jinfercept.errors import nearest
 
 CONFIG = (conf.OmitArgPrefixes, conf.DisallowNone, conf.PositionalMetavarFromFieldName)
+HOSTS = tuple(f.name for f in fields(HostOptions))
+"""Options that a command of one process goes without."""
 SEVERAL = "repeat it, or give several with commas"
 
 type Maybe[T] = Annotated[T | None, conf.arg(help_behavior_hint="")]
@@ -43,8 +45,7 @@ def engine_flags(*without: str) -> Any:
 
 def option_flags(*names: str) -> Any:
     """A marker for a field of type `EngineOptions`: flags for these options of the engine alone."""
-    groups = {name: _group(group, names.__contains__) for name, group in GROUPS.items()}
-    return _flags({name: group for name, group in groups.items() if group.__annotations__})
+    return _flags({name: _group(group, names.__contains__) for name, group in GROUPS.items()})
 
 
 def group_flags(name: str, group: type) -> Any:
@@ -53,6 +54,7 @@ def group_flags(name: str, group: type) -> Any:
 
 
 def _flags(groups: dict[str, type]) -> Any:
+    groups = {name: group for name, group in groups.items() if group.__annotations__}
     Groups: Any = TypedDict("Groups", groups)  # pyright: ignore[reportArgumentType] # made at run time
 
     def given(groups: Annotated[Groups, conf.arg(name="")]) -> EngineOptions:  # pyright: ignore[reportInvalidTypeForm]

@@ -55,13 +55,20 @@ POOLS: Mapping[str, Pool] = {
 }
 """Of the paper's machines. The paper does not give the pools: 53,000 is an estimate, and tells the size of the cards."""
 
+MACHINES = (*POOLS, "roofline-llama-3-70b-4xa100")
+"""Profiles of the paper's machines."""
+NO_CONSTANTS = (
+    "the authors publish no constants of this machine, so that its prices follow from data sheets too: order and ratios may be "
+    "compared with the paper's, milliseconds and positions may not"
+)
+
 
 @dataclass(frozen=True)
 class Paper:
     """The command."""
 
     profile: Several = ()
-    """a named profile, or a JSON file; the first one also plays each kind of request alone (default: the paper's two)"""
+    """a named profile, or a JSON file; the first one also plays each kind of request alone (default: the paper's three)"""
     reference: Maybe[str] = None
     """the paper's Figure 2, digitised: a CSV file, to be drawn beside the simulated one"""
     trace: Maybe[str] = None
@@ -92,7 +99,7 @@ class Paper:
         folder = Path(self.out)
         check_drawing(folder / "paper.png")
         figure = load_figure(self.reference) if self.reference is not None else {}
-        machines = {machine.name: machine for machine in map(load_profile, listed(self.profile or tuple(POOLS)))}
+        machines = {machine.name: machine for machine in map(load_profile, listed(self.profile or MACHINES))}
         pools = {name: _pool(machine, self.kv_tokens) for name, machine in machines.items()}
         rates = numbers("--rate", self.rate or DEFAULT_RATES, float)
         runs = _runs(machines, pools, self.trace, self.duration, rates, self.seed)
@@ -154,7 +161,7 @@ def _pool(machine: Profile, kv_tokens: int | None) -> Pool:
     tokens = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
     if type(tokens) is not int:
         raise ConfigError("how much KV does this machine hold?", got=machine.name, fix="say --kv-tokens N")
-    return Pool(tokens, "what the data sheet leaves beside the weights")
+    return Pool(tokens, f"what the data sheets leave beside the weights; {NO_CONSTANTS}")
 
 
 def _runs(

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, ModelName, Several, Switch, engine_flags
+from jinfercept.cli.options import HOSTS, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.cli.simulate import SOURCE
 from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.start_log import start_log
@@ -87,7 +87,7 @@ class Replay:
     json: Maybe[str] = None
     """write the reports to this file"""
     records: RecordFiles = NO_RECORDS
-    engine: Annotated[EngineOptions, engine_flags("policy", "seed")]
+    engine: Annotated[EngineOptions, engine_flags("policy", "seed", *HOSTS)]
 
     def run(self) -> int:
         """Replay, and print a table.

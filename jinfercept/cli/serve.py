@@ -50,10 +50,14 @@ class Serve:
             ) from error
         from jinfercept.llm import LLM
         from jinfercept.startup.progress import StartDisplay
+        from jinfercept.startup.several_hosts import is_follower
 
         begin_logging(options.log_format)
         for note in self.notes:
             log.warning(note)
+        if is_follower(self.engine):
+            with StartDisplay() as progress:
+                LLM(self.model, progress=progress, **self.engine)  # raises SystemExit when host 0 ends
         listener, url = listen(options)
         with (
             open_server_tools(options.tools) as tools,

@@ -18,7 +18,7 @@ from jinfercept.bench.openai_client import Client, ClientReply
 from jinfercept.bench.servers import RunningServer
 from jinfercept.bench.session_rounds import Going, Visit, later_turns, rounds, take_turns, visit_rows
 from jinfercept.bench.session_shape import SessionShape, bar, check, teller, write_files
-from jinfercept.cli.options import Several, Switch, engine_flags
+from jinfercept.cli.options import HOSTS, Several, Switch, engine_flags
 from jinfercept.cli.session_flags import OutputFlags, OwnModel, ServerFlags, ShapeFlags
 from jinfercept.cli.session_tables import Report, plot, rounds_table, summary_table
 from jinfercept.config import EngineOptions
@@ -48,7 +48,7 @@ class Sessions:
     """of texts and tools"""
     shape: ShapeFlags = field(default_factory=ShapeFlags)
     output: OutputFlags = field(default_factory=OutputFlags)
-    engine: Annotated[EngineOptions, engine_flags("seed")]
+    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
 
     def run(self) -> int:
         """Measure, and print tables.

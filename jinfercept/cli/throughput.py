@@ -20,7 +20,7 @@ from jinfercept.bench.throughput_peers import (
     measure_peer,
     transformers_peer,
 )
-from jinfercept.cli.options import Maybe, ModelName, Repeated, Several, engine_flags
+from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.models import embedded
@@ -54,7 +54,8 @@ class Throughput:
     json: Maybe[str] = None
     """write everything to this file"""
     engine: Annotated[
-        EngineOptions, engine_flags("dtype", "kv_tokens", "max_num_seqs", "max_model_len", "enable_prefix_caching")
+        EngineOptions,
+        engine_flags("dtype", "kv_tokens", "max_num_seqs", "max_model_len", "enable_prefix_caching", *HOSTS),
     ]
 
     def run(self) -> int:

@@ -24,7 +24,6 @@ class Flag(NamedTuple):
     short: str | None = None
 
 
-_ONE_DEVICE = "a server runs on one device"
 _COMPILED = "everything is compiled at the start, and nothing afterwards"
 
 UNNEEDED = {
@@ -43,10 +42,9 @@ UNNEEDED = {
     "--uvicorn-log-level": Flag("the log has one level", ()),
     "--disable-frontend-multiprocessing": Flag("a server is one process"),
     "--api-server-count": Flag("a server is one process", ("1",)),
-    "--tensor-parallel-size": Flag(_ONE_DEVICE, ("1",), "-tp"),
-    "--pipeline-parallel-size": Flag(_ONE_DEVICE, ("1",), "-pp"),
-    "--data-parallel-size": Flag(_ONE_DEVICE, ("1",), "-dp"),
-    "--distributed-executor-backend": Flag(_ONE_DEVICE, ("mp", "uni")),
+    "--pipeline-parallel-size": Flag("every device has all layers", ("1",), "-pp"),
+    "--data-parallel-size": Flag("a server is one replica", ("1",), "-dp"),
+    "--distributed-executor-backend": Flag("one process drives all its devices", ("mp", "uni")),
     "--cpu-offload-gb": Flag("weights stay on the device", ("0", "0.0")),
     "--kv-cache-dtype": Flag("KV has the type of the weights", ("auto",)),
     "--tokenizer-mode": Flag("the tokenizer is the model's", ("auto",)),

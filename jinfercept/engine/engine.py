@@ -190,6 +190,8 @@ class Engine:
                 self._requests.abort(item, events)
         for request_id, results in self._endpoints.poll():
             self._requests.resume(request_id, results, events)
+        if returned := self._endpoints.poll_started():
+            self._requests.receive(returned, events)
 
     def _masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
         """The masks of the plan's constrained rows, computed while the device runs its forward pass.

@@ -7,6 +7,7 @@ list that the caller passes.
 from collections.abc import Callable
 from typing import Any, final
 
+from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.protocols import Endpoints
 from jinfercept.engine.retained_contexts import RetainedContexts
@@ -60,6 +61,7 @@ class RequestLifecycle:
         self._endpoints = endpoints
         self._clock = clock
         self._retained = retained
+        self._async = AsyncCallQueue(scheduler, endpoints, clock)
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._open_text = open_text
@@ -109,6 +111,8 @@ class RequestLifecycle:
         try:
             session.text = self._open_text(request) if self._open_text else None
             session.watch = request.detector.watch() if request.detector else None
+            if request.markup is not None:
+                session.flight = CallsInFlight(request.markup, request.markup.watch(request.prompt or ""))
             self._constrain(session)
         except Exception as error:
             self._finish(session, "error", describe_failure(error), events)
@@ -181,7 +185,7 @@ class RequestLifecycle:
             self._finish(session, "error", describe_failure(error), events)
             return None
         if session.complete:
-            self._finish(session, "stop", None, events)
+            self._end_text(session, events)
             return None
         return words
 
@@ -198,26 +202,46 @@ class RequestLifecycle:
         logprobs = None if report is None else session.note_logprobs(token, report)
         events.append(Token(sequence.id, token, shown, logprobs))
         calls: tuple[Call, ...] = ()
-        if session.watch is not None or session.constraint is not None:
+        if session.watch is not None or session.constraint is not None or session.flight is not None:
             try:
                 calls = session.watched(token)
                 if session.constraint is not None:
                     session.constraint.accept(token)
+                if session.flight is not None:
+                    self._async.accept(session, token, now, events)
             except Exception as error:
                 self._finish(session, "error", describe_failure(error), events)
                 return
         if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
             not calls or token in (session.request.params.stop_token_ids or ())
         ):
-            self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+            self._stop_at(session, token, events)
         elif text is not None and text.stopped is not None:
             self._finish(session, "stop", text.stopped, events)
         elif session.constraint is not None and session.complete and not calls:
-            self._finish(session, "stop", None, events)
+            self._end_text(session, events)
         elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
             self._finish(session, "length", None, events)
         elif calls:
             self._intercept(session, calls, now, events)
+        elif session.flight is not None:
+            self._try(session, events, lambda: self._async.go_on(session, now, events))
+
+    def _stop_at(self, session: Session, token: int, events: list[Event]) -> None:
+        """The text has ended at a token: for good, if the request names the token."""
+        if token in (session.request.params.stop_token_ids or ()):
+            self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+        else:
+            self._end_text(session, events)
+
+    def _end_text(self, session: Session, events: list[Event]) -> None:
+        """The text has ended by itself: the request ends, unless it waits for asynchronous calls and reads their results."""
+        waits: list[bool] = []
+        self._try(session, events, lambda: waits.append(self._async.wait_at_end(session, self._clock.now(), events)))
+        if waits == [False]:
+            self._finish(session, "stop", None, events)
+        elif waits and session.constraint is not None and session.constraint.ended:
+            self._constrain(session)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -250,8 +274,7 @@ class RequestLifecycle:
             self._finish(session, "error", describe_failure(error), events)
             return
         start = len(session.stream)
-        session.stream += tokens
-        session.logprobs += [None] * len(tokens)
+        shown = session.append_external(tokens)
         waited_s = self._clock.now() - sequence.paused_s
         session.resumed = True
         session.interceptions[-1] = Interception(
@@ -260,12 +283,26 @@ class RequestLifecycle:
             (start, start + len(tokens)),
             min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
         )
-        shown = session.text.inject(tokens) if session.text else ""
         ended = tuple(
             CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results
         )
         self._scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
+
+    def receive(self, returned: list[tuple[str, Call, Result]], events: list[Event]) -> None:
+        """Take the results of asynchronous calls; those of one request are appended together."""
+        sessions = {request_id: self._sessions[request_id] for request_id, _, _ in returned}
+        for request_id, call, result in returned:
+            self._async.receive(sessions[request_id], call, result)
+        for session in sessions.values():
+            self._try(session, events, lambda session=session: self._async.deliver(session, events))
+
+    def _try(self, session: Session, events: list[Event], change: Callable[[], None]) -> None:
+        """Change a request by code of its own, which ends it if it raises."""
+        try:
+            change()
+        except Exception as error:
+            self._finish(session, "error", describe_failure(error), events)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -280,6 +317,7 @@ class RequestLifecycle:
         request, sequence, now = session.request, session.sequence, self._clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
         self._endpoints.cancel(request.id)
+        self._async.cancel(session, now)
         if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self._scheduler.finish(sequence, now)
         self.num_finished += 1

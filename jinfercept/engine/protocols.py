@@ -1,9 +1,10 @@
-"""What the engine needs of its runner, which executes plans, and of its endpoints, which answer calls."""
+"""What the engine needs of its runner, which executes plans, of its endpoints, which answer calls, and of markup."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
-from jinfercept.request import Call, Result, Tool
+from jinfercept.parsers.cml import BadFrame, TrapFrame
+from jinfercept.request import Call, CallMode, Result, Tool
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
@@ -42,10 +43,59 @@ class Endpoints(Protocol):
         """The requests whose calls have all returned since the last poll, with the results in the calls' order."""
         ...
 
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+        """Start an asynchronous call of a request. Its id is unique among the request's calls in flight."""
+        ...
+
+    def poll_started(self) -> list[tuple[str, Call, Result]]:
+        """The asynchronous calls that had returned at the last `poll` and were not given yet, in the order of their returns."""
+        ...
+
     def next_s(self) -> float | None:
         """The deadline of the call that times out next, in seconds of the engine's clock; None if no call is in flight."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Forget the calls of a request, if it has any."""
+        """Forget the calls of a request, asynchronous ones too, if it has any."""
+        ...
+
+
+class MarkupWatch(Protocol):
+    """Finds the asynchronous calls and the traps of one request in what it generates."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether an interrupt may follow the last token."""
+        ...
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
+        """The calls, traps and mistakes that are complete with the next generated token, in order; see `request.Watch`."""
+        ...
+
+    def end(self) -> None:
+        """An end-of-text token: what is half written is none."""
+        ...
+
+
+class CallMarkup(Protocol):
+    """How requests write asynchronous calls and read their results; see `intercept.call_markup`.
+
+    Attributes:
+        on_end: what an end of text does while calls are pending.
+        max_pending: limit of one request's pending calls.
+    """
+
+    on_end: Literal["wait", "cancel"]
+    max_pending: int
+
+    def watch(self, prompt: str) -> MarkupWatch:
+        """A watch for one request with this prompt, of which nothing is generated."""
+        ...
+
+    def mode(self, call: Call) -> CallMode:
+        """When a call runs."""
+        ...
+
+    def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
+        """The tokens, at most `room`, by which a request reads a result, and the result as it is in them."""
         ...

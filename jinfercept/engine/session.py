@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jinfercept.request import (
     Call,
@@ -11,6 +11,7 @@ from jinfercept.request import (
     ContextUse,
     FinishReason,
     Interception,
+    Interrupt,
     Logprob,
     Request,
     RequestMetrics,
@@ -19,6 +20,9 @@ from jinfercept.request import (
 )
 from jinfercept.sched.plan import TokenLogprobs
 from jinfercept.sched.sequence import PendingCall, Sequence
+
+if TYPE_CHECKING:
+    from jinfercept.engine.async_calls import CallsInFlight
 
 MAX_NAME = 256
 """Characters of a called name that the scheduler keeps. A server refuses longer names, but a model may write them."""
@@ -32,6 +36,9 @@ class Text(Protocol):
 
     @property
     def text(self) -> str: ...
+
+    @property
+    def half_character(self) -> bool: ...
 
     def add(self, token_id: int) -> str: ...
 
@@ -51,6 +58,9 @@ class Session:
         stream: token ids after the prompt: generated ones, and results of tools.
         logprobs: one entry per token of `stream`; None for results of tools.
         prompt_logprobs: one entry per scored token of the prompt; None for the first.
+        flight: asynchronous calls; None if the request can have none.
+        interrupts: results of asynchronous calls in `stream`.
+        cancelled: asynchronous calls whose results are not in it, when the request has finished.
         asked: calls of the last turn that the client answers.
         first_token_s: when the first token was generated.
         resumed: results were appended, and no token was generated since.
@@ -66,6 +76,9 @@ class Session:
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     interceptions: list[Interception] = field(default_factory=list)
+    flight: "CallsInFlight | None" = None
+    interrupts: list[Interrupt] = field(default_factory=list)
+    cancelled: list[Call] = field(default_factory=list)
     asked: tuple[Call, ...] = ()
     first_token_s: float | None = None
     resumed: bool = False
@@ -97,6 +110,12 @@ class Session:
         request = self.request
         kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
         return PendingCall(call.name[:MAX_NAME], key, expected_s, request.tenant, kind)
+
+    def append_external(self, tokens: list[int]) -> str:
+        """Append tokens that the model did not generate; returns their text, as far as it is certain."""
+        self.stream += tokens
+        self.logprobs += [None] * len(tokens)
+        return self.text.inject(tokens) if self.text else ""
 
     def note_context(self) -> None:
         """Note the residency that the context had when the request resumed."""
@@ -146,6 +165,8 @@ class Session:
             stop_reason=stop,
             num_generated=sequence.generated,
             interceptions=tuple(self.interceptions),
+            interrupts=tuple(self.interrupts),
+            cancelled=tuple(self.cancelled),
             logprobs=self.logprobs if reported else None,
             cumulative_logprob=self._sum_of_logprobs() if reported else None,
         )

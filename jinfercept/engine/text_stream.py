@@ -56,6 +56,11 @@ class TextStream:
         self._shown = ["".join(self._shown)]
         return self._shown[0]
 
+    @property
+    def half_character(self) -> bool:
+        """Whether the text ends within a character."""
+        return self._detokenizer.half_character
+
     def add(self, token_id: int) -> str:
         """Add a generated token; returns the new text to show."""
         assert self.stopped is None, "a token after the stop string"

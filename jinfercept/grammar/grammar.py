@@ -13,6 +13,7 @@ from typing import Protocol, final
 
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import TokenGrammar
+from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
 from jinfercept.quota import Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -39,10 +40,14 @@ class Grammars:
     Args:
         tokenizer: the vocabulary.
         vocab_size: tokens of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed.
+
+    Attributes:
+        forbidden: makes the masks of texts in which a string never occurs, once for each string.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._vocab_size, self._tenant = vocab_size, ""
+        self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
         self._compiled: dict[str, TokenGrammar] = {}
         self._holders: dict[str, tuple[str, int]] = {}  # tenant and bytes

@@ -21,13 +21,15 @@ from jinfercept.request import Call, Result, Status, Tool
 
 CALLER = ContextVar("jinfercept_caller", default="")
 """Within a tool's function: the id of the request that called it."""
+CALL_ID = ContextVar("jinfercept_call_id", default="")
+"""Within a tool's function: the id of the call."""
 
 
 class _Pause:
-    """The calls of one interception, and their results as they come."""
+    """The calls of one interception, or one asynchronous call, and their results as they come."""
 
-    def __init__(self, request_id: str, calls: tuple[Call, ...], started: float) -> None:
-        self.request_id = request_id
+    def __init__(self, request_id: str, calls: tuple[Call, ...], started: float, asynchronous: bool) -> None:
+        self.request_id, self.asynchronous = request_id, asynchronous
         self.calls = calls
         self.started = started
         self.results: list[Result | None] = [None] * len(calls)
@@ -58,7 +60,8 @@ class Dispatcher:
     def __init__(self, on_result: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
         self._on_result = on_result
         self._now = now
-        self._paused: dict[str, _Pause] = {}
+        self._open: dict[str, list[_Pause]] = {}  # by request
+        self._returned: list[tuple[str, Call, Result]] = []  # asynchronous calls
         self._arrived: deque[tuple[_Pause, int, Result]] = deque()
         self._deadlines: list[tuple[float, int, _Pause, int]] = []
         self._count = 0
@@ -67,8 +70,15 @@ class Dispatcher:
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
         """Start all calls of one interception; they run in parallel."""
-        pause = self._paused[request_id] = _Pause(request_id, calls, self._now())
-        for index, call in enumerate(calls):
+        self._begin(_Pause(request_id, calls, self._now(), asynchronous=False), tools)
+
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+        """Start an asynchronous call, whose result `poll_started` has."""
+        self._begin(_Pause(request_id, (call,), self._now(), asynchronous=True), tools)
+
+    def _begin(self, pause: _Pause, tools: Mapping[str, Tool]) -> None:
+        self._open.setdefault(pause.request_id, []).append(pause)
+        for index, call in enumerate(pause.calls):
             tool = tools.get(call.name)
             if tool is None:
                 names = ", ".join(sorted(tools)) or "none"
@@ -92,6 +102,11 @@ class Dispatcher:
             pause.cancel_task(index)
         return done
 
+    def poll_started(self) -> list[tuple[str, Call, Result]]:
+        """The asynchronous calls that had returned or timed out at the last `poll`, in the order of their returns."""
+        returned, self._returned = self._returned, []
+        return returned
+
     def next_s(self) -> float | None:
         """The next deadline, in seconds of the clock; None if no call is pending."""
         while self._deadlines:
@@ -103,15 +118,16 @@ class Dispatcher:
 
     def cancel(self, request_id: str) -> None:
         """Cancel the calls of a request, and drop their results."""
-        pause = self._paused.pop(request_id, None)
-        if pause is not None:
+        for pause in self._open.pop(request_id, ()):
             pause.cancelled = True
             for index in range(len(pause.calls)):
                 pause.cancel_task(index)
+        if self._returned:
+            self._returned = [returned for returned in self._returned if returned[0] != request_id]
 
     def close(self) -> None:
         """Cancel all calls and stop the event loop; hung threads end with the process."""
-        for request_id in list(self._paused):
+        for request_id in list(self._open):
             self.cancel(request_id)
         with self._lock:
             if self._loop is not None:
@@ -124,8 +140,15 @@ class Dispatcher:
             return
         pause.results[index] = result
         results = tuple(result for result in pause.results if result is not None)
-        if len(results) == len(pause.calls):
-            del self._paused[pause.request_id]
+        if len(results) < len(pause.calls):
+            return
+        pauses = self._open[pause.request_id]
+        pauses.remove(pause)
+        if not pauses:
+            del self._open[pause.request_id]
+        if pause.asynchronous:
+            self._returned.append((pause.request_id, pause.calls[0], results[0]))
+        else:
             done.append((pause.request_id, results))
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
@@ -143,6 +166,7 @@ class Dispatcher:
 
         def run() -> None:
             CALLER.set(pause.request_id)
+            CALL_ID.set(pause.calls[index].id)
             try:
                 value = tool.function(arguments)
                 if inspect.isawaitable(value):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
+from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.counts import BoundedNames, Counts
 from jinfercept.meter.decisions import WasteEquations
@@ -199,6 +199,8 @@ class EngineStats:
                 self.interceptions.asked(event.request_id, event.calls)
             elif isinstance(event, Resumed):
                 self.interceptions.answered(event.request_id, event.results)
+            elif isinstance(event, Interrupted):
+                self.interceptions.interrupted(event.interrupts)
         self._over.clear()
         self.interceptions.answers.clear()
         now = self.now()

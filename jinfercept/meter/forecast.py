@@ -7,7 +7,7 @@ which an `EstimatorTee` forwards what the policy's estimator learns.
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, final
 
-from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.estimator import Estimator, remaining_s, survival
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -32,14 +32,6 @@ def forecast(estimator: Estimator, sequence: Sequence, age_s: float) -> Forecast
         low = _quantile_s(estimator, sequence, age_s, quantile, max(low, _SHORTEST_S))
         quantiles.append(low)
     return Forecast(age_s, remaining_s(estimator, sequence, age_s), tuple(quantiles))
-
-
-def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: float) -> float:
-    """Probability that any of the sequence's calls lasts longer than `horizon_s` more."""
-    returned = 1.0
-    for call in sequence.calls:
-        returned *= 1.0 - estimator.survival(call, age_s, horizon_s)
-    return 1.0 - returned
 
 
 def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile: float, low_s: float) -> float:

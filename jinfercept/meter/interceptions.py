@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from jinfercept.meter.counts import BoundedNames, ToolCounts
-from jinfercept.request import Call, Request, Result
+from jinfercept.request import Call, Interrupt, Request, Result
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.sequence import PendingCall, Sequence
 
@@ -108,6 +108,12 @@ class InterceptionStats:
         """Count the results of a request's calls, which are in the order of the calls."""
         for name, result in zip(self.answers[request_id], results, strict=True):
             self._tool(name).results[result.status] += 1
+
+    def interrupted(self, interrupts: Iterable[Interrupt]) -> None:
+        """Count the results of asynchronous calls of a request that goes on; of markup that called nothing as unknown."""
+        for interrupt in interrupts:
+            label = self._names.of(interrupt.call.name) if interrupt.call.name else UNKNOWN
+            self._tool(label).results[interrupt.result.status] += 1
 
     def ran(self, request: Request, calls: Iterable[Call], results: Iterable[Result]) -> None:
         """Count calls that the server ran after their request had finished."""

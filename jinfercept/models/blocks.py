@@ -9,6 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.parallel import look_up
+from jinfercept.pallas.rotation import Rotation
 
 FEWEST_ROWS = 4
 """Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
@@ -30,6 +32,15 @@ class Attend[KV](Protocol):
     ) -> tuple[Float[Array, "T H D"], KV]: ...
 
 
+@runtime_checkable
+class AttendJoined[KV](Attend[KV], Protocol):
+    """Attention that also rotates queries and keys itself, and takes them as the joined product leaves them."""
+
+    def joined(self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, kv: KV, /) -> tuple[Float[Array, "T H D"], KV]:
+        """As a call with what `separate_heads` makes of `qkv`, queries and keys normed and rotated."""
+        ...
+
+
 class Embed(nnx.Module):
     """Token ids to vectors."""
 
@@ -37,7 +48,7 @@ class Embed(nnx.Module):
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
-        return self.embedding[...][tokens]
+        return look_up(self.embedding[...], tokens)
 
 
 def project(

@@ -1,5 +1,6 @@
 """Random weights, for measuring and testing without a checkpoint. The output of a model with them is meaningless."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -8,20 +9,43 @@ from jax.typing import DTypeLike
 
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.joined_weights import serve_layer
-from jinfercept.models.model import abstract_params, tied, untied
+from jinfercept.models.mesh import ModelMesh, place
+from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.models.sharding import fit, partition_spec
 
 
-def random_params(config: ModelConfig, dtype: DTypeLike, seed: int) -> Params:
-    """Random weights, made on the device; the same for the same seed."""
+def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelMesh | None = None) -> Params:
+    """Random weights, made on the devices; the same for the same seed on any number of them.
+
+    Args:
+        config: of a checkpoint.
+        mesh: the devices; by default JAX's default device.
+    """
+    mesh = mesh or ModelMesh.default()
     shapes = untied(config, abstract_params(config, dtype, joined=False))
+    served = Model(config).on_devices(mesh.size).config
+    cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
     embed_key, head_key, *layer_keys = jax.random.split(jax.random.key(seed), 2 + config.num_layers)
     embed, head, layer = (
-        jax.jit(partial(_random_block, block, config.hidden_size**-0.5))
-        for block in (shapes.embed, shapes.head, shapes.layers[0])
+        partial(_placed, jax.jit(partial(_random_block, block, config.hidden_size**-0.5)), wanted, mesh)
+        for block, wanted in ((shapes.embed, cut.embed), (shapes.head, cut.head), (shapes.layers[0], cut.layers[0]))
     )
     layers = tuple(serve_layer(layer(key)) for key in layer_keys)
     return tied(config, Params(embed(embed_key), layers, head(head_key)))
+
+
+def _placed(make: Callable[[jax.Array], Weights], wanted: Weights, mesh: ModelMesh, key: jax.Array) -> Weights:
+    """A block's weights, made on one device and cut from there, so that only one block at a time is whole."""
+    weights = make(key)
+    if mesh.size == 1:
+        return weights
+    return jax.block_until_ready(
+        {
+            name: place(fit(name, weight, wanted[name].shape), mesh.sharding(partition_spec(name)))
+            for name, weight in weights.items()
+        }
+    )
 
 
 def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:

@@ -9,9 +9,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, layer_norm, project, separate_heads
+from jinfercept.models.blocks import Attend, AttendJoined, layer_norm, project, separate_heads
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.rope import rotate
+from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
+from jinfercept.models.rope import rotate, rotation
 
 
 class GPTJLayer(nnx.Module):
@@ -40,15 +41,25 @@ class GPTJLayer(nnx.Module):
         rope = self.config.rope
 
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
-        if self.joined:
-            q, k, v = separate_heads(project("te,ekgd->tkgd", y, self.qkv))
+        if self.joined and isinstance(attend, AttendJoined):
+            qkv = project("te,ekgd->tkgd", y, self.qkv)
+            attended, kv = attend.joined(qkv, rotation(positions, rope), kv)
         else:
-            q, k, v = (project("te,ehd->thd", y, weight) for weight in (self.q, self.k, self.v))
-        attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
+            q, k, v = self._heads(y)
+            attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
         inner = jax.nn.gelu(project("te,ef->tf", y, self.up) + self.up_bias[...], approximate=True)
-        outer = project("tf,fe->te", inner, self.down) + self.down_bias[...]
-        return x + project("thd,hde->te", attended, self.o) + outer, kv
+        outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias[...])
+        return add_partial_sums(x, project("thd,hde->te", attended, self.o), outer), kv
+
+    def _heads(
+        self, y: Float[Array, "T E"]
+    ) -> tuple[Float[Array, "T H D"], Float[Array, "T H D"], Float[Array, "T H D"]]:
+        """Queries, keys and values."""
+        if self.joined:
+            return separate_heads(project("te,ekgd->tkgd", y, self.qkv))
+        q, k, v = (project("te,ehd->thd", y, weight) for weight in (self.q, self.k, self.v))
+        return q, k, v
 
 
 class GPTJHead(nnx.Module):
@@ -64,4 +75,5 @@ class GPTJHead(nnx.Module):
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)
-        return project("re,ve->rv", y, self.unembed, out=jnp.float32) + self.unembed_bias[...]
+        logits = project("re,ve->rv", y, self.unembed, out=jnp.float32) + self.unembed_bias[...]
+        return gather_columns(logits, self.config.vocab_size)

@@ -8,19 +8,23 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jinfercept.errors import ModelError
-from jinfercept.models.joined_weights import is_joined, serve
+from jinfercept.models.joined_weights import is_joined, separate, serve
+from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.protocol import CutModel, Params, ServedModel
+from jinfercept.models.sharding import fit, partition_specs
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 
 
-def initial_params(model: ServedModel, params: Params) -> Params:
-    """The weights that a model starts with, as JAX arrays in their own dtypes.
+def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
+    """The weights that a model starts with, as JAX arrays in their own dtypes, on their devices.
 
     Args:
         model: if its embeddings are tied, the head's are taken from the embedding.
-        params: any arrays, numpy's included. For a custom model, all layers have to be alike; nothing else is checked.
+        params: any arrays, numpy's included; what lies where it is wanted is not copied. For a custom model, all layers have to
+            be alike; nothing else is checked.
+        mesh: the devices.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
@@ -31,10 +35,10 @@ def initial_params(model: ServedModel, params: Params) -> Params:
         got = f"{len(params.layers)} layers"
         raise ModelError("params have another number of layers than the model", got=got, fix=f"give {num_layers}")
     if isinstance(model, Model):
-        _check(params, _expected(model, params, jnp.float32))
-        return tied(model.config, serve(jax.tree.map(jnp.asarray, untied(model.config, params))))
+        params = _fitting(model, params, mesh.size)
+        return tied(model.config, serve(_on_devices(model, untied(model.config, params), mesh)))
     _check(params, params._replace(layers=params.layers[:1] * num_layers))
-    return jax.tree.map(jnp.asarray, params)
+    return _on_devices(model, params, mesh)
 
 
 def replacement_params(model: ServedModel, params: Params, present: Params) -> Params:
@@ -51,23 +55,50 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
     params = _complete(model, params)
     if isinstance(model, Model):
         leaf = jax.tree.leaves(present.embed)[0]
-        expected = _expected(model, params, leaf.dtype)
-        _check(params, expected)
-        return serve(jax.device_put(_cast(params, expected), leaf.sharding))
+        params = _fitting(model, params, mesh_of(leaf).size)
+        return tied(
+            model.config, serve(_on_devices(model, untied(model.config, _cast(params, leaf.dtype)), mesh_of(leaf)))
+        )
     _check(params, present)
-    return _cast(params, present)
+    cast = jax.tree.map(lambda leaf, other: _cast(leaf, other.dtype), params, present)
+    return _on_devices(model, cast, mesh_of(jax.tree.leaves(present.embed)[0]))
 
 
-def _expected(model: Model, params: Params, dtype: DTypeLike) -> Params:
-    """The shapes that weights should have: apart as in checkpoints, or joined as `load` returns them."""
-    return abstract_params(model.config, dtype, joined=bool(params.layers) and is_joined(params.layers[0]))
-
-
-def _cast(params: Params, like: Params) -> Params:
-    """The weights in the dtypes of others."""
-    return jax.tree.map(
-        lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), params, like
+def _fitting(model: Model, params: Params, num_devices: int) -> Params:
+    """The weights in the shapes that so many devices cut, of those in a checkpoint's shapes or in these: apart, or joined as
+    `load` returns them. Raises `ModelError` as `_check`."""
+    if num_devices > 1:
+        params = separate(params)
+    joined = bool(params.layers) and is_joined(params.layers[0])
+    stored = abstract_params(model.checkpoint_config, jnp.float32, joined=joined)
+    if num_devices == 1:
+        _check(params, stored)
+        return params
+    served = abstract_params(model.config, jnp.float32, joined=joined, num_devices=num_devices)
+    places = {name: leaf.shape for name, leaf in _by_name(served).items()}
+    fits = [getattr(leaf, "shape", None) == places.get(name) for name, leaf in _by_name(params).items()]
+    _check(params, served if all(fits) else stored)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf, wanted: fit(path[-1].key, leaf, wanted.shape), params, served
     )
+
+
+def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
+    """The weights as JAX arrays on the devices that serve them. Raises `ModelError` if these cannot cut them so."""
+    if mesh.size == 1:
+        return jax.device_put(params, mesh.sharding())
+    specs = model.partition_specs() if isinstance(model, CutModel) else partition_specs(params)
+    try:
+        return jax.device_put(params, jax.tree.map(mesh.sharding, specs))
+    except ValueError as error:
+        raise ModelError(
+            "partition_specs() do not cut the weights", got=str(error)[:500], fix="cut axes that divide evenly"
+        ) from error
+
+
+def _cast[T](params: T, dtype: DTypeLike) -> T:
+    """The weights in this dtype."""
+    return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), params)
 
 
 def _complete(model: ServedModel, params: Params) -> Params:

@@ -5,13 +5,18 @@ CPU (`model.joins`). They are joined when they are loaded. The query heads of a 
 a gate beside its up: the axis of the KV heads and the last axis can be cut among devices.
 """
 
+from collections.abc import Callable
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from jinfercept.models.blocks import separate_heads
+from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import joins
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.models.sharding import partition_spec
 
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Names of joined weights of attention, and those of their parts."""
@@ -41,12 +46,13 @@ def join_layer(layer: Weights) -> Weights:
     """
     if is_joined(layer):
         return layer
-    home = next(iter(jax.tree.leaves(layer)[0].devices()))
-    return _join_layer(jax.device_put(layer, home))  # committed or not, there is one executable
+    mesh = mesh_of(jax.tree.leaves(layer)[0])
+    if mesh.size > 1:
+        return _joining(mesh)(layer)
+    return _join_layer(jax.device_put(layer, mesh.devices[0]))  # committed or not, there is one executable
 
 
-@jax.jit
-def _join_layer(layer: Weights) -> Weights:
+def _join(layer: Weights) -> Weights:
     joined = dict(layer)
     for name, parts in JOINED.items():
         if parts[0] in layer:
@@ -54,6 +60,24 @@ def _join_layer(layer: Weights) -> Weights:
     if "gate" in layer:
         joined["gate_up"] = jnp.stack([joined.pop("gate"), joined.pop("up")], axis=0)
     return joined
+
+
+_join_layer = jax.jit(_join)
+
+
+@cache
+def _joining(mesh: ModelMesh) -> Callable[[Weights], Weights]:
+    """As `_join_layer`, each of several devices with its parts."""
+
+    def join(layer: Weights) -> Weights:
+        apart, joined = map(_specs, (layer, jax.eval_shape(_join, layer)))
+        return mesh.on_parts(_join, (apart,), joined)(layer)
+
+    return jax.jit(join)
+
+
+def _specs(layer: Weights) -> Weights:
+    return {name: partition_spec(name) for name in layer}
 
 
 def is_joined(layer: Weights) -> bool:

@@ -11,9 +11,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, project, project_each, rms_norm, separate_heads
+from jinfercept.models.blocks import Attend, AttendJoined, project, project_each, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.rope import rotate
+from jinfercept.models.parallel import add_partial_sums, gather_columns
+from jinfercept.models.rope import rotate, rotation
 
 
 class LlamaLayer(nnx.Module):
@@ -46,14 +47,10 @@ class LlamaLayer(nnx.Module):
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T E"], KV]:
-        eps, rope = self.config.norm_eps, self.config.rope
+        eps = self.config.norm_eps
 
-        y = rms_norm(x, self.attn_norm, eps)
-        q, k, v = self._heads(y)
-        q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
-        q, k = rotate(q, positions, rope), rotate(k, positions, rope)
-        attended, kv = attend(q, k, v, kv)
-        x = x + project("thd,hde->te", attended, self.o)
+        attended, kv = self._attended(rms_norm(x, self.attn_norm, eps), positions, kv, attend)
+        x = add_partial_sums(x, project("thd,hde->te", attended, self.o))
 
         y = rms_norm(x, self.ffn_norm, eps)
         if self.joined:
@@ -61,7 +58,21 @@ class LlamaLayer(nnx.Module):
         else:
             gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
         y = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(y.dtype)
-        return x + project("tf,fe->te", y, self.down), kv
+        return add_partial_sums(x, project("tf,fe->te", y, self.down)), kv
+
+    def _attended[KV](
+        self, y: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+    ) -> tuple[Float[Array, "T H D"], KV]:
+        """What attention gives for the normed rows."""
+        eps, rope = self.config.norm_eps, self.config.rope
+        if self.joined and isinstance(attend, AttendJoined):
+            turn = rotation(positions, rope)
+            if self.q_norm is not None and self.k_norm is not None:
+                turn = turn._replace(q_norm=self.q_norm[...], k_norm=self.k_norm[...], eps=eps)
+            return attend.joined(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias), turn, kv)
+        q, k, v = self._heads(y)
+        q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
+        return attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
     def _heads(
         self, y: Float[Array, "T E"]
@@ -88,4 +99,5 @@ class LlamaHead(nnx.Module):
         self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
-        return project("re,ve->rv", rms_norm(x, self.norm, self.config.norm_eps), self.unembed, out=jnp.float32)
+        y = rms_norm(x, self.norm, self.config.norm_eps)
+        return gather_columns(project("re,ve->rv", y, self.unembed, out=jnp.float32), self.config.vocab_size)

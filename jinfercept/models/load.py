@@ -4,17 +4,12 @@ Every tensor's name and shape is checked against the config before the first is 
 `gguf_weights.py` and `converted.py`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
@@ -27,8 +22,10 @@ from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
 from jinfercept.models.joined_weights import serve_layer
+from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.stored_weights import Stored, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -48,9 +45,14 @@ class Loaded[M: ServedModel]:
 
 
 def load(
-    model: str | Path | ModelConfig, *, dtype: DTypeName = "auto", load_format: LoadFormat = "auto", seed: int = 0
+    model: str | Path | ModelConfig,
+    *,
+    dtype: DTypeName = "auto",
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    mesh: ModelMesh | None = None,
 ) -> Loaded[Model]:
-    """Load a model onto the default device.
+    """Load a model onto its devices.
 
     Args:
         model: a Hugging Face directory, or its id on the hub (`owner/name`, `owner/name@revision`), a directory that
@@ -59,24 +61,32 @@ def load(
         dtype: of weights and activations; `auto` is float32 on the CPU, where bfloat16 is slow, and bfloat16 elsewhere.
         load_format: `dummy` makes random weights instead of reading any.
         seed: of the dummy weights.
+        mesh: the devices that serve the model; by default JAX's default device.
 
     Raises:
         ModelError: there is no such model, or its config or its tensors do not fit.
+        ConfigError: the model cannot be cut for so many devices.
     """
-    target = dtype_name(dtype)
+    target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
+    with jax.default_device(mesh.local_devices[0]):
+        return _load(model, target, load_format, seed, mesh)
+
+
+def _load(model: str | Path | ModelConfig, dtype: str, load_format: str, seed: int, mesh: ModelMesh) -> Loaded[Model]:
     if isinstance(model, ModelConfig):
         if load_format != "dummy":
             raise ModelError(
                 "a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy"
             )
-        return Loaded(Model(model), random_params(model, target, seed), None, "dummy")
+        return Loaded(Model(model).on_devices(mesh.size), random_params(model, dtype, seed, mesh), None, "dummy")
 
     source = _find(model, weights=load_format != "dummy")
     if load_format == "dummy":
         config = _config(source)
-        return Loaded(Model(config), random_params(config, target, seed), source, "dummy")
+        return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source, "dummy")
     checkpoint = _open(source)
-    return Loaded(Model(checkpoint.config), _read_params(checkpoint, target), source, _kind(source))
+    served = Model(checkpoint.config).on_devices(mesh.size)
+    return Loaded(served, _read_params(checkpoint, served.config, dtype, mesh), source, _kind(source))
 
 
 def dtype_name(dtype: str) -> str:
@@ -138,7 +148,7 @@ def _find(model: str | Path, *, weights: bool) -> Path:
     )
 
 
-def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
+def _read_params(checkpoint: Checkpoint, served: ModelConfig, dtype: str, mesh: ModelMesh) -> Params:
     config, names = checkpoint.config, checkpoint.names
     expected = untied(config, abstract_params(config, dtype, joined=False))
     wanted = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
@@ -150,16 +160,21 @@ def _read_params(checkpoint: Checkpoint, dtype: str) -> Params:
     least, most = PIECE_BYTES
     piece_bytes = min(max(param_bytes(config, dtype) // 64, least), most)
 
+    found = checkpoint.shapes
+
     def block(stored: Mapping[str, StoredTensor], shapes: Weights, i: int = 0) -> Weights:
-        return {
-            ours: _read(checkpoint, stored[ours].name.format(i=i), stored[ours], shape.shape, dtype, piece_bytes)
+        tensors = {ours: stored[ours].name.format(i=i) for ours in shapes}
+        weights = {
+            ours: Stored(ours, tensors[ours], stored[ours], found[tensors[ours]][0], shape.shape)
             for ours, shape in shapes.items()
         }
+        return {ours: read_weight(checkpoint, weight, dtype, piece_bytes, mesh) for ours, weight in weights.items()}
 
+    cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
     layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
-        jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(expected.layers)
+        jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(cut.layers)
     )
-    return tied(config, Params(block(names.embed, expected.embed), layers, block(names.head, expected.head)))
+    return tied(config, Params(block(names.embed, cut.embed), layers, block(names.head, cut.head)))
 
 
 def _stored(names: Mapping[str, StoredTensor], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
@@ -188,47 +203,3 @@ def _check(
             got="; ".join(one[:200] for one in [*wrong[:_SHOWN], *more]),
             fix="use files that belong together, of a plain Llama, Mistral, Qwen2, Qwen3 or GPT-J",
         )
-
-
-def _read(
-    checkpoint: Checkpoint, name: str, stored: StoredTensor, shape: tuple[int, ...], dtype: str, piece_bytes: int
-) -> Shaped[Array, "..."]:
-    """A weight on the device. A large one is copied in pieces, to bound host memory."""
-    num_rows, *columns = stored.shape(shape)
-    head_dim = checkpoint.config.head_dim
-    step = max(1, piece_bytes // (4 * math.prod(columns) * head_dim)) * head_dim
-    if num_rows <= step:
-        placed = _place(_rows(checkpoint, name, 0, num_rows), stored.inputs, shape, dtype)
-        return jax.block_until_ready(placed)
-    placed = jnp.zeros(shape, dtype)
-    for start in range(0, num_rows, step):
-        rows = _rows(checkpoint, name, start, min(start + step, num_rows))
-        placed = jax.block_until_ready(_place_rows(placed, rows, start, stored.inputs))
-    return placed
-
-
-def _rows(checkpoint: Checkpoint, name: str, start: int, stop: int) -> Shaped[np.ndarray, "..."]:
-    rows = checkpoint.read(name, slice(start, stop))
-    if not jnp.issubdtype(rows.dtype, jnp.floating):
-        raise ModelError(
-            "weights are floating-point numbers", got=f"{name} of {rows.dtype}", fix="use another checkpoint"
-        )
-    return rows
-
-
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _place(stored: Shaped[Array, "..."], inputs: int, shape: tuple[int, ...], dtype: str) -> Shaped[Array, "..."]:
-    """A stored tensor as ours: cast, input axes first."""
-    array = stored.astype(jnp.dtype(dtype))
-    return (array.T if inputs else array).reshape(shape)
-
-
-@partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _place_rows(
-    placed: Shaped[Array, "..."], rows: Shaped[Array, "..."], start: Int[Array, ""], inputs: int
-) -> Shaped[Array, "..."]:
-    """`placed` with the stored rows from `start` on written where they belong, in place."""
-    if not inputs:
-        return jax.lax.dynamic_update_slice_in_dim(placed, rows.astype(placed.dtype), start, axis=0)
-    matrix = placed.reshape(rows.shape[1], -1)
-    return jax.lax.dynamic_update_slice_in_dim(matrix, rows.astype(placed.dtype).T, start, axis=1).reshape(placed.shape)

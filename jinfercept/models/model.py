@@ -6,7 +6,7 @@ The parameters are plain pytrees of arrays (the pure state of `nnx.split`); the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -21,6 +21,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights
+from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
 
@@ -32,10 +33,12 @@ class Model:
     Attributes:
         config: of the model.
         joined: whether the weights of the same rows are joined, see `joined_weights.py`.
+        kv_repeats: how often each KV head of the checkpoint is repeated among those of `config`, see `on_devices`.
     """
 
     config: ModelConfig
     joined: bool = field(default_factory=lambda: joins(), repr=False)
+    kv_repeats: int = field(default=1, repr=False)
     _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
     _layer: nnx.GraphDef[LlamaLayer | GPTJLayer] = field(init=False, repr=False, compare=False)
     _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
@@ -46,6 +49,18 @@ class Model:
         for name, block in (("_embed", Embed), ("_layer", layer), ("_head", head)):
             abstract = nnx.eval_shape(lambda block=block: block(self.config, jnp.float32))
             object.__setattr__(self, name, nnx.graphdef(abstract))
+
+    def on_devices(self, num_devices: int) -> "Model":
+        """The model as so many devices serve it, with KV heads repeated where they do not divide evenly. Raises `ConfigError`
+        if the model cannot be cut into so many parts."""
+        config = serving_config(self.config, num_devices)
+        repeats = config.num_kv_heads // self.config.num_kv_heads
+        return replace(self, config=config, kv_repeats=self.kv_repeats * repeats)
+
+    @property
+    def checkpoint_config(self) -> ModelConfig:
+        """The config with the KV heads of the checkpoint."""
+        return replace(self.config, num_kv_heads=self.config.num_kv_heads // self.kv_repeats)
 
     def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
         """Vectors of the tokens; `params` is `Params.embed`."""
@@ -68,13 +83,17 @@ def joins() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def abstract_params(config: ModelConfig, dtype: DTypeLike, *, joined: bool | None = None) -> Params:
+def abstract_params(
+    config: ModelConfig, dtype: DTypeLike, *, joined: bool | None = None, num_devices: int = 1
+) -> Params:
     """The shapes and dtypes of the weights, for compiling and planning memory before they are loaded.
 
     Args:
         joined: as `Model` has it; by default that of JAX's default backend.
+        num_devices: that serve the weights; the vocabulary is padded so that they cut it evenly.
     """
     joined = joins() if joined is None else joined
+    config = replace(config, vocab_size=padded_vocabulary(config.vocab_size, num_devices))
 
     def shapes(block: Callable[[ModelConfig, DTypeLike], nnx.Module]) -> Weights:
         abstract = nnx.eval_shape(lambda: block(config, dtype))
@@ -99,10 +118,14 @@ def untied(config: ModelConfig, params: Params) -> Params:
     return params._replace(head={name: leaf for name, leaf in params.head.items() if name != "unembed"})
 
 
-def param_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
-    """Device memory of the weights, tied embeddings counted once."""
-    leaves = jax.tree.leaves(untied(config, abstract_params(config, dtype)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+def param_bytes(config: ModelConfig, dtype: DTypeLike, num_devices: int = 1) -> int:
+    """Memory of the weights on each of the devices, tied embeddings counted once."""
+    params = untied(config, abstract_params(config, dtype, num_devices=num_devices))
+    return sum(
+        leaf.size * leaf.dtype.itemsize // (1 if cut_axis(name) is None else num_devices)
+        for block in (params.embed, *params.layers, params.head)
+        for name, leaf in block.items()
+    )
 
 
 def kv_bytes_per_token(config: ModelDimensions, dtype: DTypeLike) -> int:

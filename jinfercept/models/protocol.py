@@ -55,6 +55,20 @@ class ModelDimensions(Protocol):
 
 
 @runtime_checkable
+class CutModel(Protocol):
+    """A `ServedModel` that several devices can compute.
+
+    Its functions get each device's part of the weights, and return what they would return on one device: partial sums are added
+    by `parallel.add_partial_sums`. Queries, keys and values are those of the device's heads.
+    """
+
+    def partition_specs(self) -> Params:
+        """A `jax.sharding.PartitionSpec` for every weight, or for all in a branch of the tree; the axis of the mesh that
+        devices cut is `parallel.AXIS`, "tp"."""
+        ...
+
+
+@runtime_checkable
 class ServedModel(Protocol):
     """A decoder-only model as pure functions, traced under `jax.jit`.
 

@@ -8,17 +8,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import RopeConfig
+from jinfercept.pallas.rotation import Rotation
 
 
 def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:
     """Turn the first `rotary_dim` dimensions of every head by its token's position; float32 inside, x's dtype out."""
-    angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)  # [T, 1, rotary_dim / 2]
-    cos, sin = jax.lax.platform_dependent(
-        jnp.cos(angles) * rope.attention_factor,
-        jnp.sin(angles) * rope.attention_factor,
-        cpu=lambda *waves: jax.lax.optimization_barrier(waves),  # or XLA works them out again for every head
-        default=lambda *waves: waves,
-    )
+    cos, sin = _waves(positions, rope)
     turning, rest = x[..., : rope.rotary_dim].astype(jnp.float32), x[..., rope.rotary_dim :]
     if rope.interleaved:
         first, second = turning[..., 0::2], turning[..., 1::2]
@@ -27,6 +22,23 @@ def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfi
     turned = (first * cos - second * sin, second * cos + first * sin)
     joined = jnp.stack(turned, axis=-1).reshape(turning.shape) if rope.interleaved else jnp.concatenate(turned, axis=-1)
     return jnp.concatenate([joined.astype(x.dtype), rest], axis=-1)
+
+
+def rotation(positions: Int[Array, "T"], rope: RopeConfig) -> Rotation:
+    """What `rotate` does, for attention that does it itself."""
+    cos, sin = (wave[:, 0] for wave in _waves(positions, rope))
+    return Rotation(cos, sin, rope.interleaved)
+
+
+def _waves(positions: Int[Array, "T"], rope: RopeConfig) -> tuple[Float[Array, "T 1 half"], Float[Array, "T 1 half"]]:
+    """Cosine and sine of every token's angles."""
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)  # [T, 1, rotary_dim / 2]
+    return jax.lax.platform_dependent(
+        jnp.cos(angles) * rope.attention_factor,
+        jnp.sin(angles) * rope.attention_factor,
+        cpu=lambda *waves: jax.lax.optimization_barrier(waves),  # or XLA works them out again for every head
+        default=lambda *waves: waves,
+    )
 
 
 def frequencies(rope: RopeConfig) -> Float[np.ndarray, "half"]:

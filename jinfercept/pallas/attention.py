@@ -4,9 +4,11 @@ Every implementation takes `(q, pages, batch)`, applies the 1/√D scale itself,
 tested against `paged_attention_reference`.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -20,8 +22,9 @@ from jinfercept.pallas.triton_attention import (
     compute_capability,
     is_supported,
     paged_attention_triton,
-    schedule_work,
+    work_cut,
 )
+from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 
 
 def _mosaic() -> ModuleType:
@@ -37,11 +40,11 @@ IMPLEMENTATIONS = {
     "triton": paged_attention_triton,
     "mosaic": lambda *operands, **options: _mosaic().paged_attention_mosaic(*operands, **options),
 }
-SCHEDULES = {
-    "triton": schedule_work,
-    "mosaic": lambda *operands, **options: _mosaic().schedule_mosaic(*operands, **options),
+CUTS: dict[str, Callable[[Heads], WorkCut]] = {
+    "triton": work_cut,
+    "mosaic": lambda heads: _mosaic().mosaic_cut(heads),
 }
-"""Work schedules of the implementations that have them, made once per step for all layers; these have decode variants too."""
+"""How the implementations that have work schedules cut a batch; these have decode variants too."""
 
 
 def paged_attention(
@@ -57,10 +60,10 @@ def paged_attention(
     Args:
         q: queries, unscaled; H is a multiple of the pages' K.
         pages: one layer's pages.
-        batch: the ragged rows; see `Batch`.
+        batch: the ragged rows, with their work if the implementation has a cut; see `Batch` and `prepare`.
         implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
             Code that is compiled for another device has to name one.
-        decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks, see `has_decode_variant`.
+        decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks.
 
     Raises:
         ValueError: the implementation is unknown, or does not support these shapes.
@@ -70,38 +73,39 @@ def paged_attention(
     if implementation not in IMPLEMENTATIONS:
         fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
-    options = {"decode_only": True} if decode_only and implementation in SCHEDULES else {}
+    options = {"decode_only": True} if decode_only and implementation in CUTS else {}
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
 
 
-def prepare(
-    batch: Batch, heads: Heads, dtype: DTypeLike, *, implementation: str = "auto", decode_only: bool = False
-) -> Batch:
-    """The batch with its work schedules, if the implementation has them.
+def cut_for(heads: Heads, dtype: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:
+    """How the implementation cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
+    and no other code for steps of decode rows only.
 
     Args:
-        batch: of one step.
         heads: of the model.
         dtype: of queries and pages.
-        implementation, decode_only: as for `paged_attention`.
+        implementation: as for `paged_attention`.
     """
     if implementation == "auto":
         implementation = _best(dtype, dtype, heads.head_dim)
-    schedule = SCHEDULES.get(implementation)
-    return batch if schedule is None else batch._replace(work=schedule(batch, heads, decode_only=decode_only))
+    return CUTS[implementation](heads) if implementation in CUTS else None
 
 
-def has_decode_variant(implementation: str, dtype: DTypeLike, head_dim: int) -> bool:
-    """Whether `decode_only` makes other code, so that executables of steps without chunks are worth their compilation.
+def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> Batch:
+    """A batch whose numbers the host can read with its work, which an implementation with a `cut` needs.
 
     Args:
-        implementation: as for `paged_attention`.
-        dtype: of queries and pages.
-        head_dim: of the model.
+        batch: of one step; not traced.
+        cut: of the implementation, see `cut_for`.
+        decode_only: as for `paged_attention`.
     """
-    if implementation == "auto":
-        implementation = _best(dtype, dtype, head_dim)
-    return implementation in SCHEDULES
+    if cut is None:
+        return batch
+    starts, contexts = np.asarray(batch.query_starts), np.asarray(batch.context_lens)
+    num_tokens = batch.tokens.shape[0]
+    decodes, *chunks = schedules(cut, starts, contexts, int(batch.num_decode), num_tokens, decode_only=decode_only)
+    read = batch.query_starts, batch.context_lens, batch.page_tables, batch.num_decode
+    return batch._replace(work=Work(*read, decodes, chunks[0] if chunks else None))
 
 
 def available(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> list[str]:

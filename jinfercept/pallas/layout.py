@@ -13,6 +13,7 @@ On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-b
 indices may repeat is a compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.
 """
 
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,33 @@ from jaxtyping import Array, Float, Int, UInt32
 SCRATCH_PAGE = 0
 OUT_OF_RANGE = 2**30
 """First index of padding, in pages or in tokens: no pool has as many. Scatters drop such indices, which must be distinct."""
+
+
+class Part(NamedTuple):
+    """Part of a vector of int32 numbers that a kernel reads where it lies: XLA would copy a slice before the kernel.
+
+    Attributes:
+        vector: on the device.
+        first: the part's first number.
+        shape: of the part.
+    """
+
+    vector: Int[Array, "packed"]
+    first: int
+    shape: tuple[int, ...]
+
+    def array(self) -> Int[Array, "..."]:
+        """The part as an array of its own."""
+        return self.vector[self.first : self.first + prod(self.shape)].reshape(self.shape)
+
+
+type Ints = Any
+"""Whole numbers that a kernel reads: an array of JAX or numpy, or a `Part`."""
+
+
+def as_array(ints: Ints) -> Int[Array, "..."]:
+    """The numbers as an array."""
+    return ints.array() if isinstance(ints, Part) else jnp.asarray(ints)
 
 
 class Batch(NamedTuple):
@@ -39,7 +67,7 @@ class Batch(NamedTuple):
     context_lens: Int[Array, "S"]  # tokens visible to the row's last query, itself included
     page_tables: Int[Array, "S P"]  # unused entries are the scratch page
     num_decode: Int[Array, ""]
-    work: tuple[Any, ...] = ()  # work schedules of an implementation of attention, the same for all layers
+    work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
 
 
 KVPages = Float[Array, "N B 2 K D"]

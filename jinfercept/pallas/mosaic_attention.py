@@ -11,11 +11,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.pallas.layout import Batch, KVPages
+from jinfercept.pallas.layout import Batch, KVPages, as_array
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
 from jinfercept.pallas.tiles import HOPPER, Tiles
-from jinfercept.pallas.triton_attention import Heads, attend_decode_rows, compute_capability, schedule_work, tiles_for
-from jinfercept.pallas.work_schedule import WorkSchedule
+from jinfercept.pallas.triton_attention import Heads, compute_capability, tiles_for, work_cut
+from jinfercept.pallas.triton_decode import attend_decode_rows
+from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
@@ -35,7 +36,7 @@ def paged_attention_mosaic(
     Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
 
     Args:
-        q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
+        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
         decode_only: the batch has no chunks: their kernel is left out.
         interpret: run without a GPU, slowly.
 
@@ -52,19 +53,13 @@ def paged_attention_mosaic(
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")
     tiles = _tiles(heads, interpret)
-    chunks, splits = batch.work or schedule_work(batch, heads, tiles, decode_only=decode_only)
-    out = None
-    if not decode_only:
-        assert chunks is not None
-        out = _attend_chunks(q, pages, batch, chunks, heads, interpret)
-    return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
+    out = None if decode_only else _attend_chunks(q, pages, batch, heads, interpret)
+    return attend_decode_rows(q, pages, batch.work, out, tiles.decode, interpret)
 
 
-def schedule_mosaic(
-    batch: Batch, heads: Heads, *, decode_only: bool = False
-) -> tuple[WorkSchedule | None, WorkSchedule]:
-    """The work schedules of the chunks and of the decode rows, see `schedule_work`."""
-    return schedule_work(batch, heads, _tiles(heads, interpret=False), decode_only=decode_only)
+def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
+    """How the kernels cut a batch."""
+    return work_cut(heads, _tiles(heads, interpret))
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int, page_size: int) -> bool:
@@ -80,9 +75,10 @@ def _tiles(heads: Heads, interpret: bool) -> Tiles:
 
 
 def _attend_chunks(
-    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, heads: Heads, interpret: bool
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, heads: Heads, interpret: bool
 ) -> Float[Array, "T H D"]:
     """The results of all chunks; zeros for all other tokens."""
+    work = WorkSchedule(*map(as_array, batch.work.chunks))
     num_pages, page_size, _, num_kv_heads, head_dim = pages.shape
     num_units, tile_queries = work.unit_rows.shape[0], ROWS // heads.group
     row, skipped = work.unit_rows, work.unit_starts

@@ -19,8 +19,8 @@ WARPGROUP_ROWS = 64  # of one wgmma of four warps
 LEAST_ROWS = 16  # of a matrix product in Triton
 LEAST_TOKENS = 16
 MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
-DECODE_BLOCKS = {64: 7, 128: 5, 256: 3}
-"""Blocks of the decode kernel for which a multiprocessor has the registers, by padded head dim: 69, 96 and 133 of a thread."""
+DECODE_BLOCKS = {64: 7, 128: 4, 256: 3}
+"""Blocks of the decode kernel for which a multiprocessor has the registers, by padded head dim: 69, 128 and 135 of a thread."""
 
 EXACT_DECODE_BLOCKS = 2  # of 8 warps, in float32
 BLOCK_BYTES = 3584  # of shared memory that a block has beside queries, keys and values: page numbers, and the system's

@@ -4,8 +4,7 @@ The whole pool is an operand without blocks, and pages are found by the numbers 
 the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor cores, float32 as float32, never as TF32.
 
 * Decode rows have one query each. Their contexts are cut into pieces (`work_schedule.split_contexts`), so that few long rows
-  fill the chip as well as many short ones; a piece leaves its maximum, its sum and its weighted values, and `_join_kernel`
-  makes one result of a row's pieces (flash-decoding). It also writes the zeros of the padding tokens.
+  fill the chip as well as many short ones (`triton_decode.py`).
 * Chunks are cut into tiles of queries of one row, and every tile reads its row's context up to its last query.
 
 In both, the query heads of one KV head are the rows of one matrix product, padded to a power of two. One program serves one
@@ -23,16 +22,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.pallas.layout import Batch, KVPages
-from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles, power_of_two
-from jinfercept.pallas.triton_softmax import LOWEST, attend_tile, empty_carry, load_rows, store_rows
-from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
+from jinfercept.pallas.operands import EVERYWHERE, with_ints
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles
+from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
+from jinfercept.pallas.triton_softmax import attend_tile, empty_carry, load_rows, store_rows
+from jinfercept.pallas.work_schedule import Work, WorkCut
 
 AMPERE = 80  # its compute capability
 AMPERE_MULTIPROCESSORS = 108
 DTYPES = ("bfloat16", "float16", "float32")
 LARGEST_HEAD_DIM = 256
-JOINED_UNITS = 16  # pieces of a row that are joined in one turn
-EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 
 
 def paged_attention_triton(
@@ -49,7 +49,7 @@ def paged_attention_triton(
     Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
 
     Args:
-        q, pages, batch: see there; q and pages have the same type. Its `work` is made here if it is empty.
+        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
         decode_only: the batch has no chunks: their kernel is left out.
         tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
         interpret: run without a GPU, slowly.
@@ -66,12 +66,36 @@ def paged_attention_triton(
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
-    chunks, splits = batch.work or schedule_work(batch, heads, tiles, decode_only=decode_only)
-    out = None
-    if not decode_only:
-        assert chunks is not None
-        out = _attend_chunks(q, pages, batch, chunks, tiles.chunk, interpret)
-    return attend_decode_rows(q, pages, batch, splits, out, tiles.decode, interpret)
+    out = None if decode_only else _attend_chunks(q, pages, batch.work, tiles.chunk, interpret)
+    return attend_decode_rows(q, pages, batch.work, out, tiles.decode, interpret)
+
+
+def joined_attention_triton(
+    qkv: Float[Array, "T K G2 D"],
+    rotation: Rotation,
+    pages: KVPages,
+    batch: Batch,
+    *,
+    tiles: Tiles | None = None,
+    interpret: bool = False,
+) -> tuple[Float[Array, "T H D"], KVPages]:
+    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values.
+
+    Args:
+        qkv: by KV head: its query heads, its key, its value, as their product leaves them.
+        rotation: of queries and keys.
+        pages: one layer's pages, without the step's own tokens; in place if donated.
+        batch: decode rows only, with their work.
+        tiles, interpret: as for `paged_attention_triton`.
+
+    Returns:
+        The results, zeros for padding tokens, and the pages with the step's own tokens.
+    """
+    _, num_kv_heads, width, head_dim = qkv.shape
+    heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
+    if tiles is None:
+        tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
+    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, tiles.decode, interpret)
 
 
 class Heads(NamedTuple):
@@ -93,16 +117,11 @@ def tiles_for(heads: Heads, capability: int) -> Tiles:
     return choose_tiles(heads.head_dim, heads.group, heads.itemsize, capability, num_multiprocessors())
 
 
-def schedule_work(
-    batch: Batch, heads: Heads, tiles: Tiles | None = None, *, decode_only: bool = False
-) -> tuple[WorkSchedule | None, WorkSchedule]:
-    """The work schedules of the chunks, None without them, and of the decode rows: the same for all layers of a step."""
+def work_cut(heads: Heads, tiles: Tiles | None = None) -> WorkCut:
+    """How the kernels cut a batch, by these tiles or by those for the GPU that the code is lowered for."""
     if tiles is None:
         tiles = tiles_for(heads, compute_capability())
-    splits = split_contexts(batch, heads.num_kv_heads, tiles.programs, tiles.decode.tokens)
-    if decode_only:
-        return None, splits
-    return tile_chunks(batch, batch.tokens.shape[0], tiles.chunk.rows // heads.group), splits
+    return WorkCut(heads.num_kv_heads, tiles.programs, tiles.decode.tokens, tiles.chunk.rows // heads.group)
 
 
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
@@ -130,18 +149,18 @@ def num_multiprocessors() -> int:
 def _attend_chunks(
     q: Float[Array, "T H D"],
     pages: KVPages,
-    batch: Batch,
-    work: WorkSchedule,
+    work: Work,
     tile: Tile,
     interpret: bool,
 ) -> Float[Array, "T H D"]:
     """The results of all chunks; all other tokens are left unwritten."""
-    operands = (q, pages, batch.query_starts, batch.context_lens, batch.page_tables)
-    operands += (work.row_units, work.unit_rows, work.unit_starts)
+    schedule = work.chunks
+    assert schedule is not None
+    operands, specs = with_ints((q, pages), work.query_starts, work.context_lens, work.page_tables, *schedule[:3])
     return pl.pallas_call(
-        partial(_chunk_kernel, tile=tile),
-        grid=(pages.shape[3], work.unit_rows.shape[0]),
-        in_specs=[EVERYWHERE] * len(operands),
+        partial(_chunk_kernel, tile=tile, pages_per_row=work.page_tables.shape[1]),
+        grid=(pages.shape[3], schedule.unit_rows.shape[0]),
+        in_specs=specs,
         out_specs=EVERYWHERE,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
@@ -155,13 +174,14 @@ def _chunk_kernel(
     pages_ref,  # [N, B, 2, K, D]
     query_starts_ref,  # [S + 1]
     context_lens_ref,  # [S]
-    tables_ref,  # [S, P]
+    tables_ref,  # [S · P]
     row_units_ref,  # [S + 1]
     unit_rows_ref,  # [W]
     unit_starts_ref,  # [W]
     out_ref,  # [T, H, D]
     *,
     tile: Tile,
+    pages_per_row: int,
 ):
     """One tile of queries of one row, for one KV head."""
     kv_head, program = pl.program_id(0), pl.program_id(1)
@@ -180,7 +200,8 @@ def _chunk_kernel(
 
         queries = load_rows(q_ref, (token, head), head_dim, mine)  # [rows, D]
         carry = empty_carry(tile.rows, head_dim)
-        attend = partial(attend_tile, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end + offset)
+        table = row * pages_per_row
+        attend = partial(attend_tile, queries, pages_ref, tables_ref, table, kv_head, tile.tokens, limit=end + offset)
         num_seen_by_all = (first + offset + 1) // tile.tokens
         carry = jax.lax.fori_loop(
             0, num_seen_by_all, lambda turn, carry: attend(turn * tile.tokens, None, carry), carry
@@ -191,128 +212,3 @@ def _chunk_kernel(
         )
         _, total, weighted = carry
         store_rows(out_ref, (token, head), head_dim, mine, weighted / total[:, None])
-
-
-def attend_decode_rows(
-    q: Float[Array, "T H D"],
-    pages: KVPages,
-    batch: Batch,
-    work: WorkSchedule,
-    chunks: Float[Array, "T H D"] | None,
-    tile: Tile,
-    interpret: bool,
-) -> Float[Array, "T H D"]:
-    """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
-    num_tokens, num_heads, head_dim = q.shape
-    num_rows, num_units = work.row_units.shape[0] - 1, work.unit_rows.shape[0]
-    operands = (q, pages, batch.context_lens, batch.page_tables, *work[:4])
-    per_unit = jax.ShapeDtypeStruct((num_units, num_heads), jnp.float32)
-    pieces = pl.pallas_call(
-        partial(_decode_kernel, tile=tile),
-        grid=(pages.shape[3], num_units),
-        in_specs=[EVERYWHERE] * len(operands),
-        out_specs=[EVERYWHERE] * 3,
-        out_shape=[per_unit, per_unit, jax.ShapeDtypeStruct((num_units, num_heads, head_dim), jnp.float32)],
-        compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
-        interpret=interpret,
-        name="paged_decode_attention",
-    )(*operands)
-
-    operands = (*pieces, work.row_units, batch.num_decode[None], batch.query_starts)
-    operands += () if chunks is None else (chunks,)
-    return pl.pallas_call(
-        _join_kernel,
-        grid=(num_heads, min(num_rows, num_tokens)),
-        in_specs=[EVERYWHERE] * len(operands),
-        out_specs=EVERYWHERE,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        input_output_aliases={} if chunks is None else {len(operands) - 1: 0},
-        compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
-        interpret=interpret,
-        name="paged_decode_join",
-    )(*operands)
-
-
-def _decode_kernel(
-    q_ref,  # [T, H, D]
-    pages_ref,  # [N, B, 2, K, D]
-    context_lens_ref,  # [S]
-    tables_ref,  # [S, P]
-    row_units_ref,  # [S + 1]
-    unit_rows_ref,  # [W]
-    unit_starts_ref,  # [W]
-    unit_tokens_ref,  # [1]
-    top_ref,  # [W, H]
-    total_ref,  # [W, H]
-    weighted_ref,  # [W, H, D]
-    *,
-    tile: Tile,
-):
-    """One piece of one row's context, for one KV head."""
-    kv_head, program = pl.program_id(0), pl.program_id(1)
-    group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
-
-    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
-    def _():
-        row, start = unit_rows_ref[program], unit_starts_ref[program]
-        end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
-        place = jnp.arange(tile.rows)
-        head, mine = kv_head * group + place, place < group
-
-        queries = load_rows(q_ref, (row, head), head_dim, mine)  # [rows, D]; a decode row's token has the row's number
-        visible = jnp.full(tile.rows, end - 1)
-        attend = partial(attend_tile, queries, pages_ref, tables_ref, row, kv_head, tile.tokens, limit=end)
-        num_turns = pl.cdiv(end - start, tile.tokens)
-        top, total, weighted = jax.lax.fori_loop(
-            0,
-            num_turns,
-            lambda turn, carry: attend(start + turn * tile.tokens, visible, carry),
-            empty_carry(tile.rows, head_dim),
-        )
-        unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        plgpu.store(top_ref.at[unit, head], top, mask=mine)
-        plgpu.store(total_ref.at[unit, head], total, mask=mine)
-        store_rows(weighted_ref, (unit, head), head_dim, mine, weighted)
-
-
-def _join_kernel(
-    top_ref,  # [W, H]
-    total_ref,  # [W, H]
-    weighted_ref,  # [W, H, D]
-    row_units_ref,  # [S + 1]
-    num_decode_ref,  # [1]
-    query_starts_ref,  # [S + 1]
-    *results,  # the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
-):
-    """All pieces of one row, and the zeros of some padding tokens, for one query head."""
-    head, row = pl.program_id(0), pl.program_id(1)
-    head_dim, out_ref = weighted_ref.shape[2], results[-1]
-    column = jnp.arange(power_of_two(head_dim))
-
-    @pl.when(row < num_decode_ref[0])
-    def _():
-        first, end = row_units_ref[row], row_units_ref[row + 1]
-
-        def join(turn, carry):
-            top, total, weighted = carry  # [], [], [D]
-            unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
-            mine = unit < end
-            tops = plgpu.load(top_ref.at[unit, head], mask=mine, other=LOWEST)
-            totals = plgpu.load(total_ref.at[unit, head], mask=mine, other=0.0)
-            values = load_rows(weighted_ref, (unit, head), head_dim, mine)  # [units, D]
-            new_top = jnp.maximum(top, tops.max())
-            scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
-            added = jnp.sum(values * scale[:, None], axis=0)
-            return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
-
-        initial = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
-        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
-        plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
-
-    num_rows, padding = pl.num_programs(1), query_starts_ref[query_starts_ref.shape[0] - 1] + row
-    zeros = jnp.zeros(power_of_two(head_dim), out_ref.dtype)
-
-    def clear(turn, _):
-        plgpu.store(out_ref.at[padding + turn * num_rows, head, column], zeros, mask=column < head_dim)
-
-    jax.lax.fori_loop(0, pl.cdiv(out_ref.shape[0] - padding, num_rows), clear, None)

@@ -25,8 +25,8 @@ def empty_carry(rows: int, head_dim: int):
 def attend_tile(
     queries: Float[Array, "rows Dp"],
     pages_ref,  # [N, B, 2, K, D]
-    tables_ref,  # [S, P]
-    row: Int[Array, ""],
+    tables_ref,  # [S · P]
+    table: Int[Array, ""],
     kv_head: Int[Array, ""],
     tokens: int,
     start: Int[Array, ""],
@@ -38,6 +38,7 @@ def attend_tile(
     """The carry after `tokens` context tokens of a row, from position `start` on, for one KV head.
 
     Args:
+        table: where the row's page table begins.
         visible: each query's last visible position, below `limit`; None if every query sees the whole tile, and `limit` is
             beyond it.
         limit: positions from here on are not read.
@@ -47,10 +48,10 @@ def attend_tile(
     position = start + jnp.arange(tokens)
     if visible is None:
         written = None
-        page = tables_ref[row, position // page_size]
+        page = tables_ref[table + position // page_size]
     else:
         written = position < limit  # slots beyond it may hold anything
-        page = plgpu.load(tables_ref.at[row, position // page_size], mask=written, other=SCRATCH_PAGE)
+        page = plgpu.load(tables_ref.at[table + position // page_size], mask=written, other=SCRATCH_PAGE)
     slot = position % page_size
     key = load_rows(pages_ref, (page, slot, 0, kv_head), head_dim, written)  # [tokens, D]
     value = load_rows(pages_ref, (page, slot, 1, kv_head), head_dim, written)

@@ -1,4 +1,4 @@
-"""Distributes a batch over the programs of a kernel's static grid: plain arrays, made outside of the kernels.
+"""Distributes a batch over the programs of a kernel's static grid: plain numpy on the host, where a step's contexts are known.
 
 The grid is as large as a bucket's fullest batch needs; the programs after the last unit in use do nothing. A GPU starts
 programs in the order of their numbers, so the longest units come first: short ones fill the end of a kernel.
@@ -6,10 +6,10 @@ programs in the order of their numbers, so the longest units come first: short o
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Int
 
-from jinfercept.pallas.layout import Batch
+from jinfercept.pallas.layout import Ints
 
 MOST_WAVES = 2  # of spare units: a long context needs more only where other rows already fill the GPU
 START_TOKENS = 64  # context tokens that a program could read in the time that it takes to start and to end (estimated)
@@ -19,70 +19,143 @@ class WorkSchedule(NamedTuple):
     """Units of work, ragged: row `s` has the units `row_units[s] : row_units[s + 1]`. `W` is static, all else is data.
 
     Program `p` serves row `unit_rows[p]` from its token `unit_starts[p]` on, at most `unit_tokens` tokens: this is unit
-    `row_units[row] + unit_starts[p] // unit_tokens`. Programs from `row_units[S]` on have no unit.
+    `row_units[row] + unit_starts[p] // unit_tokens`. Programs from `row_units[S]` on have no unit. `unit_programs` are the
+    programs that serve the units. Shapes: `[S + 1]`, `[W]`, `[W]`, `[1]`, `[W]`.
     """
 
-    row_units: Int[Array, "S1"]
-    unit_rows: Int[Array, "W"]
-    unit_starts: Int[Array, "W"]
-    unit_tokens: Int[Array, "1"]
-    unit_programs: Int[Array, "W"]  # the program that serves a unit
+    row_units: Ints
+    unit_rows: Ints
+    unit_starts: Ints
+    unit_tokens: Ints
+    unit_programs: Ints
 
 
-def split_contexts(batch: Batch, num_kv_heads: int, programs: int, tile_tokens: int) -> WorkSchedule:
-    """Cut the contexts of the decode rows into pieces of one length, a multiple of `tile_tokens`.
+class WorkCut(NamedTuple):
+    """How the kernels of a model on a GPU cut a batch into units.
+
+    Attributes:
+        num_kv_heads: a unit takes a program for each.
+        programs: of the decode kernel that run at once, one wave.
+        context_tokens: of decode rows, per turn of the kernel's loop: units are multiples.
+        chunk_queries: most query tokens of a unit of a chunk.
+    """
+
+    num_kv_heads: int
+    programs: int
+    context_tokens: int
+    chunk_queries: int
+
+    @property
+    def spare_units(self) -> int:
+        """Units of decode rows beyond one for each row."""
+        return max(1, MOST_WAVES * self.programs // self.num_kv_heads)
+
+    def shapes(self, num_tokens: int, num_rows: int, *, decode_only: bool) -> list[tuple[tuple[int, ...], ...]]:
+        """The shapes of a batch's `schedules`, field by field."""
+        most_rows = min(num_rows, num_tokens)  # each with one tile, and the other tokens in full tiles
+        units = [num_rows + self.spare_units]
+        units += [] if decode_only else [most_rows + (num_tokens - most_rows) // self.chunk_queries]
+        return [((num_rows + 1,), (count,), (count,), (1,), (count,)) for count in units]
+
+
+class Work(NamedTuple):
+    """What the kernels read of a batch: four of its fields, and the schedules of decode rows and of chunks.
+
+    Attributes:
+        chunks: None for a batch of decode rows only.
+    """
+
+    query_starts: Ints
+    context_lens: Ints
+    page_tables: Ints
+    num_decode: Ints
+    decodes: WorkSchedule
+    chunks: WorkSchedule | None
+
+
+def schedules(
+    cut: WorkCut,
+    query_starts: Int[np.ndarray, "S1"],
+    context_lens: Int[np.ndarray, "S"],
+    num_decode: int,
+    num_tokens: int,
+    *,
+    decode_only: bool,
+) -> list[WorkSchedule]:
+    """The schedules of a batch on the host: of its decode rows and, unless there are only these, of its chunks.
+
+    Args:
+        cut: of the model and the GPU.
+        query_starts, context_lens, num_decode: of the batch, see `Batch`.
+        num_tokens: T, the bucket.
+    """
+    is_decode = np.arange(len(context_lens)) < num_decode
+    found = [split_contexts(np.where(is_decode, context_lens, 0), cut)]
+    if not decode_only:
+        queries = np.where(is_decode, 0, np.diff(query_starts))
+        found.append(tile_chunks(queries, context_lens - queries, num_tokens, cut.chunk_queries))
+    return found
+
+
+def split_contexts(contexts: Int[np.ndarray, "S"], cut: WorkCut) -> WorkSchedule:
+    """Cut the contexts of the decode rows into pieces of one length, a multiple of `cut.context_tokens`.
 
     Of the lengths that divide the longest context evenly, takes the one with the lowest bound of the kernel's time: the
     number of waves, times the tokens of a piece and what its start costs. So one long row is cut until one wave is full,
     many equal rows stay whole where they fill waves by themselves, and unequal rows are cut until the waves are even.
 
     Args:
-        num_kv_heads: a piece takes a program for each.
-        programs: that run at once, one wave.
-        tile_tokens: context tokens per turn of the kernel's loop.
+        contexts: tokens of every row, 0 for those that are not decoded.
+        cut: of the model and the GPU.
     """
-    num_rows = batch.context_lens.shape[0]
-    contexts = jnp.where(jnp.arange(num_rows) < batch.num_decode, batch.context_lens, 0)
-    spare_units = max(1, MOST_WAVES * programs // num_kv_heads)
-    most_units = num_rows + spare_units
-    even = _ceil_div(jnp.maximum(contexts.max(), 1), jnp.arange(1, spare_units + 2))
-    lengths = _ceil_div(even, tile_tokens) * tile_tokens  # [choices]
-    units = jnp.sum(_ceil_div(contexts, lengths[:, None]), axis=1, dtype=jnp.int32)
-    bounds = _ceil_div(units * num_kv_heads, programs) * (lengths + START_TOKENS)
-    bounds = jnp.where(units <= most_units, bounds, jnp.iinfo(jnp.int32).max)
-    work = _cut(contexts, lengths[jnp.argmin(bounds)], most_units)
+    most_units = len(contexts) + cut.spare_units
+    even = _ceil_div(max(int(contexts.max(initial=0)), 1), np.arange(1, cut.spare_units + 2))
+    lengths = np.unique(_ceil_div(even, cut.context_tokens))[::-1] * cut.context_tokens  # [choices]
+    units = _ceil_div(contexts, lengths[:, None]).sum(axis=1)
+    bounds = _ceil_div(units * cut.num_kv_heads, cut.programs) * (lengths + START_TOKENS)
+    bounds[units > most_units] = np.iinfo(bounds.dtype).max
+    work = _cut(contexts, int(lengths[np.argmin(bounds)]), most_units)
     return _longest_first(work, contexts[work.unit_rows] - work.unit_starts)
 
 
-def tile_chunks(batch: Batch, num_tokens: int, tile_queries: int) -> WorkSchedule:
-    """Cut the queries of all rows that are not decoded into tiles of at most `tile_queries` tokens."""
-    num_rows = batch.context_lens.shape[0]
-    queries = jnp.where(jnp.arange(num_rows) < batch.num_decode, 0, jnp.diff(batch.query_starts))
-    most_rows = min(num_rows, num_tokens)  # each with one tile, and the other tokens in full tiles
-    work = _cut(queries, jnp.int32(tile_queries), most_rows + (num_tokens - most_rows) // tile_queries)
-    return _longest_first(work, (batch.context_lens - queries)[work.unit_rows] + work.unit_starts)
+def tile_chunks(
+    queries: Int[np.ndarray, "S"], before: Int[np.ndarray, "S"], num_tokens: int, tile_queries: int
+) -> WorkSchedule:
+    """Cut the queries of all rows that are not decoded into tiles of at most `tile_queries` tokens.
+
+    Args:
+        queries: tokens of every chunk, 0 for decode rows.
+        before: context tokens before a chunk.
+        num_tokens: T, the bucket.
+        tile_queries: of the chunk kernel.
+    """
+    most_rows = min(len(queries), num_tokens)
+    work = _cut(queries, tile_queries, most_rows + (num_tokens - most_rows) // tile_queries)
+    return _longest_first(work, before[work.unit_rows] + work.unit_starts)
 
 
-def _cut(lengths: Int[Array, "S"], unit_tokens: Int[Array, ""], most_units: int) -> WorkSchedule:
-    """The units in the order of rows. Comparisons of all with all: a search or a running sum would be many small kernels."""
-    units, row = _ceil_div(lengths, unit_tokens), jnp.arange(lengths.shape[0])
-    row_units = jnp.sum(jnp.where(row < jnp.arange(row.size + 1)[:, None], units, 0), axis=1, dtype=jnp.int32)
-    unit = jnp.arange(most_units, dtype=jnp.int32)
-    unit_rows = jnp.sum(row_units[1:-1] <= unit[:, None], axis=1, dtype=jnp.int32)
-    unit_starts = (unit - row_units[unit_rows]) * unit_tokens
-    return WorkSchedule(row_units, unit_rows, unit_starts, unit_tokens[None], unit)
+def _cut(lengths: Int[np.ndarray, "S"], unit_tokens: int, most_units: int) -> WorkSchedule:
+    """The units in the order of rows."""
+    units = _ceil_div(lengths, unit_tokens)
+    row_units = np.zeros(len(units) + 1, np.int32)
+    np.cumsum(units, out=row_units[1:])
+    used = int(row_units[-1])
+    unit = np.arange(most_units, dtype=np.int32)
+    rows, starts = np.zeros(most_units, np.int32), np.zeros(most_units, np.int32)
+    rows[:used] = np.repeat(np.arange(len(units), dtype=np.int32), units)
+    starts[:used] = (unit[:used] - row_units[rows[:used]]) * unit_tokens
+    return WorkSchedule(row_units, rows, starts, np.array([unit_tokens], np.int32), unit)
 
 
-def _longest_first(work: WorkSchedule, tokens: Int[Array, "W"]) -> WorkSchedule:
+def _longest_first(work: WorkSchedule, tokens: Int[np.ndarray, "W"]) -> WorkSchedule:
     """The units by descending number of tokens that each of them reads, or by any number that grows with it."""
-    unit = work.unit_programs
-    tokens = jnp.where(unit < work.row_units[-1], tokens, -1)
-    earlier = (tokens > tokens[:, None]) | ((tokens == tokens[:, None]) & (unit < unit[:, None]))
-    programs = jnp.sum(earlier, axis=1, dtype=jnp.int32)
-    served = programs == unit[:, None]  # [program, unit]
-    rows, starts = (jnp.sum(jnp.where(served, of, 0), axis=1) for of in (work.unit_rows, work.unit_starts))
-    return work._replace(unit_rows=rows, unit_starts=starts, unit_programs=programs)
+    used = int(work.row_units[-1])
+    units = np.arange(len(tokens), dtype=np.int32)  # of the programs
+    units[:used] = np.argsort(-tokens[:used], kind="stable")
+    programs = np.empty_like(units)
+    programs[units] = np.arange(len(units), dtype=np.int32)
+    return work._replace(unit_rows=work.unit_rows[units], unit_starts=work.unit_starts[units], unit_programs=programs)
 
 
-def _ceil_div(number: Int[Array, "*any"], by: Int[Array, "*other"] | int) -> Int[Array, "*result"]:
-    return (number + by - 1) // by
+def _ceil_div(number: Int[np.ndarray, "*any"] | int, by: Int[np.ndarray, "*other"] | int) -> Int[np.ndarray, "*result"]:
+    return (number + by - 1) // by  # pyright: ignore[reportReturnType]

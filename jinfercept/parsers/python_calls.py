@@ -3,6 +3,7 @@
 import ast
 import keyword
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinfercept.parsers.python_literals import (
@@ -74,7 +75,7 @@ def read_call(source: Source) -> Steps[PythonCall | None]:
     yield from source.match(_NAME_CHAR)
     if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
         try:
-            return PythonCall(*_parse(source.text[start : source.at]), start, source.at)
+            return PythonCall(*parse_call(source.text[start : source.at]), start, source.at)
         except UNREADABLE:
             pass
     return None
@@ -107,17 +108,27 @@ def _skip_brackets(source: Source) -> Steps[bool]:
     return False
 
 
-def _parse(text: str) -> tuple[str, str]:
-    """Name and JSON arguments of a call. Raises an error of `UNREADABLE`."""
+def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str]:
+    """Name and JSON arguments of a call. Raises an error of `UNREADABLE`.
+
+    Args:
+        parameters: names of parameters by function; arguments without names take them in order. None: all have names.
+    """
     name = text[: text.index("(")].strip()
     pieces = _STRING.split(text)
     pieces[::2] = [_RESERVED.sub(rf"{_MARK}\1", piece) for piece in pieces[::2]]  # `from=` is no Python
     call = parse_expression("".join(pieces))
-    if not isinstance(call, ast.Call) or call.args or not _NAME.fullmatch(name):
+    if not isinstance(call, ast.Call) or not _NAME.fullmatch(name):
         raise ValueError("not a call with keyword arguments")
-    arguments: dict[str, Any] = {}
+    names = (parameters or {}).get(name, ())
+    if len(call.args) > len(names):
+        raise ValueError("more arguments than it has" if names else "arguments that are not named")
+    arguments: dict[str, Any] = dict(zip(names, map(value_of_node, call.args), strict=False))
     for argument in call.keywords:
         if argument.arg is None:
             raise ValueError("arguments that are not named")
-        arguments[argument.arg.removeprefix(_MARK)] = value_of_node(argument.value)
+        given = argument.arg.removeprefix(_MARK)
+        if parameters is not None and given in arguments:
+            raise ValueError(f"two values of {given}")
+        arguments[given] = value_of_node(argument.value)
     return name, to_json(arguments)

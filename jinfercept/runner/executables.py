@@ -10,6 +10,8 @@ import jax
 
 COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """On a GPU, XLA would merge products of one operand by joining their weights: a copy of them in every step."""
+_SEVERAL_HOSTS = {"xla_gpu_shard_autotuning": False}
+"""Several processes would time kernels for each other, and each wait for executables that another compiles in its own order."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a task, the number of its parts that are done, and their total."""
@@ -46,12 +48,13 @@ class Executables:
     def compile(self, progress: Progress = silent) -> None:
         """Compile the added functions, in parallel."""
         total = len(self._pending)
+        options = COMPILER_OPTIONS if jax.process_count() == 1 else COMPILER_OPTIONS | _SEVERAL_HOSTS
 
         def build(
             key: Hashable, lower: Callable[[], jax.stages.Lowered]
         ) -> tuple[Hashable, jax.stages.Compiled, float]:
             began_s = time.monotonic()
-            return key, lower().compile(compiler_options=COMPILER_OPTIONS), time.monotonic() - began_s
+            return key, lower().compile(compiler_options=options), time.monotonic() - began_s
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(build, key, lower) for key, lower in self._pending.items()]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jinfercept.models.parallel import num_devices
 from jinfercept.runner.logits_processors import SampleRows
 
 NUM_BEST = 512
@@ -46,7 +47,8 @@ def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
     """From a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
-    best, _ = jax.lax.optimization_barrier(pairs)  # or XLA sees that the indices are not used, and sorts everything
+    others = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
+    best, *_ = jax.lax.optimization_barrier((*pairs, *others))  # or XLA sees that indices are unused, and sorts all
     last = jnp.clip(rows.top_k, 1, best.shape[-1]) - 1
     kth = jnp.take_along_axis(best, last[:, None], axis=1)[:, 0]
     floor = jnp.maximum(_min_p(best[:, 0], rows), jnp.where(rows.top_k > 0, kth, -jnp.inf))

@@ -1,22 +1,36 @@
-"""Packs a plan's chunks into one int32 vector, so that a step needs one upload, and unpacks it inside the executable."""
+"""Packs a plan's chunks into one int32 vector, so that a step needs one upload, and unpacks it inside the executable.
+
+For kernels with work schedules the vector has these too, and they read it where it lies.
+"""
 
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.pallas.layout import OUT_OF_RANGE, Batch
+from jinfercept.pallas.layout import OUT_OF_RANGE, Batch, Part
+from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
 
 class PackedShape(NamedTuple):
-    """The static sizes of one bucket's executable."""
+    """The static sizes of one bucket's executable.
+
+    Attributes:
+        cut: how its attention cuts a batch, None if that has no work schedules.
+        decode_only: the executable is for steps of decode rows: there is no schedule of chunks.
+        joined: its attention rotates queries and keys itself, and writes keys and values.
+    """
 
     num_tokens: int  # T
     num_rows: int  # S
     pages_per_row: int  # P
+    cut: WorkCut | None = None
+    decode_only: bool = False
+    joined: bool = False
 
 
 def enter(chunks: tuple[Chunk, ...], tables: Int32[np.ndarray, "slots P"]) -> None:
@@ -35,14 +49,14 @@ def pack(
         chunks: at most `num_rows`, of at most `num_tokens` tokens together; those of one token come first.
         tables: device slots of every sequence slot's pages.
     """
-    num_tokens, num_rows, _ = shape
+    num_tokens, num_rows, *_ = shape
     vector = np.zeros(_size(shape), np.int32)
-    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
-        vector, shape
+    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode, *scheduled = (
+        vector[part.first : part.first + prod(part.shape)].reshape(part.shape) for part in _parts(vector, shape)
     )
     write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
-        return vector
+        return vector  # no unit of work either
     slots, starts, lists, *_ = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
@@ -60,29 +74,62 @@ def pack(
     positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
+    if shape.cut is not None:
+        work = schedules(
+            shape.cut, query_starts, context_lens, int(num_decode[0]), num_tokens, decode_only=shape.decode_only
+        )
+        for into, numbers in zip(scheduled, chain.from_iterable(work), strict=True):
+            into[:] = numbers
     return vector
 
 
 def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:
     """The batch on the device, with `FROM_DEVICE` replaced by the slots' last tokens."""
-    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = _split(
-        packed, shape
-    )
+    tokens, _, _, token_slots, *_ = (part.array() for part in _parts(packed, shape)[:4])
     tokens = jnp.where(tokens == FROM_DEVICE, last_tokens[token_slots], tokens)
+    return _batch(packed, shape)._replace(tokens=tokens)
+
+
+def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
+    """The batch inside an executable of layers with work schedules: kernels read the packed vector itself.
+
+    The tokens are as they were packed: layers do not read them.
+    """
+    *_, query_starts, context_lens, page_tables, num_decode = (parts := _parts(packed, shape))[:_BATCH_PARTS]
+    size = len(WorkSchedule._fields)
+    decodes, *chunks = (WorkSchedule(*parts[first : first + size]) for first in range(_BATCH_PARTS, len(parts), size))
+    work = Work(query_starts, context_lens, page_tables, num_decode, decodes, chunks[0] if chunks else None)
+    return _batch(packed, shape)._replace(work=work)
+
+
+def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
+    """The batch as it was packed."""
+    tokens, positions, write_index, _, query_starts, context_lens, page_tables, num_decode = (
+        part.array() for part in _parts(packed, shape)[:_BATCH_PARTS]
+    )
     return Batch(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0])
 
 
+_BATCH_PARTS = 8
+
+
+def _shapes(shape: PackedShape) -> list[tuple[int, ...]]:
+    """The parts of the vector: those of the batch, then the schedules field by field."""
+    num_tokens, num_rows, pages_per_row, cut, decode_only, _ = shape
+    shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
+    assert len(shapes) == _BATCH_PARTS
+    if cut is not None:
+        shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
+    return shapes
+
+
 def _size(shape: PackedShape) -> int:
-    num_tokens, num_rows, pages_per_row = shape
-    return 4 * num_tokens + (num_rows + 1) + num_rows + num_rows * pages_per_row + 1
+    return sum(map(prod, _shapes(shape)))
 
 
-def _split(vector, shape: PackedShape):
-    num_tokens, num_rows, pages_per_row = shape
-    sizes = (num_tokens,) * 4 + (num_rows + 1, num_rows, num_rows * pages_per_row, 1)
+def _parts(vector, shape: PackedShape) -> list[Part]:
     parts, first = [], 0
-    for size in sizes:
-        parts.append(vector[first : first + size])
-        first += size
-    parts[6] = parts[6].reshape(num_rows, pages_per_row)
+    for dims in _shapes(shape):
+        parts.append(Part(vector, first, dims))
+        first += prod(dims)
     return parts

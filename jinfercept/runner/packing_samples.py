@@ -28,7 +28,7 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
     drawn = [row for row, chunk in enumerate(chunks) if chunk.sample is not None]
     if drawn:
         count, lengths = len(drawn), [len(chunk.tokens) for chunk in chunks]
-        temperatures, seeds, positions, options, held, _ = zip(*[chunks[row].sample for row in drawn], strict=True)
+        temperatures, seeds, positions, options, held, _, _ = zip(*[chunks[row].sample for row in drawn], strict=True)
         rows[0, :count] = np.cumsum(lengths)[drawn] - 1
         rows[1, :count] = [chunks[row].slot for row in drawn]
         rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)

@@ -17,14 +17,21 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec, Sharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.kv.store import PageCopy
+from jinfercept.models.mesh import beside, move, over_devices, place
+from jinfercept.models.parallel import AXIS
 from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 
+PAGES_SPEC = PartitionSpec(None, None, None, AXIS)
+"""Several devices cut a layer's pages by KV head."""
+COPIES_SPEC = PartitionSpec(None, *PAGES_SPEC)
+"""They cut the arrays `[k, l, B, 2, K, D]` that cross the link alike: every device moves its own part."""
 CPU_TRANSFERS = (16, 4, 1)
 GPU_TRANSFERS = (32, 8, 1)
 """Pages per gather or scatter, largest first.
@@ -96,14 +103,20 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], sizes: Sequence
 
     def array(size: int) -> Any:
         shape = (size, len(layers), *layers[0].shape[1:])
-        return jax.ShapeDtypeStruct(shape, layers[0].dtype, sharding=layers[0].sharding)
+        return jax.ShapeDtypeStruct(shape, layers[0].dtype, sharding=beside(layers[0], COPIES_SPEC))
+
+    def add(
+        key: tuple[Any, ...], function: Any, *arguments: Any, out: PartitionSpec, donate: Sequence[int] = ()
+    ) -> None:
+        run.add((*key, len(layers)), over_devices(function, arguments, out), *arguments, donate=donate)
 
     for size in sizes:
         slots, pages = _padded({}, size), min(size, staging_pages)
-        run.add(("gather", size, len(layers)), partial(_gather, pages), layers, slots)
-        run.add(("scatter", size, len(layers)), _scatter, layers, slots, (array(pages),) * (size // pages), donate=(0,))
+        arrays = (array(pages),) * (size // pages)
+        add(("gather", size), partial(_gather, pages), layers, slots, out=COPIES_SPEC)
+        add(("scatter", size), _scatter, layers, slots, arrays, out=PAGES_SPEC, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            run.add(("select", fewer, size, len(layers)), _select, array(size), _padded({}, fewer))
+            add(("select", fewer, size), _select, array(size), _padded({}, fewer), out=COPIES_SPEC)
 
 
 class Fetch(NamedTuple):
@@ -134,7 +147,7 @@ class Compaction(NamedTuple):
 
 @final
 class KVArrays:
-    """All pages of a model on one device, and their copies on the host.
+    """All pages of a model on its devices, and their copies on the host.
 
     A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`. On a GPU a copy waits for
     what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's `start` comes
@@ -145,7 +158,8 @@ class KVArrays:
         page_size: tokens per page.
         parts: first layer and end of every part.
         num_kv_heads, head_dim, dtype: of the model.
-        home: where the pool lives; the host copies are in that device's pinned memory.
+        home: where the pool lives; several devices cut it as `PAGES_SPEC` says. The host copies are in the devices' pinned
+            memory, cut alike.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
     """
@@ -159,18 +173,18 @@ class KVArrays:
         num_kv_heads: int,
         head_dim: int,
         dtype: DTypeLike,
-        home: jax.sharding.SingleDeviceSharding,
+        home: Sharding,
         staging_pages: int = 1,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
         self.parts = tuple(parts)
         self._staging = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
-        self._on_device = home
-        self._on_host = home.with_memory_kind("pinned_host")
-        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self._on_device)
+        self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
+        self._on_device = beside(jax.ShapeDtypeStruct(shape, dtype, sharding=home), COPIES_SPEC)
+        self._on_host = self._on_device.with_memory_kind("pinned_host")
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
-        self._blank = jax.device_put(blanks, self._on_device)  # fills up a scatter's arrays
+        self._blank = place(blanks, self._on_device)  # fills up a scatter's arrays
         self.layers: tuple[KVPages, ...] = ()
         self.host = HostSlots()
         self._offloads: list[tuple[int, Sequence[PageCopy], list[HostArray]]] = []  # by gather: its size, pages, arrays
@@ -225,7 +239,7 @@ class KVArrays:
         coming = [fetch.parts[part] for _, fetches in self._fetches for fetch in fetches]
         coming += [compaction.parts[part] for compaction in self._compactions]
         if coming:
-            self._arrived = jax.device_put(coming, self._on_device)
+            self._arrived = move(coming, self._on_device)
         for size, group, arrays in self._offloads:
             gather = self._run["gather", size, end - first]
             slots = _padded({index: copy.device_slot for index, copy in enumerate(group)}, size)
@@ -258,7 +272,7 @@ class KVArrays:
 
     def _leave(self, made: Sequence[HostPages], arrays: Sequence[HostArray]) -> None:
         """Copy arrays of the device to the host, as the next part of these."""
-        pieces = jax.device_put(list(made), self._on_host)
+        pieces = move(made, self._on_host)
         for array, piece in zip(arrays, pieces, strict=True):
             array.parts.append(piece)
         self._in_flight[-1] += pieces

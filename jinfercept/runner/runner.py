@@ -18,12 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jinfercept.models.blocks import Attend
+from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
-from jinfercept.pallas.attention import Heads, has_decode_variant, paged_attention, prepare
+from jinfercept.pallas.attention import Heads, cut_for, paged_attention
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.triton_attention import joined_attention_triton
 from jinfercept.runner.executables import Executables, Progress, silent
-from jinfercept.runner.packing import PackedShape, enter, pack, unpack
-from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
+from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, add_sampler, slots_bytes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
@@ -66,6 +70,7 @@ class RunnerShape:
         transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
             pages, during all of a step's compute.
         staging_pages: most pages of one host array, a power of two; 1: every page is its own.
+        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values.
     """
 
     num_pages: int
@@ -76,6 +81,7 @@ class RunnerShape:
     layers_per_step: int
     transfer_parts: int = 1
     staging_pages: int = 1
+    joined_decode: bool = True
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
@@ -108,20 +114,21 @@ class RunnerShape:
 
 @final
 class ModelRunner:
-    """One model on one device.
+    """One model on the devices where its weights lie.
 
     Args:
-        model, params: the model and its weights; every layer has the same shapes.
+        model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
+            the pages by KV head.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
     """
 
     def __init__(self, model: ServedModel, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
         config = model.config
-        leaf = jax.tree.leaves(params.embed)[0]
-        self._home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
         self._model, self._shape = model, shape
-        self.params = jax.device_put(params, self._home)  # committed, as the executables expect
+        self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
+        self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
+        leaf = jax.tree.leaves(self.params.embed)[0]
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,
@@ -129,14 +136,14 @@ class ModelRunner:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=leaf.dtype,
-            home=self._home,
+            home=beside(leaf, PAGES_SPEC),
             staging_pages=shape.staging_pages,
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._run = Executables()
-        self._decode_buckets = decode_buckets(model, shape, attention, leaf.dtype)
-        self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, self._home)
+        self._buckets = step_shapes(model, shape, attention, leaf)
+        self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, beside(leaf))
         add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self._run)
 
@@ -150,9 +157,7 @@ class ModelRunner:
         self.kv.begin(plan.fetch, plan.drop, plan.offload)
         if plan.chunks:
             enter(plan.chunks, self._tables)
-            bucket = self._shape.bucket(plan.bucket)
-            decode_only = plan.bucket in self._decode_buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
-            x = self._forward(plan.bucket, decode_only, pack(plan.chunks, self._tables, self._shape.page_size, bucket))
+            x = self._forward(plan)
             return ForwardTicket(self._sampler.head(x, plan.chunks, self.params.head), submitted_s)
         for part in range(len(self._parts)):
             self.kv.start(part)
@@ -181,7 +186,7 @@ class ModelRunner:
 
     def update(self, params: Params) -> None:
         """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
-        self.params = jax.device_put(params, self._home)
+        self.params = jax.device_put(params, self._homes)
         self.reset()
 
     def reset(self) -> None:
@@ -208,9 +213,11 @@ class ModelRunner:
             if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
         ]
 
-    def _forward(self, size: int, decode_only: bool, packed: np.ndarray) -> Array:
+    def _forward(self, plan: StepPlan) -> Array:
+        size, kv = plan.bucket, self.kv
+        decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
+        packed = pack(plan.chunks, self._tables, self._shape.page_size, self._buckets[size, decode_only])
         embed, layers_of = _names(decode_only)
-        kv = self.kv
         kv.start(0)
         x, batch = self._run[embed, size](self.params.embed, self._sampler.last_tokens, packed)
         for part, groups in enumerate(self._parts):
@@ -243,31 +250,46 @@ def add_steps(
     leaf = jax.tree.leaves(params.embed)[0]
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=leaf.sharding)
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
 
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
-    decodes = decode_buckets(model, shape, attention, leaf.dtype)
-    for size, decode_only in [*((size, False) for size in shape.buckets), *((size, True) for size in decodes)]:
-        bucket, (embed_name, layers_name) = shape.bucket(size), _names(decode_only)
+    for (size, decode_only), bucket in step_shapes(model, shape, attention, leaf).items():
+        embed_name, layers_name = _names(decode_only)
         packed = pack((), np.zeros((0, bucket.pages_per_row), np.int32), shape.page_size, bucket)
-        embed = partial(_embed, model, bucket, attention, decode_only)
-        run.add((embed_name, size), embed, params.embed, last_tokens, packed)
+        embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, packed))
+        passed = () if bucket.cut is None else (2,)  # the packed vector goes on to the layers
+        run.add((embed_name, size), embed, params.embed, last_tokens, packed, donate=passed)
         embedded = jax.eval_shape(embed, params.embed, last_tokens, packed)
         x, batch = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
         embedded_by_size[size] = x
-        step = partial(_layers, model, attention, decode_only)
+        step = partial(_layers, model, attention, bucket)
         for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
             arguments = (params.layers[first:end], x, layers[first:end], batch)
-            run.add((layers_name, size, end - first), step, *arguments, donate=(1, 2))
+            whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
+            run.add((layers_name, size, end - first), whole, *arguments, donate=(1, 2))
     add_sampler(run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs)
 
 
-def decode_buckets(
-    model: ServedModel, shape: RunnerShape, attention: str, dtype: jax.typing.DTypeLike
-) -> frozenset[int]:
-    """The buckets that have executables of their own for decode rows only: none if attention has no other code for them."""
-    has_variant = has_decode_variant(attention, dtype, model.config.head_dim)
-    return frozenset(shape.decode_buckets if has_variant else ())
+def step_shapes(
+    model: ServedModel, shape: RunnerShape, attention: str, like: Placed
+) -> dict[tuple[int, bool], PackedShape]:
+    """The packed sizes of every step's executables: by bucket, and by whether they are for decode rows only.
+
+    There are such executables only where attention has other code for them.
+
+    Args:
+        like: an array with the dtype and on the devices of the steps, each of which has its share of the heads.
+    """
+    config, num_devices = model.config, mesh_of(like).size
+    num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
+    heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize)
+    cut = cut_for(heads, like.dtype, implementation=attention)
+    kinds = [(size, False) for size in shape.buckets]
+    kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
+    return {
+        (size, alone): shape.bucket(size)._replace(cut=cut, decode_only=alone, joined=alone and shape.joined_decode)
+        for size, alone in kinds
+    }
 
 
 def _names(decode_only: bool) -> tuple[str, str]:
@@ -280,15 +302,16 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
 
     Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
     """
-    config, leaf = model.config, jax.tree.leaves(params.embed)[0]
-    home = jax.sharding.SingleDeviceSharding(next(iter(leaf.devices())), memory_kind="device")
+    config = model.config
 
-    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
+    def struct(leaf: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind("device"))
 
     run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
-    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), params)
-    pages = struct(kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim), leaf.dtype)
+    weights = jax.tree.map(struct, params)
+    leaf = jax.tree.leaves(weights.embed)[0]
+    dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim)
+    pages = jax.ShapeDtypeStruct(dims, leaf.dtype, sharding=beside(leaf, PAGES_SPEC))
     add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
@@ -297,44 +320,61 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
 def _embed(
     model: ServedModel,
     shape: PackedShape,
-    attention: str,
-    decode_only: bool,
     params: Weights,
     last_tokens: Int[Array, "slots"],
     packed: Int[Array, "packed"],
-) -> tuple[Float[Array, "T E"], Batch]:
-    batch, config = unpack(packed, last_tokens, shape), model.config
+) -> tuple[Float[Array, "T E"], Batch | Int[Array, "packed"]]:
+    """The tokens' vectors, and what the layers read of the batch: the packed vector itself, if their kernels can."""
+    batch = unpack(packed, last_tokens, shape)
     with jax.named_scope("embed"):
         x = model.embed(params, batch.tokens)
-    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, x.dtype.itemsize)
-    with jax.named_scope("work"):
-        return x, prepare(batch, heads, x.dtype, implementation=attention, decode_only=decode_only)
+    return x, batch if shape.cut is None else packed
+
+
+class _JoinedAttend(NamedTuple):
+    """Attention of decode rows that rotates queries and keys itself; a model that rotates them calls `separate`."""
+
+    separate: Attend[KVPages]
+    batch: Batch
+
+    def __call__(
+        self, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return self.separate(q, k, v, pages)
+
+    def joined(
+        self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return joined_attention_triton(qkv, rotation, pages, self.batch)
 
 
 def _layers(
     model: ServedModel,
     attention: str,
-    decode_only: bool,
+    shape: PackedShape,
     params: tuple[Weights, ...],
     x: Float[Array, "T E"],
     layers: tuple[KVPages, ...],
-    batch: Batch,
+    batch: Batch | Int[Array, "packed"],
 ) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
     """A group of consecutive layers: each writes all of the step's keys and values before its attention.
 
     A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
     whose calls follow each other in the order of the layers.
     """
+    step = batch if isinstance(batch, Batch) else in_place(batch, shape)
 
     def attend(
         q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        pages = write_kv(pages, k, v, batch.write_index)
-        return paged_attention(q, pages, batch, implementation=attention, decode_only=decode_only), pages
+        pages = write_kv(pages, k, v, step.write_index)
+        return paged_attention(q, pages, step, implementation=attention, decode_only=shape.decode_only), pages
 
+    if shape.joined:
+        attend = _JoinedAttend(attend, step)
     written = []
     for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
         with jax.named_scope(f"layer{index}"):
-            x, pages = model.layer(weights, x, batch.positions, pages, attend)
+            x, pages = model.layer(weights, x, step.positions, pages, attend)
         written.append(pages)
     return x, tuple(written)

@@ -7,16 +7,17 @@ The host chooses executables by what a step's rows ask for, see `Sampler._sample
 host wait for the predicate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32, UInt32
 
+from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
@@ -42,11 +43,13 @@ class Logits(NamedTuple):
         values: `[R, V]`, on the device.
         packed: the rows' parameters, see `pack_samples`; no row is masked yet.
         num_best: by row, how many likeliest tokens are reported beside the drawn one; None: nothing is reported.
+        forced: by row, masks that leave one token.
     """
 
     values: Array
     packed: np.ndarray
     num_best: tuple[int | None, ...]
+    forced: Masks
 
 
 class Hidden(NamedTuple):
@@ -101,7 +104,7 @@ class Sampler:
     ) -> None:
         self._run, self._row_counts, self._num_slots, self._home = run, row_counts, num_slots, home
         self._vocab_size = vocab_size
-        self._no_masks = {rows: jax.device_put(self._ones(rows), home) for rows in row_counts}
+        self._no_masks = {rows: place(self._ones(rows), home) for rows in row_counts}
         self.reset()
 
     @property
@@ -112,10 +115,8 @@ class Sampler:
     def reset(self) -> None:
         """Clear all slots."""
         shapes = slot_shapes(self._num_slots, self._vocab_size)
-        self._slots: Slots = jax.device_put(
-            jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home
-        )
-        self._last_tokens: Array = jax.device_put(np.zeros(self._num_slots + 1, np.int32), self._home)
+        self._slots: Slots = place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home)
+        self._last_tokens: Array = place(np.zeros(self._num_slots + 1, np.int32), self._home)
 
     def close(self) -> None:
         """Free the slots' arrays."""
@@ -134,7 +135,10 @@ class Sampler:
         if not samples:
             return Hidden(x, chunks, None)
         num_best: list[int | None] = []
-        for slot, asked in samples:
+        forced: dict[int, np.ndarray] = {}
+        for row, (slot, asked) in enumerate(samples):
+            if asked.forced is not None:
+                forced[row] = self._only(asked.forced)
             if asked.options is not None and asked.history is not None:
                 vector = pack_slot(asked.options, asked.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
@@ -142,7 +146,7 @@ class Sampler:
         num_rows = next(rows for rows in self._row_counts if rows >= len(samples))
         packed = pack_samples(chunks, num_rows, self._num_slots)
         values = self._run["head", x.shape[0], num_rows](params, x, packed)
-        return Hidden(x, chunks, Logits(values, packed, tuple(num_best)))
+        return Hidden(x, chunks, Logits(values, packed, tuple(num_best), forced))
 
     def draw(self, hidden: Hidden, params: Weights, masks: Masks) -> Drawn:
         """Dispatch the sampling of a plan, and its reports.
@@ -180,7 +184,8 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        values, packed, num_best = logits
+        values, packed, num_best, forced = logits
+        masks = {**masks, **forced} if forced else masks
         num_rows, shaped = len(values), values
         mask, remembered = self._no_masks[num_rows], any_remembered(packed)
         if masks:
@@ -227,6 +232,12 @@ class Sampler:
             scores.append((chunk.score.num_best, len(targets), tuple(reports)))
         return scores
 
+    def _only(self, token_id: int) -> np.ndarray:
+        """The mask that allows one token."""
+        words = np.zeros(mask_words(self._vocab_size), np.uint32)
+        words[token_id // 32] = np.uint32(1 << token_id % 32)
+        return words
+
     def _ones(self, num_rows: int) -> np.ndarray:
         return np.full((num_rows, mask_words(self._vocab_size)), 0xFFFFFFFF, np.uint32)
 
@@ -246,26 +257,30 @@ def add_sampler(
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
     """
-    home, vocab_size = jax.tree.leaves(params)[0].sharding, model.config.vocab_size
+    home, vocab_size = beside(jax.tree.leaves(params)[0]), model.config.vocab_size
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
 
     slots = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), slot_shapes(num_slots, vocab_size))
     last_tokens = struct((num_slots + 1,), jnp.int32)
-    run.add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
+
+    def add(key: Hashable, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
+        run.add(key, over_devices(function, arguments), *arguments, donate=donate)
+
+    add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
     for rows in row_counts:
         packed = pack_positions((), rows, num_slots)
         for size, x in x_by_size.items():
             if rows <= size:
-                run.add(("head", size, rows), partial(_head, model), params, x, packed)
+                add(("head", size, rows), partial(_head, model), params, x, packed)
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
-        run.add(("shape", rows), _shape, logits, mask, slots, packed)
+        add(("shape", rows), _shape, logits, mask, slots, packed)
         for kind in KINDS:
-            run.add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, packed, donate=(1,))
-        run.add(("remember", rows), _remember, slots, tokens, packed, donate=(0,))
-        run.add(("logprobs", rows), _report, logits, tokens)
+            add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, packed, donate=(1,))
+        add(("remember", rows), _remember, slots, tokens, packed, donate=(0,))
+        add(("logprobs", rows), _report, logits, tokens)
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:

@@ -11,24 +11,32 @@ class Link(NamedTuple):
 
 
 class GPU(NamedTuple):
-    """One GPU: dense bfloat16 operations per second, memory bytes per second, memory size, and its host link."""
+    """One GPU.
+
+    Attributes:
+        bf16_flops: dense bfloat16 operations per second.
+        memory_bytes_per_s, memory_bytes: bandwidth and size of its memory.
+        link: to the host.
+        peer_bytes_per_s: one way to the other GPUs of its machine: NVLink, or PCIe where there is none.
+    """
 
     bf16_flops: float
     memory_bytes_per_s: float
     memory_bytes: float
     link: Link
+    peer_bytes_per_s: float
 
 
 PCIE_4 = Link(26e9, 40e9)  # both ways: scaled from generation 5
 PCIE_5 = Link(53e9, 83e9)
 
 GPUS: dict[str, GPU] = {
-    "A100-40GB": GPU(312e12, 1.555e12, 40e9, PCIE_4),
-    "A100-80GB": GPU(312e12, 2.039e12, 80e9, PCIE_4),
-    "H100": GPU(989e12, 3.35e12, 80e9, PCIE_5),
-    "H200": GPU(989e12, 4.8e12, 141e9, PCIE_5),
-    "B200": GPU(2250e12, 8.0e12, 180e9, PCIE_5),
-    "L40S": GPU(362e12, 0.864e12, 48e9, PCIE_4),
+    "A100-40GB": GPU(312e12, 1.555e12, 40e9, PCIE_4, 300e9),
+    "A100-80GB": GPU(312e12, 2.039e12, 80e9, PCIE_4, 300e9),
+    "H100": GPU(989e12, 3.35e12, 80e9, PCIE_5, 450e9),
+    "H200": GPU(989e12, 4.8e12, 141e9, PCIE_5, 450e9),
+    "B200": GPU(2250e12, 8.0e12, 180e9, PCIE_5, 900e9),
+    "L40S": GPU(362e12, 0.864e12, 48e9, PCIE_4, 26e9),
 }
 """By name, in the form with the most bandwidth (SXM where there is one)."""
 
@@ -38,3 +46,7 @@ REACHED_BANDWIDTH = 0.9
 """Share of the sheet's bandwidth that copies reach (3.0 of 3.35 TB/s on an H100)."""
 USABLE_MEMORY = 0.9
 """Share of the memory that weights and KV may fill."""
+REACHED_PEER_BANDWIDTH = 0.8
+"""Share of the bandwidth between GPUs that large collectives reach: an estimate."""
+COLLECTIVE_S = 10e-6
+"""Seconds of a collective between the GPUs of a machine however small its operand is: an estimate."""

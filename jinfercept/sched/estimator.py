@@ -65,9 +65,38 @@ class Estimator(Protocol):
         ...
 
 
+def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: float) -> float:
+    """Probability that any call that a paused sequence waits for lasts longer than `horizon_s` more.
+
+    `1 - prod(1 - S_i(a_i + t) / S_i(a_i))`: the pause lasts until the last call returns. Calls may have begun before it.
+
+    Args:
+        age_s: seconds since the pause began.
+        horizon_s: t.
+    """
+    returned = 1.0
+    for call in sequence.awaited:
+        returned *= 1.0 - estimator.survival(call, age_s + call.head_start_s, horizon_s)
+    return 1.0 - returned
+
+
 def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float:
-    """Expected seconds until the last of a paused sequence's calls returns; as many as it has waited if it has no calls."""
-    return max((estimator.remaining_s(call, age_s) for call in sequence.calls), default=age_s)
+    """Expected seconds until the last call of a paused sequence returns; as many as it has waited if it has no calls.
+
+    Several calls of one turn begin together: the longest expectation stands for the last return. Asynchronous calls have ages
+    of their own: their last return is expected after the integral of `survival`.
+    """
+    awaited = sequence.awaited
+    longest_s = max((estimator.remaining_s(call, age_s + call.head_start_s) for call in awaited), default=age_s)
+    if len(awaited) < 2 or not any(call.head_start_s for call in awaited) or not 0 < longest_s < math.inf:
+        return longest_s
+    total_s, before_s, before = 0.0, 0.0, 1.0
+    for halves in range(-8, 9):
+        at_s = longest_s * 2.0 ** (halves / 2)
+        left = survival(estimator, sequence, age_s, at_s)
+        total_s += (at_s - before_s) * (before + left) / 2
+        before_s, before = at_s, left
+    return max(longest_s, total_s)
 
 
 @final

@@ -23,6 +23,7 @@ class Sample(NamedTuple):
         options: sampling options besides temperature and seed.
         held: end tokens are forbidden, since the request has not generated `min_tokens`.
         history: the sequence's tokens, if its slot is new to the device and an option depends on them.
+        forced: the token that is drawn whatever the logits are; None: any.
     """
 
     temperature: float
@@ -31,6 +32,7 @@ class Sample(NamedTuple):
     options: DrawOptions | None = None
     held: bool = False
     history: TokenHistory | None = None
+    forced: int | None = None
 
 
 class Score(NamedTuple):

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.data_sheets import GPUS, REACHED_BANDWIDTH, REACHED_FLOPS, USABLE_MEMORY
+from jinfercept.sched.data_sheets import (
+    COLLECTIVE_S,
+    GPUS,
+    REACHED_BANDWIDTH,
+    REACHED_FLOPS,
+    REACHED_PEER_BANDWIDTH,
+    USABLE_MEMORY,
+)
 from jinfercept.sched.plan import StepPlan
 
 VERSION = 1
@@ -27,7 +34,8 @@ Source = Literal["paper", "roofline", "measured"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + per_context_s · context tokens`.
+    """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + collective_s · query tokens
+    + per_context_s · context tokens`.
 
     With buckets, the price of a step without contexts is that of the executable that runs it, instead of the line.
     Raises `ConfigError` for numbers that no machine can have.
@@ -44,6 +52,8 @@ class Profile:
         link_in_tokens_per_s: the same from the host to the device.
         link_both_tokens_per_s: both directions together when both are busy.
         kv_bytes_per_token: over all layers and devices.
+        collective_s: seconds per query token in which devices exchange their sums; 0 on one device and in measurements, whose
+            other numbers have them.
         dispatch_s: seconds of host work to dispatch a step; already part of a measured step's seconds.
         per_pair_s: seconds per pair of a chunk's query token and a token before the chunk, for `plan_s`.
         bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
@@ -62,6 +72,7 @@ class Profile:
     link_both_tokens_per_s: float
     kv_bytes_per_token: int
     flat_s: float = 0.0
+    collective_s: float = 0.0
     dispatch_s: float = 0.0
     per_pair_s: float = 0.0
     bucket_tokens: tuple[int, ...] = ()
@@ -96,7 +107,7 @@ class Profile:
             seconds = self.bucket_s[bisect_left(sizes, query_tokens)]
         else:
             seconds = self.bucket_s[-1] * query_tokens / sizes[-1]
-        return seconds + self.per_context_s * context_tokens
+        return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
         """Seconds of a plan's compute: `step_s`, and the attention of chunks to the tokens before them."""
@@ -212,6 +223,10 @@ def _ascends(values: Any) -> bool:
 # -- from data sheets --------------------------------------------------------------------------------------------------
 
 
+COLLECTIVES_PER_LAYER = 2
+"""Sums over the devices that share a layer: of attention's results and of the feed-forward network's."""
+
+
 class ProfiledModel(NamedTuple):
     """The numbers of a model that a roofline needs.
 
@@ -219,6 +234,7 @@ class ProfiledModel(NamedTuple):
         name: part of the profile's name.
         params: weights.
         num_layers, num_kv_heads, head_dim: shape of the KV.
+        hidden_size: numbers of a token between layers.
         bytes_per_number: of weights and KV alike; 2 is bfloat16.
     """
 
@@ -227,20 +243,22 @@ class ProfiledModel(NamedTuple):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
     bytes_per_number: int = 2
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_number
+    def kv_bytes_per_token(self, num_gpus: int = 1) -> int:
+        """Keys and values of one token over all layers and GPUs: each GPU has a KV head at least, if need be another's."""
+        num_heads = max(self.num_kv_heads, num_gpus)
+        return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
 
 
 def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
     """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
-    reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own;
-    communication between them is left out, and so are the operations of attention.
+    reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own, and
+    every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing. The operations of attention are left
+    out.
 
     Args:
         model: the model's numbers.
@@ -252,7 +270,7 @@ def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
     """
     if gpu not in GPUS:
         raise ConfigError("no such GPU in the table", got=gpu, fix=f"one of {', '.join(GPUS)}")
-    sheet, token_bytes = GPUS[gpu], model.kv_bytes_per_token
+    sheet, token_bytes = GPUS[gpu], model.kv_bytes_per_token(num_gpus)
     weight_bytes = model.params * model.bytes_per_number
     kv_bytes = sheet.memory_bytes * USABLE_MEMORY * num_gpus - weight_bytes
     if kv_bytes < token_bytes:
@@ -262,17 +280,20 @@ def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
             fix="take more GPUs or larger ones",
         )
     bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_gpus
-    flat_s = weight_bytes / bandwidth
+    read_s = weight_bytes / bandwidth
     per_query_s = 2 * model.params / (sheet.bf16_flops * REACHED_FLOPS * num_gpus)
+    collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_gpus > 1 else 0
+    exchanged_bytes = collectives * 2 * (num_gpus - 1) / num_gpus * model.hidden_size * model.bytes_per_number
     one_way = sheet.link.one_way_bytes_per_s * num_gpus / token_bytes
     return Profile(
         name=f"roofline-{model.name}-{f'{num_gpus}x' if num_gpus > 1 else ''}{gpu.lower()}",
         source="roofline",
-        fixed_s=0.0,
+        fixed_s=collectives * COLLECTIVE_S,
         per_query_s=per_query_s,
         per_context_s=token_bytes / bandwidth,
-        flat_s=flat_s,
-        saturation=max(8, round(flat_s / per_query_s / 8) * 8),
+        flat_s=read_s + collectives * COLLECTIVE_S,
+        collective_s=exchanged_bytes / (sheet.peer_bytes_per_s * REACHED_PEER_BANDWIDTH),
+        saturation=max(8, round(read_s / per_query_s / 8) * 8),
         link_out_tokens_per_s=one_way,
         link_in_tokens_per_s=one_way,
         link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_gpus / token_bytes,
@@ -305,8 +326,8 @@ def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_byte
     )
 
 
-LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128)
-LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128)
+LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128, hidden_size=5120)
+LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128, hidden_size=8192)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
@@ -314,7 +335,10 @@ PROFILES: dict[str, Profile] = {
         _paper("paper-gptj-6b-a100", 0.0463e-3, 10.0e-3, 605.5, 448 * 1024),
         _paper("paper-vicuna-13b-2xa100", 0.0279e-3, 15.4e-3, 318.8, 800 * 1024),
         replace(roofline(LLAMA_13B, "A100-80GB"), name="roofline-llama-13b-a100"),
+        replace(roofline(LLAMA_13B, "A100-80GB", 2), name="roofline-llama-13b-2xa100"),
         replace(roofline(LLAMA_3_70B, "A100-80GB", 4), name="roofline-llama-3-70b-4xa100"),
+        replace(roofline(LLAMA_3_70B, "A100-80GB", 8), name="roofline-llama-3-70b-8xa100"),
+        roofline(LLAMA_3_70B, "H100", 4),
     )
 }
 """The profiles that have a name."""

@@ -85,15 +85,21 @@ class Scheduler:
         sequence.tokens.append(token)
         self.kv.commit(sequence.context, sequence.tokens)
 
-    def intercept(self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = ()) -> None:
-        """Pause a sequence that has called out: its samples in flight are void, its references evictable."""
+    def intercept(
+        self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = (), *, begun: bool = False
+    ) -> None:
+        """Pause a sequence that waits for calls: its samples in flight are void, its references evictable.
+
+        Args:
+            begun: the calls are asynchronous ones, which `begin_call` knows.
+        """
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
-        sequence.paused_s, sequence.calls = now, calls
-        self._void_pending(sequence)
+        sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
+        sequence.void_pending()
         if was_running:
             self.kv.release(sequence.context)
-        for call in calls:
+        for call in () if begun else calls:
             self._estimator.started(call, now)
         self._queues.intercept(sequence)
         self.counters.interceptions += 1
@@ -104,14 +110,32 @@ class Scheduler:
 
         Args:
             tokens: of the results.
-            ended: the duration of each of the sequence's calls.
+            ended: the duration of each call that the sequence waits for; none after asynchronous calls, which have ended.
         """
         assert sequence.state is State.INTERCEPTED
-        for call, end in zip(sequence.calls, ended, strict=True):
+        for call, end in zip(sequence.awaited, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
-        sequence.external_spans.append((len(sequence.tokens), len(sequence.tokens) + len(tokens)))
-        sequence.tokens.extend(tokens)
+        sequence.awaited = ()
+        sequence.append_external(tokens)
         self._queue_again(sequence, in_place=True)
+
+    # -- asynchronous calls ----------------------------------------------------------------------------------------
+
+    def begin_call(self, call: PendingCall, now: float) -> None:
+        """A sequence has called out and goes on."""
+        self._estimator.started(call, now)
+
+    def end_call(self, sequence: Sequence, call: PendingCall, end: CallDuration) -> None:
+        """An asynchronous call of a sequence has ended, whether the sequence waits for it or not."""
+        self._estimator.observe(call, end.duration_s, end.clean)
+        sequence.awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
+
+    def inject(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Append the results of asynchronous calls to a sequence that runs or waits to run; its samples in flight are void."""
+        assert sequence.state in (State.RUNNING, State.WAITING)
+        sequence.void_pending()
+        sequence.remembered = False
+        sequence.append_external(tokens)
 
     def extend(self, retained: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
         """Hand the context of a finished request's sequence to the sequence of its follow-up, and queue that.
@@ -133,6 +157,7 @@ class Scheduler:
         sequence.retained = ContextResidency(0, 0, 0)
         self._queues.intercept(sequence)  # for the policy, which sees a pause that goes on and then ends
         sequence.order, sequence.paused_s, sequence.calls = retained.order, retained.paused_s, retained.calls
+        sequence.awaited = retained.awaited
         self._policy.pause(sequence, retained.paused_s)
         self._queue_again(sequence, in_place)
 
@@ -148,10 +173,10 @@ class Scheduler:
         if sequence.state is State.FINISHED:
             return
         if sequence.state is State.INTERCEPTED:
-            for call in sequence.calls:
-                self._estimator.observe(call, now - sequence.paused_s, clean=False)
+            for call in sequence.awaited:
+                self._estimator.observe(call, now - sequence.paused_s + call.head_start_s, clean=False)
         self._policy.resume(sequence, now)
-        self._void_pending(sequence)
+        sequence.void_pending()
         self._queues.finish(sequence)
         self.kv.close(sequence.context)
 
@@ -349,7 +374,7 @@ class Scheduler:
         tokens = tuple(sequence.tokens[start:end]) if end <= known else _FROM_DEVICE
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
-        chunk = Chunk(sequence.slot, start, tokens, self._new_pages(sequence, end), sample, score)
+        chunk = Chunk(sequence.slot, start, tokens, sequence.new_pages(end, self.kv.page_size), sample, score)
         self.kv.computed(sequence.context, start, end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
@@ -364,17 +389,6 @@ class Scheduler:
         builder.chunks.append((sequence, chunk))
         builder.query_tokens -= end - start
 
-    def _new_pages(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
-        """Entries of the page table, up to the chunk's end, that the runner does not know yet."""
-        table, pages = sequence.table, sequence.context.pages
-        new = []
-        for index in range(len(table), (end - 1) // self.kv.page_size + 1):
-            slot = pages[index].device
-            assert slot is not None
-            table.append(slot)
-            new.append((index, slot))
-        return tuple(new)
-
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         for page in list(self.kv.host_only(sequence.context)):
@@ -383,8 +397,3 @@ class Scheduler:
             if not self._transfers.may_move(builder):
                 return
             self._transfers.fetch(builder, sequence, page)
-
-    def _void_pending(self, sequence: Sequence) -> None:
-        """Void the samples in flight."""
-        sequence.pending = 0
-        sequence.epoch += 1

@@ -24,7 +24,7 @@ answer, who may write a follow-up; or the engine, with an error, since no tool h
 
 
 class PendingCall(NamedTuple):
-    """A call that a paused sequence waits for.
+    """A call in flight: one that a paused sequence waits for, or an asynchronous one.
 
     Attributes:
         name: of the tool, or of the reader.
@@ -32,6 +32,7 @@ class PendingCall(NamedTuple):
         expected_s: hint of its duration in seconds; None if there is none.
         tenant: whose request calls.
         kind: who answers it.
+        head_start_s: seconds that the call had lasted when the sequence paused to wait for it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PendingCall(NamedTuple):
     expected_s: float | None = None
     tenant: str = ""
     kind: CallKind = "server_tool"
+    head_start_s: float = 0.0
 
 
 class CallDuration(NamedTuple):
@@ -52,12 +54,13 @@ class Sequence:
     """One request's tokens and place; mutable, owned by the `Scheduler`.
 
     `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
-    collected yet. `epoch` grows whenever pending samples become void, by an interception or the end. `external_spans` are the
-    ranges of tokens that the model did not generate: the prompt first, then results of calls.
+    collected yet. `epoch` grows whenever pending samples become void, by an interception, by an injected result or by the end.
+    `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
     """
 
     __slots__ = (
         "arrival_s",
+        "awaited",
         "calls",
         "context",
         "copied_in",
@@ -144,6 +147,7 @@ class Sequence:
         self.epoch = 0
         self.paused_s = 0.0  # when it was intercepted
         self.calls: tuple[PendingCall, ...] = ()  # that intercepted it
+        self.awaited: tuple[PendingCall, ...] = ()  # those of them that have not returned
         self.max_computed = 0  # tokens whose KV was ever computed
         self.num_cached: int | None = None  # prompt tokens with KV on device or host at its first start
         self.residency = ContextResidency(0, 0, 0)  # when it last started to run
@@ -178,6 +182,27 @@ class Sequence:
             self.leader = leader = None
         return leader is not None
 
+    def new_pages(self, end: int, page_size: int) -> tuple[tuple[int, int], ...]:
+        """Entries of the page table for the tokens before `end` that the runner does not know yet; it knows them now."""
+        table, pages = self.table, self.context.pages
+        new = []
+        for index in range(len(table), (end - 1) // page_size + 1):
+            slot = pages[index].device
+            assert slot is not None
+            table.append(slot)
+            new.append((index, slot))
+        return tuple(new)
+
+    def void_pending(self) -> None:
+        """Void the samples in flight."""
+        self.pending = 0
+        self.epoch += 1
+
+    def append_external(self, tokens: list[int]) -> None:
+        """Append tokens that the model did not generate."""
+        self.external_spans.append((len(self.tokens), len(self.tokens) + len(tokens)))
+        self.tokens.extend(tokens)
+
     def draw(self, position: int) -> Sample:
         """How to draw the token at `position`; with the token history, if the device does not have it under this slot."""
         options = self.options
@@ -187,8 +212,9 @@ class Sequence:
         if options.remembered and not self.remembered:
             assert not self.pending, "the host does not know what the device has to remember"
             history, self.remembered = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
-        held = self.generated + self.pending < options.params.min_tokens
-        return Sample(self.temperature, self.seed, position, options, held, history)
+        number, params = self.generated + self.pending, options.params
+        forced = params.forced_output_ids[number] if number < len(params.forced_output_ids) else None
+        return Sample(self.temperature, self.seed, position, options, number < params.min_tokens, history, forced)
 
     def score(self, start: int, end: int) -> Score | None:
         """The prompt's tokens that a chunk of the tokens `start … end - 1` scores; None if there are none."""

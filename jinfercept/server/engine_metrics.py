@@ -20,7 +20,9 @@ class Reading(NamedTuple):
     Attributes:
         states: numbers of requests by state.
         page_size: tokens per page.
-        token_bytes: bytes of the keys and values of one token.
+        num_devices: among which weights and pages are cut.
+        weight_bytes: of the weights on each device.
+        token_bytes: bytes of the keys and values of one token, on all devices together.
         link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
         prefix_caching: whether the prefix cache is on.
     """
@@ -32,6 +34,8 @@ class Reading(NamedTuple):
     page_size: int
     num_device_pages: int
     num_host_pages: int
+    num_devices: int
+    weight_bytes: int
     token_bytes: int
     link_tokens_per_s: int
     prefix_caching: bool
@@ -121,7 +125,10 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
         "residency",
     )
     yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
-    yield make.gauge("jinfercept:kv_bytes_per_token", "Bytes of keys and values per token", reading.token_bytes)
+    text = "Bytes of keys and values per token, on all devices together"
+    yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)
+    yield make.gauge("jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices)
+    yield make.gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes)
     waste: LabelledValues = {(kind,): seconds for kind, seconds in asdict(reading.counts.waste).items()}
     text = "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds"
     yield make.counters("jinfercept:waste_token_seconds", text, waste, "kind")

@@ -67,7 +67,9 @@ def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
 def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
     names = {"model": service.names[0], "policy": service.llm.config.scheduling.policy, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(owner))
-    about = names | {"shows": "all" if owner is None else "own", "inbox": inbox}
+    plan = service.llm.memory_plan
+    devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each
+    about = names | {"devices": devices, "shows": "all" if owner is None else "own", "inbox": inbox}
     return about | live_state(stats, texts=service.options.show_texts, tenant=owner)
 
 

@@ -82,7 +82,9 @@ def read(service: Service, state: EngineState) -> Reading:
         page_size=page_size,
         num_device_pages=state.num_device_pages,
         num_host_pages=state.num_host_pages,
-        token_bytes=plan.kv_bytes // (plan.kv_tokens + page_size),
+        num_devices=plan.num_devices,
+        weight_bytes=plan.weight_bytes,
+        token_bytes=plan.token_bytes(page_size),
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
     )

@@ -121,6 +121,13 @@ class ScriptedEndpoints:
                 done.append((request_id, tuple(self._answer(int(request_id), call) for call in calls)))
         return done
 
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+        """Never called: a script has lengths and durations and no text, so that no markup is found in it."""
+        raise AssertionError("a scripted request has no markup of asynchronous calls")
+
+    def poll_started(self) -> list[tuple[str, Call, Result]]:
+        return []
+
     def next_s(self) -> float:
         """Seconds of the clock at the next return or arrival."""
         return min(self._due[0][0] if self._due else float("inf"), self.next_arrival_s)

@@ -11,12 +11,13 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
+from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ForwardTicket, ModelRunner, RunnerShape, StepTicket
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
@@ -25,6 +26,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.memory import MemoryPlan
+from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 Recorder = Callable[[KVManager, PolicyInputs], tuple[Observer, Estimator]]
@@ -33,13 +35,30 @@ Recorder = Callable[[KVManager, PolicyInputs], tuple[Observer, Estimator]]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The loaded model, its executables and their profile. Engines run on it, one at a time."""
+    """The loaded model, its executables and their profile. Engines run on it, one at a time.
+
+    Attributes:
+        runner: of this process.
+        leader: the same, on host 0 of several: what it executes, all hosts execute.
+    """
 
     model_config: ModelDimensions
     tokenizer: Tokenizer | None
     runner: ModelRunner
     shape: RunnerShape
     profile: Profile
+    leader: LeadingRunner[ForwardTicket, StepTicket] | None = None
+
+    @property
+    def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
+        """What executes an engine's plans."""
+        return self.leader or self.runner
+
+    def close(self) -> None:
+        """Free the weights and the pages, and end the other hosts."""
+        self.executor.close()
+        if self.leader is not None:
+            disconnect()
 
 
 class Assembled(NamedTuple):
@@ -80,7 +99,7 @@ def assemble(
     dispatcher = Dispatcher(wake.set)
     engine = Engine(
         scheduler,
-        machine.runner,
+        machine.executor,
         dispatcher,
         clock,
         wake,

@@ -33,7 +33,7 @@ class EngineHost:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.setup, self._runner = setup, setup.machine.runner
+        self.setup, self._runner = setup, setup.machine.executor
         self._closed = False
         self._begin(setup.assemble())
 
@@ -113,9 +113,12 @@ class EngineHost:
     def update_weights(self, params: Params) -> None:
         """As `LLM.update_weights`."""
         self.check_idle("take new weights")
-        weights = replacement_params(self.setup.model, params, self._runner.params)
+        runner = self.setup.machine.runner
+        if self.setup.machine.leader is not None:
+            raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
+        weights = replacement_params(self.setup.model, params, runner.params)
         self._end()
-        self._runner.update(weights)
+        runner.update(weights)
         self.setup = self.setup.changed()
         self._begin(self.setup.assemble())
 
@@ -145,4 +148,4 @@ class EngineHost:
         self.thread.check_caller("close()")
         self._closed = True
         self._end()
-        self._runner.close()
+        self.setup.machine.close()

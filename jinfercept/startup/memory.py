@@ -15,6 +15,7 @@ import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params
 
@@ -36,28 +37,31 @@ class MemoryStats(Protocol):
 
 
 class FreeMemory(NamedTuple):
-    """Bytes that are free on a device; `shared` with everything else on the machine, or the device's own."""
+    """Bytes that are free on each device; `shared` with everything else on the machine, or the device's own."""
 
     free_bytes: int
     shared: bool
 
     @classmethod
-    def on(cls, device: MemoryStats) -> Self:
-        """What is free there now: of a GPU, what JAX may still take."""
+    def on(cls, *devices: MemoryStats) -> Self:
+        """What is free there now: of GPUs, what JAX may still take on the fullest one."""
         with suppress(Exception):  # not every backend keeps statistics
-            stats = device.memory_stats()
-            if stats and "bytes_limit" in stats:
-                return cls(stats["bytes_limit"] - stats["bytes_in_use"], shared=False)
-        return cls(psutil.virtual_memory().available, shared=True)
+            stats = [device.memory_stats() or {} for device in devices]
+            return cls(min(one["bytes_limit"] - one["bytes_in_use"] for one in stats), shared=False)
+        return cls(psutil.virtual_memory().available // len(devices), shared=True)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes in bytes, and in tokens.
+    """Sizes in bytes, and in tokens. Bytes are those of each device, but for the host's.
 
     Attributes:
         reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
-        moved_tokens: most that one step moves over the host link.
+        host_bytes: of the copies of the pages of this host's devices.
+        moved_tokens: most that one step moves over the host links, of which every device has one.
+        num_devices: among which weights and pages are cut.
+        num_local_devices: of these, the ones of this host.
+        kv_repeats: how often every KV head is stored, so that all devices have as many.
     """
 
     weight_bytes: int
@@ -68,18 +72,40 @@ class MemoryPlan:
     host_tokens: int
     max_model_len: int
     moved_tokens: int
+    num_devices: int = 1
+    num_local_devices: int = 1
+    kv_repeats: int = 1
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
+        where = f"on each of {self.num_devices} devices " if self.num_devices > 1 else ""
         return (
-            f"memory plan: weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for {self.kv_tokens:,} tokens"
+            f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
+            f"{self.kv_tokens:,} tokens"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
-            f"sequences of up to {self.max_model_len:,} tokens"
+            f"sequences of up to {self.max_model_len:,} tokens{self._repeats()}"
         )
+
+    def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
+        """The same with a KV pool and sequences that are at most as large."""
+        token_bytes = self.kv_bytes // (self.kv_tokens + page_size)
+        kv_bytes = (kv_tokens + page_size) * token_bytes
+        return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
+
+    def _repeats(self) -> str:
+        """What repeated KV heads cost."""
+        if self.kv_repeats == 1:
+            return ""
+        spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
+        return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
+
+    def token_bytes(self, page_size: int) -> int:
+        """Bytes of one token's keys and values on all devices together; a page of the pools is scratch."""
+        return self.num_devices * self.kv_bytes // (self.kv_tokens + page_size)
 
     def with_host(self, cache: CacheOptions) -> Self:
         """The same with a host tier of another size. Raises `ConfigError` if the machine has less."""
-        token_bytes = self.kv_bytes // (self.kv_tokens + cache.page_size)
+        token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
         tokens = _host_tokens(cache, token_bytes)
         return replace(self, host_tokens=tokens, host_bytes=tokens * token_bytes)
 
@@ -95,18 +121,27 @@ def check_weights(weight_bytes: int, room: FreeMemory) -> None:
 
 
 def plan_memory(
-    model_config: ModelDimensions, params: Params, config: EngineConfig, room: FreeMemory, step_bytes: int = 0
+    model_config: ModelDimensions,
+    params: Params,
+    config: EngineConfig,
+    room: FreeMemory,
+    step_bytes: int = 0,
+    kv_repeats: int = 1,
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 
     Args:
         params: the weights, which are there already.
-        room: what is free beside them.
+        room: what is free beside them, on each of their devices.
         step_bytes: most that a step takes beside weights and pages.
+        kv_repeats: how often each KV head is among those of the model.
     """
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
-    token_bytes = kv_bytes_per_token(model_config, next(iter(leaves.values())).dtype)
+    leaf = next(iter(leaves.values()))
+    mesh = mesh_of(leaf)
+    num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
+    token_bytes = kv_bytes_per_token(model_config, leaf.dtype) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     asked = cache.kv_tokens
@@ -135,16 +170,19 @@ def plan_memory(
             got=wanted,
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
-    host_tokens = _host_tokens(cache, token_bytes)
+    host_tokens = _host_tokens(cache, num_local_devices * token_bytes)
     return MemoryPlan(
-        weight_bytes=sum(leaf.nbytes for leaf in leaves.values()),
+        weight_bytes=sum(map(local_bytes, leaves.values())),
         kv_bytes=(kv_tokens + page_size) * token_bytes,
         reserved_bytes=reserved,
-        host_bytes=host_tokens * token_bytes,
+        host_bytes=host_tokens * num_local_devices * token_bytes,
         kv_tokens=kv_tokens,
         host_tokens=host_tokens,
         max_model_len=wanted or limit,
         moved_tokens=MOVED_BYTES // token_bytes,
+        num_devices=num_devices,
+        num_local_devices=num_local_devices,
+        kv_repeats=kv_repeats,
     )
 
 

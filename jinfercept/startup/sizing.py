@@ -10,13 +10,14 @@ import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.models.embedded import cache_directory
-from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.mesh import ModelMesh, mesh_of
+from jinfercept.models.model import Model, kv_bytes_per_token
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.runner.runner import ModelRunner, RunnerShape, step_bytes
+from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory
-from jinfercept.startup.profiler import EFFORTS, measure, profile_path, remember, remembered
+from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
@@ -48,7 +49,7 @@ def group_layers(
     num_layers, asked = model.config.num_layers, config.advanced.layers_per_step
     if asked is not None:
         return Grouping(min(asked, num_layers), "as given")
-    default = min(num_layers, 1 if _device(params).platform == "cpu" else GPU_LAYERS_PER_STEP)
+    default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
     settings = profile_settings(model, params, _runner_shape(1, 1, config, default), config)
     settings = {name: value for name, value in settings.items() if name != "layers_per_step"}
     path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
@@ -70,14 +71,15 @@ def plan_pools(
 
     A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
     """
-    room = FreeMemory.on(_device(params))
+    room = FreeMemory.on(*_mesh(params).local_devices)
     beside = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
         beside = step_bytes(
             model, params, _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
         )
-    memory = plan_memory(model.config, params, config, room, beside)
+    repeats = model.kv_repeats if isinstance(model, Model) else 1
+    memory = plan_memory(model.config, params, config, room, beside, repeats)
     num_pages = memory.kv_tokens // config.cache.page_size
     return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
 
@@ -86,6 +88,8 @@ def profile_settings(
     model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
 ) -> Mapping[str, str | int]:
     """Everything that the cost of a step depends on."""
+    devices = _mesh(params).devices
+    device = devices[0].device_kind
     return {
         "model": repr(model.config),
         "dtype": str(jax.tree.leaves(params)[0].dtype),
@@ -96,7 +100,8 @@ def profile_settings(
         "transfer_parts": shape.transfer_parts,
         "staging_pages": shape.staging_pages,
         "attention": config.advanced.attention,
-        "device": _device(params).device_kind,
+        "joined_decode": config.advanced.joined_decode,
+        "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
         "processors": os.cpu_count() or 0,
         "jax": jax.__version__,
     }
@@ -104,7 +109,8 @@ def profile_settings(
 
 def profile_of(
     model: ServedModel,
-    runner: ModelRunner,
+    params: Params,
+    runner: ProfiledRunner,
     shape: RunnerShape,
     config: EngineConfig,
     effort: str | None,
@@ -115,7 +121,7 @@ def profile_of(
 
     Numbers of layers per executable that were `tried` go into its tables.
     """
-    settings = profile_settings(model, runner.params, shape, config)
+    settings = profile_settings(model, params, shape, config)
     path = profile_path(cache_directory(), settings)
     known = remembered(path) if effort is None else None
     if known is not None:
@@ -163,8 +169,9 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
         staging_pages=config.advanced.staging_pages,
+        joined_decode=config.advanced.joined_decode,
     )
 
 
-def _device(params: Params):
-    return next(iter(jax.tree.leaves(params.embed)[0].devices()))
+def _mesh(params: Params) -> ModelMesh:
+    return mesh_of(jax.tree.leaves(params.embed)[0])

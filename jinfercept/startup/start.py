@@ -6,31 +6,41 @@ Benchmarks that need the runner itself make an `EngineSetup` without an `LLM`; `
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import jax
+from jax.sharding import Mesh
 
 from jinfercept.config import EngineConfig, RestartOptions
 from jinfercept.errors import ConfigError, ModelError
+from jinfercept.hosts.group import HostGroup
+from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.in_memory_weights import initial_params
 from jinfercept.models.load import Loaded, dtype_name, load, locate, read_config
-from jinfercept.models.model import param_bytes
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.model import Model, param_bytes
+from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.policies import check_name, check_policy
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.startup.assembly import Assembled, Machine, Recorder, assemble, chunks
 from jinfercept.startup.backend import check_attention, prepare_backend
 from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.devices import choose_devices, on_devices
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights
 from jinfercept.startup.profiler import EFFORTS
+from jinfercept.startup.several_hosts import (
+    follow_to_the_end,
+    join_hosts,
+    model_facts,
+    placement_of,
+)
 from jinfercept.startup.sizing import group_layers, plan_pools, profile_of
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -117,7 +127,7 @@ class EngineSetup:
 
     def close(self) -> None:
         """Free the weights and the pages. For setups that no `LLM` serves on."""
-        self.machine.runner.close()
+        self.machine.close()
 
 
 def set_up(
@@ -127,6 +137,7 @@ def set_up(
     tokenizer: Tokenizer | None = None,
     policy: Policy | str | None = None,
     profile: Profile | str | Path | None = None,
+    mesh: Mesh | None = None,
     progress: Progress = silent,
     **flags: Any,
 ) -> EngineSetup:
@@ -147,33 +158,70 @@ def set_up(
     if profile is None and (asked := config.scheduling.profile) is not None:
         effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
     prepare_backend(config)
-    check_attention(config.advanced.attention)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
             "a model is a name, a path, a ModelConfig or a Model", got=repr(model)[:80], fix="give one of them"
         )
+    group = None
+    if (placement := placement_of(config)) is not None:
+        group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
+    with nullcontext() if group is None else group.failing():
+        return _set_up_here(model, params, tokenizer, policy, profile, effort, config, flags, group, mesh, progress)
+
+
+def _set_up_here(
+    model: str | Path | ModelConfig | ServedModel,
+    params: Params | None,
+    tokenizer: Tokenizer | None,
+    policy: Policy | None,
+    profile: Profile | None,
+    effort: str | None,
+    config: EngineConfig,
+    flags: Mapping[str, Any],
+    group: HostGroup | None,
+    mesh: Mesh | None,
+    progress: Progress,
+) -> EngineSetup:
+    """Load, compile and measure, on one host of several or on the only one. Arguments as `set_up`'s, checked.
+
+    Raises `SystemExit` at the end of every host but host 0.
+    """
+    check_attention(config.advanced.attention)
+    devices = choose_devices(config.model, mesh, across_hosts=group is not None)
     progress("loading", 0, 1)
     began_s = time.monotonic()
     defaults = sampling_defaults(config.model.generation_config, _source(model))
     if defaults:
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
-    loaded = load_model(model, params, config)
+    loaded = load_model(model, params, config, devices)
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     progress("loading", 1, 1)
     loaded_s = time.monotonic()
-    grouping = group_layers(loaded.model, loaded.params, config, effort, progress)
+    grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress)
+    if group is not None:
+        grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
     grouped_s = time.monotonic()
     with closing(CompileCounter()) as compilations:
         memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
+        if group is not None:
+            memory_plan, shape = _alike(memory_plan, shape, group)
         log.info("%s", memory_plan)
         chunks(config, shape, policy)
         runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention)
         runner.warm_up(progress)
     warm_s = time.monotonic()
+    leader = None
+    if group is not None:
+        group.begin()
+        if group.host_id:
+            follow_to_the_end(runner, group)
+        leader = LeadingRunner(runner, group)
     if profile is not None:
         how = "given"
     else:
-        profile, how = profile_of(loaded.model, runner, shape, config, effort, grouping.tried, progress)
+        profile, how = profile_of(
+            loaded.model, loaded.params, leader or runner, shape, config, effort, grouping.tried, progress
+        )
     times = StartTimes(
         load_s=loaded_s - began_s,
         compile_s=warm_s - grouped_s,
@@ -184,26 +232,43 @@ def set_up(
         grouping=str(grouping),
     )
     log.info("%s", times)
-    machine = Machine(loaded.model.config, tokenizer, runner, shape, profile)
+    machine = Machine(loaded.model.config, tokenizer, runner, shape, profile, leader)
     return EngineSetup(loaded.model, machine, flags, config, policy, memory_plan, times, defaults)
 
 
+def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:
+    """The sizes that every host of a group has room for."""
+    sizes = {"kv_tokens": memory_plan.kv_tokens, "max_model_len": memory_plan.max_model_len}
+    memory_plan = memory_plan.limited(shape.page_size, **group.least(sizes))
+    num_pages = memory_plan.kv_tokens // shape.page_size
+    return memory_plan, replace(shape, num_pages=num_pages, max_model_len=memory_plan.max_model_len)
+
+
 def load_model(
-    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig
+    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig, mesh: ModelMesh
 ) -> Loaded[ServedModel]:
-    """The model with its weights. Raises `ModelError` or `ConfigError`, the latter if the weights do not fit."""
+    """The model with its weights on its devices. Raises `ModelError`, or `ConfigError` if the weights do not fit there."""
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        return Loaded(model, initial_params(model, params), None, "dummy")
+        served = on_devices(model, mesh)
+        return Loaded(served, initial_params(served, params, mesh), None, "dummy")
     if params is not None:
         raise ModelError(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
         )
     options = config.model
     model_config = model if isinstance(model, ModelConfig) else read_config(model)
-    check_weights(param_bytes(model_config, dtype_name(options.dtype)), FreeMemory.on(jax.local_devices()[0]))
-    return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed)  # pyright: ignore[reportArgumentType]
+    served = Model(model_config).on_devices(mesh.size)
+    check_weights(param_bytes(served.config, dtype_name(options.dtype), mesh.size), FreeMemory.on(*mesh.local_devices))
+    return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)  # pyright: ignore[reportArgumentType]
+
+
+def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:
+    """The dimensions of a model that is not loaded. Raises `ModelError`."""
+    if isinstance(model, str | Path):
+        return read_config(model)
+    return model if isinstance(model, ModelConfig) else model.config
 
 
 def _source(model: object) -> Path | None:

@@ -37,6 +37,11 @@ class IncrementalDetokenizer:
             return ""
         return self._strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
 
+    @property
+    def half_character(self) -> bool:
+        """Whether bytes of an unfinished character have come."""
+        return bool(self._utf8.getstate()[0])
+
     def flush(self) -> str:
         """The end of the text: U+FFFD for an unfinished character, else nothing. The next token begins a new character."""
         return self._strip(self._utf8.decode(b"", final=True))

@@ -180,6 +180,11 @@ class Tokenizer:
                 self._literal = LiteralBackend.of(self._backend, steering)
             return self._literal
 
+    def added_token_id(self, name: str) -> int | None:
+        """The id of a token that was added to the vocabulary by this name; None if there is none."""
+        added = self._backend.get_added_tokens_decoder()
+        return next((id_ for id_, token in added.items() if token.content == name), None)
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens)

@@ -1,9 +1,10 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
-Reads one JSON object from stdin, `{"gpu": "h100", "generation": "cuda13", "kernels": {name: sizes}, "pages": {name: sizes},
-"steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes one to stdout: by name the error of a
-compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it. The folder `$AOT_RESULTS` holds the results of
-earlier runs by a hash of everything that a compilation depends on.
+Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
+{name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes `{"results": …, "sources": …}` to
+stdout. The results are by name the error of a compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it;
+the sources are the files of the repository that were read. The folder `$AOT_RESULTS` holds the results of earlier runs by a
+hash of all that a compilation depends on.
 """
 
 import json
@@ -21,12 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner
+from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner
+from benchmarks.ahead_of_time.plugin import PROJECT
 from jinfercept.models.hf_config import config_from_hf
-from jinfercept.pallas.attention import paged_attention
+from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.layout import Batch, kv_shape, write_kv
+from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import paged_attention_triton
+from jinfercept.pallas.triton_attention import Heads, joined_attention_triton, paged_attention_triton, work_cut
+from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
 from jinfercept.runner.runner import RunnerShape
 from tests.support.batch_shapes import batch_shapes
@@ -38,6 +42,7 @@ HLO_CALL = re.compile(
 PTX_ACCESS = re.compile(r"\b(?:(?:ld|st|red)\.global|atom)[\w.]*")
 HLO_SORT = re.compile(r" = \(?\w+\[(?:\d+,)*(\d+)\].* sort\(")
 HLO_CONTROL = re.compile(r" (conditional|while)\(")
+HLO_COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 SOURCE = Path(__file__).read_text()
 NO_MEMORY = {"parameter", "get-tuple-element", "bitcast", "custom-call"}  # views, and kernels that write in place
 
@@ -79,6 +84,7 @@ def _facts(compiled: jax.stages.Compiled, folder: Path) -> Facts:
         "made": sorted(made, reverse=True)[:100],
         "kernels": entry.count('custom_call_target="__gpu$xla.gpu.triton"'),
         "mosaic_kernels": entry.count('custom_call_target="mosaic_gpu_v2"'),
+        "collectives": HLO_COLLECTIVE.findall(entry),
         "control_flow": HLO_CONTROL.findall(hlo),
         "sorted": [int(columns) for columns in HLO_SORT.findall(hlo)],
         "schedule": [(opcode, name, operand) for name, opcode, operand in HLO_CALL.findall(entry)],
@@ -97,17 +103,35 @@ def _bytes(dtype: str, dims: str) -> int:
     return prod(int(size) for size in dims.split(",") if size) * width // 8
 
 
+def tiles_of(case: dict[str, Any]) -> Tiles | None:
+    """The tiles that a case names."""
+    tiles = case.get("tiles")
+    return None if tiles is None else Tiles(Tile(*tiles[0]), Tile(*tiles[1]), *tiles[2:])
+
+
+def abstract_work(compiler: KernelCompiler, case: dict[str, Any], fields: Mapping[str, Any]) -> Work:
+    """What the kernels of a case read of a batch, by shape."""
+    heads = Heads(case["num_heads"], case["num_kv_heads"], case["head_dim"], jnp.dtype(case["dtype"]).itemsize)
+    with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
+        cut = CUTS[case.get("attention", "triton")](heads) if "tiles" not in case else work_cut(heads, tiles_of(case))
+    shapes = cut.shapes(case["num_tokens"], case["num_rows"], decode_only=case.get("decode_only", False))
+    schedules = [WorkSchedule(*(compiler.shape(dims, jnp.int32) for dims in each)) for each in shapes]
+    read = (fields[name] for name in ("query_starts", "context_lens", "page_tables", "num_decode"))
+    return Work(*read, *(*schedules, None)[:2])  # pyright: ignore[reportArgumentType]
+
+
 def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     """Attention alone, over a pool of 20,000 pages."""
     dtype = case["dtype"]
     sizes = case["num_tokens"], case["num_rows"], case["pages_per_row"]
     fields = {field: compiler.shape(dims, jnp.int32) for field, dims in batch_shapes(*sizes).items()}
-    batch = Batch(**fields)  # pyright: ignore[reportArgumentType]
+    batch = Batch(**fields, work=abstract_work(compiler, case, fields))  # pyright: ignore[reportArgumentType]
     q = compiler.shape((case["num_tokens"], case["num_heads"], case["head_dim"]), dtype)
     pages = compiler.shape(kv_shape(20_000, case["page_size"], case["num_kv_heads"], case["head_dim"]), dtype)
-    tiles = case.get("tiles")
-    if tiles is not None:
-        tiles = Tiles(Tile(*tiles[0]), Tile(*tiles[1]), *tiles[2:])
+    if case.get("joined"):
+        joined_kernel(compiler, name, case, pages, batch)
+        return
+    tiles = tiles_of(case)
 
     def attend(q, pages, batch):
         if tiles is None:
@@ -116,6 +140,20 @@ def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
         return paged_attention_triton(q, pages, batch, tiles=tiles)
 
     compiler.add(name, attend, q, pages, batch)
+
+
+def joined_kernel(compiler: KernelCompiler, name: str, case: dict[str, Any], pages: Any, batch: Batch) -> None:
+    """Attention of decode rows that also norms and rotates queries and keys and writes keys and values."""
+    rows, num_kv_heads, head_dim = case["num_tokens"], case["num_kv_heads"], case["head_dim"]
+    width = case["num_heads"] // num_kv_heads + 2
+    qkv = compiler.shape((rows, num_kv_heads, width, head_dim), case["dtype"])
+    wave, scale = compiler.shape((rows, head_dim // 2), jnp.float32), compiler.shape((head_dim,), case["dtype"])
+
+    def attend(qkv, pages, batch, cos, sin, q_norm, k_norm):
+        rotation = Rotation(cos, sin, case["interleaved"], q_norm, k_norm, 1e-6)
+        return joined_attention_triton(qkv, rotation, pages, batch)
+
+    compiler.add(name, attend, qkv, pages, batch, wave, wave, scale, scale, donate=(1,))
 
 
 def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
@@ -173,7 +211,8 @@ def one_program(
 def main() -> None:
     asked = json.load(sys.stdin)
     dumped = {"xla_dump_emitter_re": ".*"} if "pages" in asked else {}
-    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped)
+    num_devices = asked.get("num_devices", 1)
+    compiler = KernelCompiler(asked["gpu"], asked["generation"], _facts, SOURCE, dumped, num_devices)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         if "mosaic" in (case.get("attention") for case in asked.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
@@ -188,7 +227,11 @@ def main() -> None:
         results = compiler.results()
         for facts in results.values():
             facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]
-    json.dump(results, sys.stdout)
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    ours = {file for file in files if file.is_relative_to(PROJECT) and not file.is_relative_to(sys.prefix)}
+    read = {*ours, Path(__file__), TARGETS / f"{asked['gpu']}.txtpb"}
+    sources = sorted(str(file.relative_to(PROJECT)) for file in read)
+    json.dump({"results": results, "sources": sources}, sys.stdout)
 
 
 if __name__ == "__main__":

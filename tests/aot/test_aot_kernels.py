@@ -22,8 +22,18 @@ def case(heads: tuple[int, int], head_dim: int, page_size: int, dtype: str) -> t
 
 # Every head dim with two types, every page size with two groups, for one GPU or the other.
 DECODES, SIZES = case((32, 8), 128, 16, "bfloat16")
+
+
+def joined(case: tuple[str, dict[str, Any]], *, interleaved: bool) -> tuple[str, dict[str, Any]]:
+    """The kernel for decodes that also rotates and writes."""
+    name, sizes = case
+    return f"{name}, decodes joined", sizes | {"decode_only": True, "joined": True, "interleaved": interleaved}
+
+
 SAMPLE = {
     "h100": [
+        joined(case((32, 8), 128, 16, "bfloat16"), interleaved=False),
+        joined(case((9, 3), 96, 128, "float32"), interleaved=False),
         (f"{DECODES}, decodes only", SIZES | {"decode_only": True}),
         case((32, 8), 128, 16, "bfloat16"),
         case((16, 16), 256, 64, "bfloat16"),
@@ -31,6 +41,7 @@ SAMPLE = {
         case((32, 32), 64, 32, "float16"),
     ],
     "a100": [
+        joined(case((16, 16), 256, 16, "bfloat16"), interleaved=True),
         case((32, 8), 128, 64, "float16"),
         case((16, 16), 256, 16, "float32"),
         case((9, 3), 64, 32, "bfloat16"),

@@ -3,12 +3,15 @@
 Transfers too, for both ways: whole pages, and in parts of the layers.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Any
 
 import pytest
 
+from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.runner.page_arrays import GPU_TRANSFERS
 from tests.aot.cuda import compile_for
 
@@ -17,7 +20,7 @@ MODELS = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 128_256,
         "hidden_size": 4096,
-        "num_hidden_layers": 32,
+        "num_hidden_layers": 8,  # of 32, all alike
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "intermediate_size": 14_336,
@@ -29,23 +32,32 @@ MODELS = {
         "architectures": ["GPTJForCausalLM"],
         "vocab_size": 50_400,
         "n_embd": 4096,
-        "n_layer": 28,
+        "n_layer": 8,  # of 28, all alike
         "n_head": 16,
         "rotary_dim": 64,
         "layer_norm_epsilon": 1e-5,
         "n_positions": 2048,
     },
 }
+MODELS["llama-3-70b"] = MODELS["llama-3-8b"] | {
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "intermediate_size": 28_672,
+}
+MODELS["llama-3-70b"]["num_hidden_layers"] = 2  # of 80
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
 TRANSFER_PARTS = 2
 LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16, without heads and head dim
 
 
-def compile_steps(model: str, gpu: str, attention: str = "triton") -> dict[str, dict[str, Any]]:
+def compile_steps(
+    model: str, gpu: str, attention: str = "triton", num_devices: int = 1, buckets: Sequence[int] = BUCKETS
+) -> dict[str, dict[str, Any]]:
     shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
-    shape |= {"buckets": BUCKETS, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": TRANSFER_PARTS}
-    compiled = compile_for(gpu, steps={"model": MODELS[model], "shape": shape, "attention": attention})
+    shape |= {"buckets": buckets, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": TRANSFER_PARTS}
+    steps = {"model": MODELS[model], "shape": shape, "attention": attention}
+    compiled = compile_for(gpu, steps=steps, num_devices=num_devices)
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
     return compiled
@@ -58,7 +70,7 @@ def check(model: str, gpu: str) -> None:
     num_layers = MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"]
     logits_bytes = 4 * 64 * MODELS[model]["vocab_size"]
     for name, facts in compiled.items():
-        kind, *sizes = name.split()
+        kind, *sizes = name.removeprefix("decode ").split()
         assert not facts["control_flow"], f"{name}: the host waits for a predicate"
         assert max(facts["sorted"], default=0) < MODELS[model]["vocab_size"] // 16, f"{name} sorts the vocabulary"
         if kind not in ("embed", "layers", "gather", "scatter"):  # what samples knows neither layers nor pages
@@ -88,6 +100,34 @@ def test_aot_steps_compile_in_place(model: str, gpu: str) -> None:
 @pytest.mark.parametrize(("model", "gpu"), [("llama-3-8b", "a100"), ("gpt-j-6b", "h100")])
 def test_aot_steps_compile_in_place_on_the_other_gpu(model: str, gpu: str) -> None:
     check(model, gpu)
+
+
+@pytest.mark.parametrize(("gpu", "num_devices"), [("h100", 4), pytest.param("a100", 8, marks=pytest.mark.slow)])
+def test_aot_several_gpus_share_layers_in_place_with_two_collectives_each(gpu: str, num_devices: int) -> None:
+    bucket = 64
+    compiled = compile_steps("llama-3-70b", gpu, num_devices=num_devices, buckets=[bucket])
+    layer_bytes = LAYER_BYTES * 8 * 128 // num_devices
+    key_bytes = 2 * 8192 * 8 * 128 // num_devices
+    for decode in ("", "decode "):
+        facts = compiled[f"{decode}layers {bucket} {LAYERS_PER_STEP}"]
+        assert facts["collectives"] == ["all-reduce"] * 2 * LAYERS_PER_STEP
+        assert facts["alias_bytes"] >= LAYERS_PER_STEP * layer_bytes
+        large = [made for size, made in facts["made"] if size >= max(key_bytes, 4 * bucket * 8192)]
+        assert all("scatter" in made or "dynamic_update_slice" in made for made in large), large
+        assert compiled[f"{decode}embed {bucket}"]["collectives"] == ["all-reduce"]
+    assert compiled["head 64 64"]["collectives"] == ["all-gather"]
+    moving = [name for name in compiled if name.split()[0] in ("gather", "scatter", "sample", "shape", "logprobs")]
+    assert moving
+    assert not any(compiled[name]["collectives"] for name in moving)
+
+
+@pytest.mark.parametrize(("gpu_bytes", "num_devices"), [(80e9, 4), (40e9, 8)])
+def test_the_large_model_fits_several_gpus_with_a_pool(gpu_bytes: float, num_devices: int) -> None:
+    config = config_from_hf(MODELS["llama-3-70b"] | {"num_hidden_layers": 80})
+    weights = param_bytes(config, "bfloat16", num_devices)
+    token_bytes = kv_bytes_per_token(config, "bfloat16") // num_devices
+    assert weights < 1.001 * 141.1e9 / num_devices
+    assert (0.9 * gpu_bytes - weights) // token_bytes > 400_000, "tokens of the pool"
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     given = [
         part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
     ]
-    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-tp", "1", "-O3"]) == 2
+    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-pp", "1", "-O3"]) == 2
     assert "there is no such" in capsys.readouterr().err
     told = [record.getMessage().split()[0] for record in caplog.records if "is not needed: " in record.getMessage()]
     assert told == [flag.split()[0] for flag in shown]
@@ -159,7 +159,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["-tp", "2"], "a server runs on one device; got --tensor-parallel-size 2; fix: leave it out, or give 1"),
+        (["-pp", "2"], "every device has all layers; got --pipeline-parallel-size 2; fix: leave it out, or give 1"),
         (["--task", "embed"], "a server generates; got --task embed; fix: leave it out, or give auto or generate"),
         (["--kv-cache-dtype"], "KV has the type of the weights; got --kv-cache-dtype"),
         (

@@ -205,6 +205,7 @@ class Letters:
     def __init__(self) -> None:
         self.last_raw = ""
         self.stopped: str | None = None
+        self.half_character = False
         self.text = ""
 
     def add(self, token_id: int) -> str:

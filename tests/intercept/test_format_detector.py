@@ -68,6 +68,7 @@ class Speech:
         self.texts = list(texts)
         self.last_raw, self.text = "", ""
         self.stopped: str | None = None
+        self.half_character = False
 
     def add(self, token_id: int) -> str:
         self.last_raw = self.texts.pop(0) if self.texts else ""

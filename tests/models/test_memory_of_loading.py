@@ -1,6 +1,7 @@
 """The host never holds the weights twice: the peak of a load, measured in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import sys
 import jax
 from pathlib import Path
 from jinfercept.models.load import load
+from jinfercept.models.mesh import ModelMesh
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -25,10 +27,11 @@ def status(key):
 
 tiny, model, dtype = sys.argv[1:]
 import tensorstore
-jax.block_until_ready(load(tiny, dtype=dtype).params)  # what JAX itself takes
+mesh = ModelMesh(tuple(jax.devices()))
+jax.block_until_ready(load(tiny, dtype=dtype, mesh=mesh).params)  # what JAX itself takes
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
-params = load(model, dtype=dtype).params
+params = load(model, dtype=dtype, mesh=mesh).params
 weights = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(params)}
 print(sum(weights.values()), status("VmHWM") - before)
 """
@@ -63,12 +66,13 @@ def write(directory: Path, *, hidden: int, ffn: int, layers: int, vocab: int) ->
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
-def peak(model: Path, dtype: str) -> tuple[int, int]:
-    """Bytes of the weights, and the most by which memory grew while they were loaded."""
+def peak(model: Path, dtype: str, num_devices: int = 1) -> tuple[int, int]:
+    """Bytes of the weights, and the most by which memory grew while they were loaded onto so many parts of the CPU."""
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peaks are reset through /proc, which only Linux has")
     command = [sys.executable, "-c", MEASURE, str(GOLDEN / "llama_gqa"), str(model), dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | devices)
     weights, grown = map(int, done.stdout.split())
     return weights, grown
 
@@ -87,6 +91,14 @@ def test_a_checkpoint_takes_less_than_a_fifth_more_than_its_weights(tmp_path, dt
     weights, grown = peak(tmp_path, dtype)
     assert weights > 250e6
     assert grown < 1.2 * weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_a_checkpoint_cut_among_devices_takes_less_than_a_layer_more_than_its_parts(tmp_path, num_devices):
+    write(tmp_path, hidden=1024, ffn=2816, layers=10, vocab=16000)
+    weights, grown = peak(tmp_path, "float32", num_devices)
+    assert grown < weights + 4 * (4 * 1024**2 + 3 * 1024 * 2816) + COMPILING
 
 
 @pytest.mark.slow

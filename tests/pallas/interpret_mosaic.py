@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jax
 import jax.numpy as jnp
 
-from jinfercept.pallas.mosaic_attention import paged_attention_mosaic
+from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.mosaic_attention import mosaic_cut, paged_attention_mosaic
+from jinfercept.pallas.triton_attention import Heads
 from tests.support.attention_steps import Shapes, make_step, reference
 
 
@@ -30,6 +32,8 @@ def main() -> None:
     with redirect_stdout(sys.stderr):
         for seed, (num_decode, rows) in enumerate(asked["steps"]):
             q, pages, batch = make_step(shapes, num_decode, rows, seed, dtype)
+            heads = Heads(shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, dtype.itemsize)
+            batch = prepare(batch, mosaic_cut(heads, interpret=True))
             out, want = (attend(q, pages, batch).astype(jnp.float32) for attend in (interpreted, reference))
             differences.append(float((jnp.abs(out - want) / (1 + jnp.abs(want))).max()))
     json.dump(differences, sys.stdout)

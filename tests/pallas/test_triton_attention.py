@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import is_supported, paged_attention_triton
-from tests.support.attention_steps import Shapes, make_step, reference, steps
+from jinfercept.pallas.triton_attention import AMPERE, Heads, is_supported, paged_attention_triton, tiles_for, work_cut
+from tests.support.attention_steps import Shapes, make_step, reference, scheduled, steps
 
 GROUPED = Shapes(40, 9, 7, 16, 9, 3, 24)  # groups and a head dim that fill no power of two
 ONE_HEAD_EACH = Shapes(24, 30, 4, 40, 2, 2, 16)  # fewer tokens than rows, pages that do not divide a tile
@@ -22,17 +23,20 @@ WIDE_GROUP = Shapes(
 SMALL_TILES = Tiles(Tile(16, 16, 4, 3), Tile(16, 16, 4, 3), programs=24)  # so that small steps have many
 Attend = Callable[..., jax.Array]
 
-on_gpu = jax.jit(paged_attention_triton)
-interpreted = jax.jit(partial(paged_attention_triton, interpret=True))
-triton = jax.jit(partial(paged_attention_triton, tiles=SMALL_TILES, interpret=True))
-triton_32 = jax.jit(
-    partial(
-        paged_attention_triton,
-        tiles=SMALL_TILES._replace(decode=Tile(32, 16, 4, 3), chunk=Tile(32, 16, 4, 3)),
-        interpret=True,
-    )
+WIDE_TILES = SMALL_TILES._replace(decode=Tile(32, 16, 4, 3), chunk=Tile(32, 16, 4, 3))
+
+
+def with_tiles(tiles: Tiles, **options: bool) -> Attend:
+    return jax.jit(partial(paged_attention_triton, tiles=tiles, interpret=True, **options))
+
+
+on_gpu = scheduled(jax.jit(paged_attention_triton), lambda _: None)
+interpreted = scheduled(
+    jax.jit(partial(paged_attention_triton, interpret=True)), lambda heads: tiles_for(heads, AMPERE)
 )
-decoding = jax.jit(partial(paged_attention_triton, decode_only=True, tiles=SMALL_TILES, interpret=True))
+triton = scheduled(with_tiles(SMALL_TILES), lambda _: SMALL_TILES)
+triton_32 = scheduled(with_tiles(WIDE_TILES), lambda _: WIDE_TILES)
+decoding = scheduled(with_tiles(SMALL_TILES, decode_only=True), lambda _: SMALL_TILES, decode_only=True)
 
 
 @settings(max_examples=40)
@@ -88,8 +92,12 @@ def test_a_step_of_decodes_only_agrees_with_the_reference(contexts, seed):
 
 
 def test_a_step_of_decodes_only_has_no_kernel_for_chunks():
-    step = make_step(GROUPED, 1, [(1, 5)], seed=0)
-    kernels = [str(jax.make_jaxpr(attend)(*step)).count("pallas_call[") for attend in (decoding, triton)]
+    q, pages, batch = make_step(GROUPED, 1, [(1, 5)], seed=0)
+    cut, kernels = work_cut(Heads(9, 3, 24, 4), SMALL_TILES), []
+    for decode_only in (True, False):
+        attend = partial(paged_attention_triton, tiles=SMALL_TILES, interpret=True, decode_only=decode_only)
+        batch = prepare(batch, cut, decode_only=decode_only)
+        kernels.append(str(jax.make_jaxpr(attend)(q, pages, batch)).count("pallas_call["))
     assert kernels == [2, 3]
 
 
@@ -111,7 +119,8 @@ def test_the_tiles_chosen_for_a_gpu_give_the_reference_too():
 def test_interpreting_costs_no_more_memory_with_a_larger_pool():
     q, pages, batch = make_step(Shapes(2, 2, 1, 16, 2, 1, 16), 1, [(1, 16)], seed=6)
     pool = jnp.pad(pages, ((0, 40_000), *((0, 0),) * 4))
-    memory = triton.lower(q, pool, batch).compile().memory_analysis()
+    batch = prepare(batch, work_cut(Heads(2, 1, 16, 4), SMALL_TILES))
+    memory = jax.jit(with_tiles(SMALL_TILES)).lower(q, pool, batch).compile().memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < pool.nbytes / 100
 

@@ -1,34 +1,33 @@
 """Dealing out a batch: every token of work in exactly one unit, in no more units than the grid has."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.pallas.layout import Batch
-from jinfercept.pallas.work_schedule import WorkSchedule, split_contexts, tile_chunks
+from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule, schedules, split_contexts
 
 NUM_ROWS, NUM_TOKENS = 6, 40
-split = jax.jit(split_contexts, static_argnums=(1, 2, 3))
-tile = jax.jit(tile_chunks, static_argnums=(1, 2))
 
 
-def make_batch(num_decode: int, lengths: list[int], contexts: list[int]) -> Batch:
+def schedule(num_decode: int, lengths: list[int], contexts: list[int], cut: WorkCut) -> list[WorkSchedule]:
+    """The schedules of rows with so many query and context tokens, of decode rows and of chunks, in a bucket."""
     starts = np.full(NUM_ROWS + 1, sum(lengths), np.int32)
     starts[: len(lengths) + 1] = np.cumsum([0, *lengths])
-    padded = contexts + [0] * (NUM_ROWS - len(contexts))
-    nothing = jnp.zeros(0, jnp.int32)
-    tables = jnp.zeros((NUM_ROWS, 1), jnp.int32)
-    return Batch(
-        nothing, nothing, nothing, jnp.asarray(starts), jnp.asarray(padded, jnp.int32), tables, jnp.int32(num_decode)
-    )
+    padded = np.array(contexts + [0] * (NUM_ROWS - len(contexts)), np.int32)
+    found = schedules(cut, starts, padded, num_decode, NUM_TOKENS, decode_only=False)
+    for work, shapes in zip(found, cut.shapes(NUM_TOKENS, NUM_ROWS, decode_only=False), strict=True):
+        assert tuple(numbers.shape for numbers in work) == shapes
+        assert all(numbers.dtype == np.int32 for numbers in work)
+    return found
+
+
+def chunk_units(num_decode: int, lengths: list[int], contexts: list[int], tile_queries: int) -> WorkSchedule:
+    return schedule(num_decode, lengths, contexts, WorkCut(1, 1, 16, tile_queries))[1]
 
 
 def units(work: WorkSchedule) -> list[tuple[int, int]]:
     """(row, first token within the row) of every unit in use, in the order of the units."""
-    row_units, unit_tokens = np.asarray(work.row_units), int(work.unit_tokens[0])
-    rows, starts, programs = (np.asarray(field) for field in (work.unit_rows, work.unit_starts, work.unit_programs))
+    row_units, rows, starts, (unit_tokens,), programs = work
     assert sorted(programs) == list(range(len(rows)))
     found = [(int(rows[program]), int(starts[program])) for program in programs[: row_units[-1]]]
     assert set(programs[: row_units[-1]]) == set(range(row_units[-1]))
@@ -44,8 +43,8 @@ def units(work: WorkSchedule) -> list[tuple[int, int]]:
     st.sampled_from([16, 64]),
 )
 def test_contexts_are_cut_into_pieces_that_cover_them_once(contexts, num_kv_heads, programs, tile_tokens):
-    batch = make_batch(len(contexts), [1] * len(contexts), contexts)
-    work = split(batch, num_kv_heads, programs, tile_tokens)
+    cut = WorkCut(num_kv_heads, programs, tile_tokens, 16)
+    work = schedule(len(contexts), [1] * len(contexts), contexts, cut)[0]
     length = int(work.unit_tokens[0])
     assert length % tile_tokens == 0
     assert units(work) == [(row, start) for row, tokens in enumerate(contexts) for start in range(0, tokens, length)]
@@ -53,11 +52,7 @@ def test_contexts_are_cut_into_pieces_that_cover_them_once(contexts, num_kv_head
 
 def pieces(contexts: list[int]) -> list[int]:
     """The number of pieces of every row, on a GPU that runs 66 of them at once in turns of 64 tokens."""
-    num_rows = len(contexts)
-    nothing = jnp.zeros(0, jnp.int32)
-    starts, tables = jnp.arange(num_rows + 1), jnp.zeros((num_rows, 1), jnp.int32)
-    batch = Batch(nothing, nothing, nothing, starts, jnp.asarray(contexts), tables, jnp.int32(num_rows))
-    return np.diff(split_contexts(batch, 8, 528, 64).row_units).tolist()
+    return np.diff(split_contexts(np.array(contexts), WorkCut(8, 528, 64, 16)).row_units).tolist()
 
 
 def test_one_long_row_fills_one_wave():
@@ -81,10 +76,10 @@ def test_a_short_context_is_not_split():
 
 
 def test_the_longest_units_start_first():
-    work = split(make_batch(3, [1] * 3, [100, 5000, 2600]), 1, 4, 64)
+    work = split_contexts(np.array([100, 5000, 2600] + [0] * 3), WorkCut(1, 4, 64, 16))
     tokens = np.minimum(np.asarray([100, 5000, 2600] + [0] * 3)[work.unit_rows] - work.unit_starts, work.unit_tokens)
     assert list(tokens) == sorted(tokens, reverse=True)
-    chunks = tile(make_batch(0, [10, 20, 9], [10, 400, 90]), NUM_TOKENS, 8)
+    chunks = chunk_units(0, [10, 20, 9], [10, 400, 90], 8)
     order = list(zip(chunks.unit_rows.tolist(), chunks.unit_starts.tolist(), strict=True))
     assert order[:7] == [(1, 16), (1, 8), (1, 0), (2, 8), (2, 0), (0, 8), (0, 0)]
 
@@ -95,7 +90,7 @@ def test_chunks_are_cut_into_tiles_that_cover_them_once(num_decode, lengths, til
     lengths = [1] * num_decode + lengths[: NUM_ROWS - num_decode]
     while sum(lengths) > NUM_TOKENS:
         lengths[lengths.index(max(lengths))] //= 2
-    work = tile(make_batch(num_decode, lengths, lengths), NUM_TOKENS, tile_queries)
+    work = chunk_units(num_decode, lengths, lengths, tile_queries)
     want = [
         (row, first)
         for row, tokens in enumerate(lengths)
@@ -106,5 +101,5 @@ def test_chunks_are_cut_into_tiles_that_cover_them_once(num_decode, lengths, til
 
 
 def test_the_fullest_batch_fills_the_grid():
-    work = tile(make_batch(0, [1] * 5 + [35], [1] * 5 + [35]), NUM_TOKENS, 8)
+    work = chunk_units(0, [1] * 5 + [35], [1] * 5 + [35], 8)
     assert len(work.unit_rows) == len(units(work)) == 10

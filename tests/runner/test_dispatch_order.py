@@ -11,6 +11,7 @@ import pytest
 
 from jinfercept.kv.store import PageCopy
 from jinfercept.models.load import load
+from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import CPU_TRANSFERS
 from jinfercept.runner.runner import ModelRunner, RunnerShape
@@ -91,7 +92,7 @@ def test_a_plan_without_compute_only_moves(parts: int) -> None:
 def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jinfercept.runner.runner.has_decode_variant", lambda *_: True)
+    monkeypatch.setattr("jinfercept.runner.runner.cut_for", lambda *_, **__: WorkCut(1, 8, 16, 16))
     decode = StepPlan(1, 4, (Chunk(0, 4, (5,), ((1, 2),), Sample(0.0, 0, 5)),))
     mixed, alone = dispatched(1, FIRST, decode)
     assert [name for name in mixed if "embed" in name or "layers" in name] == ["embed 4", *["layers 4 1"] * LAYERS]

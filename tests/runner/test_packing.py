@@ -1,12 +1,15 @@
 """A packed plan says token by token what the plan says."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.pallas.layout import OUT_OF_RANGE
-from jinfercept.runner.packing import PackedShape, enter, pack, unpack
+from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.layout import OUT_OF_RANGE, Part, as_array
+from jinfercept.pallas.work_schedule import WorkCut
+from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
 from jinfercept.runner.packing_samples import pack_samples, unpack_samples
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
@@ -59,6 +62,27 @@ def test_every_token_knows_its_place(chunks: tuple[Chunk, ...]) -> None:
     assert np.all(padding >= OUT_OF_RANGE)
     assert len(set(padding.tolist())) == len(padding), "distinct, as the scatter requires"
     assert not np.any(batch.positions[used:])
+
+
+@given(plans(), st.booleans())
+def test_kernels_read_in_place_what_the_batch_says_and_its_schedules(
+    chunks: tuple[Chunk, ...], decode_only: bool
+) -> None:
+    chunks = tuple(chunk for chunk in chunks if len(chunk.tokens) == 1 or not decode_only)
+    if not chunks:
+        return  # no step
+    tables = np.zeros((SLOTS, PAGES), np.int32)
+    enter(chunks, tables)
+    shape = SHAPE._replace(cut=WorkCut(2, 8, 4, 3), decode_only=decode_only)
+    plain = unpack(jnp.asarray(pack(chunks, tables, PAGE_SIZE, SHAPE)), jnp.arange(SLOTS), SHAPE)
+    want = prepare(plain, shape.cut, decode_only=decode_only)
+    batch = in_place(jnp.asarray(pack(chunks, tables, PAGE_SIZE, shape)), shape)
+    read = jax.tree.map(as_array, batch.work, is_leaf=lambda part: isinstance(part, Part))
+    assert (read.chunks is None) == decode_only
+    flat = jax.tree.map(np.ravel, (read, batch._replace(work=None, tokens=None)))  # `num_decode` lies as one number
+    jax.tree.map(
+        np.testing.assert_array_equal, flat, jax.tree.map(np.ravel, (want.work, want._replace(work=None, tokens=None)))
+    )
 
 
 @given(plans())

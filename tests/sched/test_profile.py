@@ -166,7 +166,10 @@ def test_every_named_profile_goes_by_its_name() -> None:
         "paper-gptj-6b-a100",
         "paper-vicuna-13b-2xa100",
         "roofline-llama-13b-a100",
+        "roofline-llama-13b-2xa100",
         "roofline-llama-3-70b-4xa100",
+        "roofline-llama-3-70b-8xa100",
+        "roofline-llama-3-70b-4xh100",
     ]
     assert all(load_profile(name).name == name for name in PROFILES)
 
@@ -186,14 +189,17 @@ def test_a_roofline_follows_from_the_data_sheet() -> None:
 def test_several_gpus_share_weights_contexts_and_links() -> None:
     one, four = roofline(LLAMA_13B, "A100-80GB"), roofline(LLAMA_13B, "A100-80GB", 4)
     assert four.name == "roofline-llama-13b-4xa100-80gb"
-    assert one.step_s(500, 9000) == pytest.approx(4 * four.step_s(500, 9000))
+    assert one.step_s(0, 9000) == pytest.approx(4 * (four.step_s(0, 9000) - 80 * 10e-6))  # two collectives a layer
+    exchanged = 80 * 1.5 * 5120 * 2 / (300e9 * 0.8)  # a ring of four sends three quarters twice
+    assert one.step_s(500, 9000) == pytest.approx(4 * (four.step_s(500, 9000) - 80 * 10e-6 - 500 * exchanged))
     assert four.link_in_tokens_per_s == pytest.approx(4 * one.link_in_tokens_per_s)
     assert four.saturation == one.saturation
 
 
 def test_the_large_models_kv_is_that_of_its_eight_heads() -> None:
-    assert LLAMA_3_70B.kv_bytes_per_token == 320 * 1024
-    assert ProfiledModel("gpt-j-6b", 6.05e9, 28, 16, 256).kv_bytes_per_token == 448 * 1024
+    assert LLAMA_3_70B.kv_bytes_per_token() == LLAMA_3_70B.kv_bytes_per_token(8) == 320 * 1024
+    assert LLAMA_3_70B.kv_bytes_per_token(16) == 640 * 1024, "a GPU without a head of its own has another's"
+    assert ProfiledModel("gpt-j-6b", 6.05e9, 28, 16, 256, 4096).kv_bytes_per_token() == 448 * 1024
 
 
 def test_every_gpu_of_the_table_prices_a_step() -> None:

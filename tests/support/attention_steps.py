@@ -1,5 +1,6 @@
 """Steps for attention over pages: ragged batches on pages in random order, and the reference that every kernel must equal."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -7,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
+from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tiles import Tiles
+from jinfercept.pallas.triton_attention import Heads, work_cut
 
 
 class Shapes(NamedTuple):
@@ -58,6 +62,18 @@ def make_step(shapes: Shapes, num_decode: int, rows: list[tuple[int, int]], seed
         num_decode=jnp.int32(num_decode),
     )
     return jnp.asarray(q, dtype), jnp.asarray(pages, dtype), batch
+
+
+def scheduled(
+    attend: Callable[..., jax.Array], tiles: Callable[[Heads], Tiles | None], *, decode_only: bool = False
+) -> Callable[..., jax.Array]:
+    """Attention that gets its work schedules made first, as a runner does on the host."""
+
+    def run(q: jax.Array, pages: jax.Array, batch: Batch) -> jax.Array:
+        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+        return attend(q, pages, prepare(batch, work_cut(heads, tiles(heads)), decode_only=decode_only))
+
+    return run
 
 
 @st.composite

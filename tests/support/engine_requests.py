@@ -59,9 +59,9 @@ def steps(engine: Engine, number: int = 1) -> list[Event]:
     return [event for _ in range(number) for event in engine.step()]
 
 
-def until(engine: Engine, reached: Callable[[], bool]) -> list[Event]:
+def until(engine: Engine, reached: Callable[[], bool], most_steps: int = 1000) -> list[Event]:
     events: list[Event] = []
-    for _ in range(1000):
+    for _ in range(most_steps):
         if reached():
             return events
         events += engine.step()

@@ -5,10 +5,11 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
+from typing import Any
 
 from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.protocols import Endpoints, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Text
 from jinfercept.errors import RequestError
@@ -88,6 +89,9 @@ class FakeRunner:
         self.last: dict[int, int] = {}
         self.unsampled = False  # a forward pass was dispatched, its sampling was not
 
+    def close(self) -> None:
+        self.reset()
+
     def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
         """The slots and contexts of the plan's sampled chunks, as attention sees them: before pages are scattered."""
         assert not self.unsampled, "a plan follows one that was not sampled"
@@ -110,7 +114,11 @@ class FakeRunner:
     def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
         assert self.unsampled
         self.unsampled = False
-        tokens = [next_token(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        drawn = [next_token(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        samples = [chunk.sample for chunk in self.plans[-1].chunks if chunk.sample is not None]
+        tokens = [
+            token if sample.forced is None else sample.forced for token, sample in zip(drawn, samples, strict=True)
+        ]
         self.last |= {slot: token for (slot, _), token in zip(forward, tokens, strict=True)}
         return StepResult(tuple(tokens), 0.0)
 
@@ -172,6 +180,8 @@ class InstantEndpoints:
     def __init__(self, clock: Clock, latency: Callable[[Call], float], answer: Callable[[Call], Result]) -> None:
         self.clock, self.latency, self.answer = clock, latency, answer
         self.due: dict[str, tuple[float, tuple[Call, ...]]] = {}
+        self.started: list[tuple[float, str, Call]] = []
+        self.cancelled: list[str] = []
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
         self.due[request_id] = (self.clock.now() + max(map(self.latency, calls)), calls)
@@ -181,11 +191,28 @@ class InstantEndpoints:
         done = [request_id for request_id, (due, _) in self.due.items() if due <= now]
         return [(request_id, tuple(map(self.answer, self.due.pop(request_id)[1]))) for request_id in done]
 
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
+        assert (request_id, call.id) not in {(owner, other.id) for _, owner, other in self.started}, "started twice"
+        self.started.append((self.clock.now() + self.latency(call), request_id, call))
+
+    def poll_started(self) -> list[tuple[str, Call, Result]]:
+        now = self.clock.now()
+        done = [(owner, call, self.answer(call)) for due, owner, call in sorted(self.started, key=_due) if due <= now]
+        self.started = [entry for entry in self.started if entry[0] > now]
+        return done
+
     def next_s(self) -> float | None:
-        return min((due for due, _ in self.due.values()), default=None)
+        times = [*(due for due, _ in self.due.values()), *(due for due, _, _ in self.started)]
+        return min(times, default=None)
 
     def cancel(self, request_id: str) -> None:
         self.due.pop(request_id, None)
+        self.cancelled += [call.id for _, owner, call in self.started if owner == request_id]
+        self.started = [entry for entry in self.started if entry[1] != request_id]
+
+
+def _due(entry: tuple[float, str, Call]) -> float:
+    return entry[0]
 
 
 def make_engine(
@@ -201,7 +228,7 @@ def make_engine(
     max_model_len: int | None = None,
     clock: Clock | None = None,
     endpoints: Endpoints | None = None,
-    runner: FakeRunner | None = None,
+    runner: Runner[Any, Any] | None = None,
     link_tokens_per_s: float = 1e9,
     prefix_caching: bool = True,
     eos_token_ids: tuple[int, ...] = (),
@@ -209,6 +236,7 @@ def make_engine(
     encode: Callable[[str], list[int]] | None = None,
     estimator: Estimator | None = None,
     retain: Callable[[Scheduler], RetainedContexts] = RetainedContexts,
+    vocab_size: int = VOCAB,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -230,7 +258,7 @@ def make_engine(
         clock or (ManualClock() if endpoints else RealClock()),
         wake,
         depth=depth,
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         open_text=open_text,
         encode=encode,

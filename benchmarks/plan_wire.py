@@ -1,0 +1,151 @@
+"""What a step costs host 0 and the other hosts beside its execution: bytes, and median µs to encode, send and decode it.
+
+Every sequence decodes with a context of 4,000 tokens; `options` have a temperature, top_p and penalties; of `masks` each allows
+eight tokens, or forbids eight, of a vocabulary of 128,256; `prefill` is one chunk beside them. Sent over TCP to a thread of the
+same process, once for each of the other hosts.
+
+    python benchmarks/plan_wire.py [--batch 256] [--hosts 2] [--steps 500]
+"""
+
+import argparse
+import gc
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.hosts.link import HostLink, Kind
+from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, Sample, StepPlan
+from jinfercept.sched.sampling_options import draw_options
+
+CONTEXT, PREFILL, VOCAB, EXCEPTIONS = 4000, 2048, 128_256, 8
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, presence_penalty=0.5, logprobs=2)
+
+
+class Step(NamedTuple):
+    """What host 0 sends for one step."""
+
+    plan: StepPlan
+    masks: Masks
+
+
+def decoding(batch: int, params: SamplingParams) -> tuple[Chunk, ...]:
+    """Chunks of one token; one in sixteen enters a new page, as with pages of 16 tokens."""
+    options, rng = draw_options(params, frozenset({2})), np.random.default_rng(0)
+    seeds = rng.integers(0, 1 << 32, batch).tolist()
+    return tuple(
+        Chunk(
+            slot,
+            CONTEXT + slot,
+            (FROM_DEVICE,),
+            () if slot % 16 else ((CONTEXT // 16, 70_000 + slot),),
+            Sample(params.temperature, seed, CONTEXT + slot + 1, options),
+        )
+        for slot, seed in enumerate(seeds)
+    )
+
+
+def masks(batch: int, fill: int) -> Masks:
+    """A mask for every row, with a few words that are not `fill`."""
+    rng = np.random.default_rng(1)
+    made = {}
+    for row in range(batch):
+        made[row] = np.full(-(-VOCAB // 32), fill, np.uint32)
+        made[row][rng.integers(0, VOCAB // 32, EXCEPTIONS)] ^= np.uint32(1 << 7)
+    return made
+
+
+def steps(batch: int) -> Mapping[str, Step]:
+    """The steps to time, by name."""
+    greedy = decoding(batch, SamplingParams(temperature=0))
+    prompt = tuple(np.random.default_rng(2).integers(0, VOCAB, PREFILL).tolist())
+    pages = tuple((index, 80_000 + index) for index in range(PREFILL // 16))
+    chunk = Chunk(batch, 0, prompt, pages, Sample(0.0, 1, PREFILL))
+    return {
+        "greedy": Step(StepPlan(1, batch, greedy), {}),
+        "options": Step(StepPlan(1, batch, decoding(batch, SAMPLED)), {}),
+        "masks, few allowed": Step(StepPlan(1, batch, greedy), masks(batch, 0)),
+        "masks, few forbidden": Step(StepPlan(1, batch, greedy), masks(batch, 0xFFFFFFFF)),
+        "prefill": Step(StepPlan(1, batch + PREFILL, (*greedy, chunk)), {}),
+    }
+
+
+def timed(work: Callable[[], object], count: int) -> float:
+    """Median µs of a function."""
+    taken = []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began_s)
+    return 1e6 * median(taken)
+
+
+def links(number: int) -> list[HostLink]:
+    """Connections whose other ends read all that comes."""
+    made = []
+    for _ in range(number):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            made.append(HostLink(socket.create_connection(listener.getsockname())))
+            far = HostLink(listener.accept()[0])
+        threading.Thread(target=drain, args=(far,), daemon=True).start()
+    return made
+
+
+def drain(link: HostLink) -> None:
+    """Read frames until the connection ends."""
+    with suppress(OSError):
+        while True:
+            link.receive()
+
+
+def measure(step: Step, ends: list[HostLink], count: int) -> dict[str, float]:
+    """Bytes, and µs of the parts."""
+    plan, words = encode_plan(step.plan), encode_masks(step.masks)
+
+    def send() -> None:
+        for link in ends:
+            link.send(Kind.FORWARD, plan)
+            link.send(Kind.SAMPLE, words)
+
+    return {
+        "bytes": len(plan) + len(words),
+        "encode_us": timed(lambda: (encode_plan(step.plan), encode_masks(step.masks)), count),
+        "send_us": timed(send, count),
+        "decode_us": timed(lambda: (decode_plan(plan), decode_masks(words)), count),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=256, help="sequences (default: 256)")
+    parser.add_argument("--hosts", type=int, default=2, help="of which host 0 sends to the others (default: 2)")
+    parser.add_argument("--steps", type=int, default=500, help="repetitions (default: 500)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    ends, rows = links(options.hosts - 1), []
+    gc.freeze()
+    for name, step in steps(options.batch).items():
+        rows.append({"step": name, "batch": options.batch, "hosts": options.hosts} | measure(step, ends, options.steps))
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "bytes", "encode µs", "send µs", "decode µs"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for row in rows:
+        table.add_row(row["step"], *(f"{row[part]:,.0f}" for part in ("bytes", "encode_us", "send_us", "decode_us")))
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

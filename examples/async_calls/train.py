@@ -1,0 +1,160 @@
+"""`train`: a small Llama from nothing, or a checkpoint that learns on, on dialogues with asynchronous calls."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import numpy as np
+from tyro import conf
+
+from examples.async_calls.batches import Batch, batch, batches, pack
+from examples.async_calls.dialogues import MAX_QUESTIONS, MOST, Mode, Tokens, dialogues, prompt, script, woven
+from examples.async_calls.learning import Learner, optimiser, scores, start, stepper
+from examples.async_calls.vocabulary import Codec, learn
+from jinfercept.cli.options import Maybe
+from jinfercept.errors import ConfigError, ModelError
+from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.converted import is_converted, write
+from jinfercept.models.dummy import random_params
+from jinfercept.models.joined_weights import separate
+from jinfercept.models.load import load
+from jinfercept.models.model import Model, tied
+from jinfercept.models.protocol import Params
+from jinfercept.tokenizer.load import load_tokenizer
+
+VOCAB_SIZE = 1280
+HELD_OUT_SEED = 1
+NUM_EXAMINED = 32
+_REPORTS = 12
+
+
+class Start(NamedTuple):
+    """What learns: weights in float32, apart."""
+
+    model: Model
+    params: Params
+    codec: Codec
+
+
+@dataclass(frozen=True)
+class Train:
+    """The command."""
+
+    directory: conf.Positional[str]
+    """to write the model to; give it wherever a model is asked for"""
+    model: Maybe[str] = None
+    """a checkpoint that learns on, of any format that is served (default: a small Llama from nothing)"""
+    steps: int = 3500
+    """batches to learn from"""
+    rows: int = 4
+    """of a batch"""
+    width: int = 320
+    """tokens of a row; longer dialogues are left out"""
+    learning_rate: Maybe[float] = None
+    """its peak (default: 0.006 from nothing, 0.0001 for a checkpoint)"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """of the weights that are written"""
+    seed: int = 0
+    """of the first weights and of the dialogues"""
+
+    def run(self) -> int:
+        """Learn, print the scores on held-out dialogues, and write the model with its vocabulary; returns 0.
+
+        Raises:
+            ConfigError: there is nothing to do.
+            ModelError: the checkpoint cannot be loaded or has no vocabulary, or the directory holds a model already.
+        """
+        if min(self.steps, self.rows, self.width) < 1:
+            raise ConfigError(
+                "steps, rows and width are from 1", got=f"{self.steps}, {self.rows}, {self.width}", fix="…"
+            )
+        directory = Path(self.directory).expanduser()
+        if is_converted(directory):
+            raise ModelError("the directory holds a model already", got=directory, fix="name another directory")
+        first = small_llama(self.seed) if self.model is None else checkpoint(self.model)
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        params = self._learn(first)
+        seconds, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+        stored = jax.tree.map(lambda leaf: leaf.astype(self.dtype), params)
+        write(directory, first.model, stored)
+        first.codec.tokenizer.save(directory)
+        print(f"{directory}: learnt in {seconds:.0f} s ({cpu_s:.0f} s of processors)")
+        return 0
+
+    def _learn(self, first: Start) -> Params:
+        """The weights after all steps."""
+        peak = self.learning_rate or (0.006 if self.model is None else 1e-4)
+        rule = optimiser(self.steps, peak)
+        learner, step = start(first.model, first.params, rule), stepper(first.model, rule)
+        held_out = Examination(first.model, woven(HELD_OUT_SEED, "held_out", first.codec), self.width)
+        for number, one in enumerate(self._lessons(first.codec), 1):
+            learner, loss = step(learner, one)
+            if number % -(-self.steps // _REPORTS) == 0 or number == self.steps:
+                right, total = held_out.take(learner)
+                shown = f"{right} of {total} held-out dialogues without a mistake"
+                print(f"{number:6} steps  loss {float(loss):.4f}  {shown}", flush=True)
+        return tied(first.model.config, learner.params)
+
+    def _lessons(self, codec: Codec) -> Iterator[Batch]:
+        """Dialogues of one question for a tenth of the steps, then all: copying is learnt sooner where texts are short."""
+        tenth = self.steps // 10
+        for most, steps in ((1, tenth), (MAX_QUESTIONS, self.steps - tenth)):
+            yield from islice(batches(woven(self.seed, "training", codec, most), self.rows, self.width), steps)
+
+
+def small_llama(seed: int) -> Start:
+    """A model of 0.86 million random weights, with a vocabulary for the dialogues."""
+    sample, modes = islice(dialogues(0, "training"), 3000), cycle(get_args(Mode))
+    texts = (
+        prompt(one.questions, mode) + "".join(p.text for p in script(one, mode))
+        for one, mode in zip(sample, modes, strict=False)
+    )
+    numbers = [str(number) for number in range(2 * MOST + 1)]
+    codec = Codec(learn([*texts, *numbers, *numbers], VOCAB_SIZE))
+    config = ModelConfig(
+        family="llama",
+        vocab_size=codec.tokenizer.vocab_size,
+        hidden_size=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=32,
+        ffn_size=320,
+        norm_eps=1e-5,
+        rope=RopeConfig(theta=10_000.0, rotary_dim=32),
+        tie_embeddings=True,
+        max_position=1024,
+        eos_token_ids=(codec.end,),
+        activation="silu",
+    )
+    return Start(Model(config, joined=False), separate(random_params(config, "float32", seed)), codec)
+
+
+def checkpoint(name: str) -> Start:
+    """A checkpoint with its vocabulary. Raises `ModelError` if it cannot be loaded or has none."""
+    loaded = load(name, dtype="float32")
+    tokenizer = load_tokenizer(loaded.source)
+    if tokenizer is None:
+        raise ModelError("the checkpoint has no tokenizer", got=name, fix="put its tokenizer.json beside the weights")
+    return Start(Model(loaded.model.config, joined=False), separate(loaded.params), Codec(tokenizer))
+
+
+class Examination:
+    """Dialogues that a model predicts token by token. One is right if every token that the agent writes is the likeliest:
+    greedy decoding would write the same.
+    """
+
+    def __init__(self, model: Model, dialogues: Iterator[Tokens], width: int) -> None:
+        self._batch: Batch = batch(pack(list(islice(dialogues, NUM_EXAMINED)), width), width)
+        self._score = jax.jit(lambda params, batch: scores(model, params, batch).wrong)
+
+    def take(self, learner: Learner) -> tuple[int, int]:
+        """How many dialogues are right, and of how many."""
+        wrong, segments = np.asarray(self._score(learner.params, self._batch)), self._batch.segments
+        owners = np.arange(len(segments))[:, None] * segments.max() + segments  # of the row and the dialogue in it
+        there = np.unique(owners[segments > 0])
+        return len(np.setdiff1d(there, owners[wrong])), len(there)

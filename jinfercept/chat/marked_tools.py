@@ -1,0 +1,68 @@
+"""Python functions as tools that a prompt's request calls in context markup language. Knows no engine."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+from jinfercept.chat.function_tools import chat_tools
+from jinfercept.errors import RequestError
+from jinfercept.grammar.forbidden_text import ForbiddenText
+from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
+from jinfercept.request import Request, Tool
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+
+class MarkedTools(NamedTuple):
+    """The tools that a prompt's markup can call.
+
+    Attributes:
+        tools: by name; their functions take a JSON object as text.
+        markup: of the requests.
+        forbidden: the beginning of an interrupt, where that is text.
+    """
+
+    tools: Mapping[str, Tool]
+    markup: ContextMarkup
+    forbidden: ForbiddenText | None
+
+    @classmethod
+    def of(
+        cls,
+        tools: Mapping[str, Tool],
+        options: AsyncCalls | None,
+        tokenizer: Tokenizer | None,
+        grammars: Grammars | None,
+    ) -> Self | None:
+        """The tools without a start text; None if neither the request nor one of them asks for markup.
+
+        Args:
+            tools: by name.
+            options: of the request.
+            grammars: of the model; None without a tokenizer.
+
+        Raises:
+            RequestError: there is no tokenizer, or a function cannot be called by the names of its arguments.
+        """
+        if options is None:
+            if not any(tool.calls == "async" for tool in tools.values()):
+                return None
+            options = AsyncCalls()
+        if not isinstance(options, AsyncCalls):
+            raise RequestError("async_calls are AsyncCalls", got=repr(options)[:80], fix="AsyncCalls(on_end=…)")
+        if tokenizer is None or grammars is None:
+            raise RequestError("asynchronous calls need a tokenizer", got="none", fix="pass one, or a detector")
+        declared = chat_tools([tool for tool in tools.values() if tool.start is None])
+        marked = {tool.name: tool.tool for tool in declared if tool.tool is not None}
+        parameters = {tool.name: [*tool.parameters.get("properties", ())] for tool in declared}
+        markup = ContextMarkup(options, marked, parameters, tokenizer)
+        written = markup.interrupt_token_id is None
+        return cls(marked, markup, grammars.forbidden(options.delimiters.interrupt) if written else None)
+
+    def added_to(self, request: Request) -> Request:
+        """The request with the markup, in which the model cannot write an interrupt."""
+        if self.forbidden is not None:
+            return replace(request, markup=self.markup, grammar=self.forbidden.under(request.grammar))
+        params, token_id = request.params, self.markup.interrupt_token_id
+        bad = (*(params.bad_words_token_ids or ()), (token_id,))
+        return replace(request, markup=self.markup, params=replace(params, bad_words_token_ids=bad))

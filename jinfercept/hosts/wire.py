@@ -1,0 +1,155 @@
+"""The wire form of plans and masks: bytes that another process of the same version turns into what its runner executes.
+
+MessagePack, without code and without type names: fields stand in the order of their classes. A plan has what a runner reads
+and nothing else. Of a request's sampling parameters these are the numbers of a draw, and in the step in which a sequence enters
+its slot also the biases, the allowed tokens and the bad words, which the device keeps from then on.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from msgpack import packb, unpackb
+
+from jinfercept.kv.store import PageCopy
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import Chunk, Masks, Sample, Score, StepPlan
+from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+
+VERSION = 1
+"""Changes with the form; processes of different versions refuse each other at the start."""
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_DRAW = ("top_k", "top_p", "min_p", *_PENALTIES, "logprobs")
+"""Sampling parameters that every draw reads."""
+_draw_values = attrgetter(*_DRAW)
+_MOST_WORDS = 1 << 16
+_FULL = np.uint32(0xFFFFFFFF)
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """The bytes of a plan."""
+    chunks = [
+        chunk if chunk.sample is None or chunk.sample.history is None else _entering(chunk, chunk.sample)
+        for chunk in plan.chunks
+    ]
+    scatter = None if plan.scatter == plan.fetch else plan.scatter
+    fields = (plan.number, plan.bucket, chunks, plan.offload, plan.fetch, scatter, plan.drop)
+    return packb(fields, default=_draw_numbers)  # pyright: ignore[reportReturnType] # bytes, without autoreset
+
+
+def decode_plan(body: bytes) -> StepPlan:
+    """The plan that `encode_plan` was given, as far as a runner reads it."""
+    number, bucket, chunks, offload, fetch, scatter, drop = _unpacked(body)
+    fetched = _copies(fetch)
+    return StepPlan(
+        number,
+        bucket,
+        tuple(map(_chunk, chunks)),
+        _copies(offload),
+        fetched,
+        fetched if scatter is None else _copies(scatter),
+        drop,
+    )
+
+
+def encode_masks(masks: Masks) -> bytes:
+    """The bytes of masks: of each the words that differ from all-allowed or from all-forbidden, where that is shorter."""
+    return packb([(row, *_mask_parts(np.asarray(words, "<u4"))) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
+
+
+def decode_masks(body: bytes) -> Masks:
+    """The masks that `encode_masks` was given."""
+    return {row: _mask(num_words, fill, places, words) for row, num_words, fill, places, words in _unpacked(body)}
+
+
+def encode_values(values: Mapping[str, Any]) -> bytes:
+    """The bytes of a mapping of plain values: texts, numbers, and mappings of these."""
+    return packb(values)  # pyright: ignore[reportReturnType]
+
+
+def decode_values(body: bytes) -> dict[str, Any]:
+    """The mapping that `encode_values` was given. Raises `ValueError` for bytes that are none.
+
+    Keys are texts or bytes, whose hashes a sender cannot choose; others could make a mapping take minutes.
+    """
+    values = unpackb(body, use_list=False, strict_map_key=True)
+    if not isinstance(values, dict):
+        raise ValueError(f"a mapping is expected; got {type(values).__name__}")
+    return values
+
+
+# -- the parts of a plan -----------------------------------------------------------------------------------------------
+
+
+def _unpacked(body: bytes) -> Any:
+    return unpackb(body, use_list=False, strict_map_key=False)
+
+
+def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
+    """A chunk whose sequence enters its slot: its history goes with what only the slot's state depends on."""
+    assert sample.options is not None
+    params = sample.options.params
+    slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
+    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), chunk.score)
+
+
+def _draw_numbers(options: object) -> tuple[object, ...]:
+    """The part of a request's options that every draw reads."""
+    if not isinstance(options, DrawOptions):
+        raise TypeError(f"a plan has no {type(options).__name__}")
+    return (options.remembered, *_draw_values(options.params))
+
+
+def _chunk(fields: tuple[Any, ...]) -> Chunk:
+    slot, start, tokens, new_pages, sample, score = fields
+    return Chunk(slot, start, tokens, new_pages, sample and _sample(*sample), score and Score(*score))
+
+
+def _sample(
+    temperature: float, seed: int, position: int, numbers: Any, held: bool, entering: Any, forced: int | None
+) -> Sample:
+    if entering is None:
+        options = None if numbers is None else _known_options(numbers)
+        return Sample(temperature, seed, position, options, held, None, forced)
+    history, (biases, allowed, bad, end_token_ids) = entering
+    slot = {"logit_bias": biases, "allowed_token_ids": allowed, "bad_words_token_ids": bad}
+    options = _options(numbers, slot, end_token_ids)
+    return Sample(temperature, seed, position, options, held, TokenHistory(*history), forced)
+
+
+def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: tuple[int, ...]) -> DrawOptions:
+    remembered, *values = numbers
+    params = SamplingParams(**dict(zip(_DRAW, values, strict=True)), **slot)
+    return DrawOptions(params, end_token_ids, remembered)
+
+
+@lru_cache(4096)
+def _known_options(numbers: tuple[Any, ...]) -> DrawOptions:
+    """The options of a draw; a request has the same in all its steps."""
+    return _options(numbers, {}, ())
+
+
+def _copies(pairs: Iterable[tuple[int, int]]) -> tuple[PageCopy, ...]:
+    return tuple(PageCopy(*pair) for pair in pairs)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def _mask_parts(words: np.ndarray) -> tuple[int, int, bytes | None, bytes]:
+    """The number of words, the word that most of them are, and the places and values of the others; None: all places."""
+    assert len(words) <= _MOST_WORDS
+    fill = _FULL if 2 * np.count_nonzero(words == _FULL) > len(words) else np.uint32(0)
+    places = np.flatnonzero(words != fill).astype("<u2")
+    if places.nbytes + 4 * len(places) >= words.nbytes:
+        return len(words), int(fill), None, words.tobytes()
+    return len(words), int(fill), places.tobytes(), words[places].tobytes()
+
+
+def _mask(num_words: int, fill: int, places: bytes | None, words: bytes) -> np.ndarray:
+    mask = np.full(num_words, fill, np.uint32)
+    mask[slice(None) if places is None else np.frombuffer(places, "<u2")] = np.frombuffer(words, "<u4")
+    return mask

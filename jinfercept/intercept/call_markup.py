@@ -1,0 +1,235 @@
+"""Asynchronous calls in context markup language: finds calls and traps in a request's tokens, and writes results as interrupts.
+
+The delimiters are single tokens where the vocabulary has all five, else text, which tokens divide in any way. Knows no engine.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, final
+
+from jinfercept.errors import RequestError
+from jinfercept.intercept.rendering import render
+from jinfercept.parsers.cml import (
+    DELIMITERS,
+    BadFrame,
+    CallFrame,
+    CMLParser,
+    Delimiters,
+    Frame,
+    Mark,
+    TrapFrame,
+    escape,
+)
+from jinfercept.parsers.python_calls import parse_call
+from jinfercept.parsers.python_literals import UNREADABLE
+from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
+from jinfercept.request import Call, CallMode, Result, Tool
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+OnEnd = Literal["wait", "cancel"]
+"""What an end of text does while calls are pending: wait for them as a trap does, or cancel them."""
+
+MAX_PENDING = 128
+"""Default limit of a request's pending calls."""
+NO_ID = "?"
+"""The id of an interrupt that answers markup without one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AsyncCalls:
+    """How a request's calls in context markup language are written, run and waited for.
+
+    Attributes:
+        calls: when a call runs whose tool does not say so itself: "async": at its `[END]`, while the model goes on; "parallel":
+            at the next trap, with all others; "sync": at its `[END]`, and the request waits for it.
+        on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names and
+            a limit of tokens cancel them.
+        max_pending: limit of calls that run at once; a call beyond it is answered with an error.
+        delimiters: their texts.
+        reasoning: name of the marks of reasoning, in which delimiters are text; None: the model writes none.
+    """
+
+    calls: CallMode = "async"
+    on_end: OnEnd = "wait"
+    max_pending: int = MAX_PENDING
+    delimiters: Delimiters = DELIMITERS
+    reasoning: str | None = "qwen3"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("calls", self.calls, ("sync", "parallel", "async")),
+            ("on_end", self.on_end, ("wait", "cancel")),
+            ("reasoning", self.reasoning, (None, *REASONING_FORMATS)),
+        ):
+            if value not in known:
+                raise RequestError(f"{name} of AsyncCalls is unknown", got=repr(value)[:80], fix=f"one of {known}")
+        if type(self.max_pending) is not int or self.max_pending < 1:
+            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="allow one call")
+        if not isinstance(self.delimiters, Delimiters) or not self.delimiters.are_distinct:
+            raise RequestError(
+                "delimiters have two characters or more, and none contains another one or the beginning of one at its end",
+                got=repr(self.delimiters)[:120],
+                fix="leave them out, or give Delimiters(call=…, head=…, end=…, trap=…, interrupt=…)",
+            )
+
+
+@final
+class ContextMarkup:
+    """The markup of one model's requests with the same tools.
+
+    Args:
+        options: of the requests.
+        tools: by name; their functions take a JSON object as text.
+        parameters: names of each tool's parameters, in order.
+        tokenizer: of the model.
+    """
+
+    def __init__(
+        self,
+        options: AsyncCalls,
+        tools: Mapping[str, Tool],
+        parameters: Mapping[str, Sequence[str]],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.on_end: OnEnd = options.on_end
+        self.max_pending = options.max_pending
+        self._options, self._tools, self._parameters = options, tools, parameters
+        self._tokenizer = tokenizer
+        self._marks = special_marks(options.delimiters, tokenizer)
+
+    @cached_property
+    def interrupt_token_id(self) -> int | None:
+        """The token that begins an interrupt, which the model may not write; None where it is text."""
+        return next((token_id for token_id, mark in self._marks.items() if mark == "interrupt"), None)
+
+    def watch(self, prompt: str) -> "ContextMarkupWatch":
+        """Finds the calls and traps of one request.
+
+        Args:
+            prompt: its text, which may open reasoning.
+        """
+        name = self._options.reasoning
+        reasoning = REASONING_FORMATS[name] if name else None
+        return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
+
+    def mode(self, call: Call) -> CallMode:
+        """When a call runs."""
+        tool = self._tools.get(call.name)
+        return (tool and tool.calls) or self._options.calls
+
+    def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
+        """The tokens of an interrupt, and the result as it is in them.
+
+        Args:
+            call: the call, or one with an id only for markup that called nothing.
+            room: tokens that the sequence can still take; a longer result is cut.
+        """
+        delimiters, tool = self._options.delimiters, self._tools.get(call.name)
+        shown_id = escape(call.id, delimiters) or NO_ID
+        head = self._encode(f"{delimiters.interrupt} {shown_id} {delimiters.head}")
+        tail = self._encode(f" {delimiters.end}")
+        text = result.text if result.token_ids is None else self._tokenizer.decode(result.token_ids)
+        template = replace(tool, result=f" {tool.result}") if tool else Tool(str, name="markup", result=" {}")
+        escaped = replace(result, text=escape(text, delimiters), token_ids=None)
+        left = max(0, room - len(head) - len(tail))
+        body, used = render(escaped, template, left, self._tokenizer.vocab_size, self._encode)
+        return [*head, *body, *tail][:room], replace(result, status=used.status)
+
+    def _encode(self, text: str) -> list[int]:
+        """The tokens of a text, its delimiters as tokens of their own where the vocabulary has them."""
+        if not self._marks:
+            return self._tokenizer.encode(text, plain=True)
+        ids = {getattr(self._options.delimiters, mark): token_id for token_id, mark in self._marks.items()}
+        tokens: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
+            tokens += [ids[part]] if part in ids else self._tokenizer.encode(part, plain=True)
+        return tokens
+
+
+def special_marks(delimiters: Delimiters, tokenizer: Tokenizer) -> dict[int, Mark]:
+    """The delimiters by token id, if each of them is a token of its own; else none."""
+    ids = [tokenizer.added_token_id(text) for text in delimiters]
+    fields: tuple[Mark, ...] = Delimiters._fields  # pyright: ignore[reportAssignmentType]
+    return {} if None in ids else dict(zip(ids, fields, strict=True))  # pyright: ignore[reportReturnType]
+
+
+@final
+class ContextMarkupWatch:
+    """Finds the calls and traps of one request in its generated tokens.
+
+    Args:
+        delimiters: as text.
+        marks: delimiters by token id; empty where they are text.
+        parameters: names of each tool's parameters, in order.
+        reasoning: marks of reasoning.
+        prompt: the prompt's text.
+    """
+
+    def __init__(
+        self,
+        delimiters: Delimiters,
+        marks: Mapping[int, Mark],
+        parameters: Mapping[str, Sequence[str]],
+        reasoning: ReasoningFormat | None,
+        prompt: str,
+    ) -> None:
+        thinking = reasoning is not None and reasoning.beginning(prompt) == "thinking"
+        self._parser = CMLParser(delimiters, written=not marks, reasoning=reasoning, thinking=thinking)
+        self._delimiters, self._marks, self._parameters = delimiters, marks, parameters
+        self._ids: set[str] = set()
+        self._starts: list[int] = []  # of every token that adds text: its first character, counted in all text
+        self._tokens: list[int] = []  # and its index in the request's tokens
+        self._num_chars = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether an interrupt may follow the last token: outside every frame, reasoning and half-written mark."""
+        return self._parser.clean
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
+        """The calls, traps and mistakes that are complete with the next generated token, in order; see `request.Watch`."""
+        mark = self._marks.get(token_id)
+        length = len(text) if mark is None else len(getattr(self._delimiters, mark))
+        if not length:
+            return ()
+        self._starts.append(self._num_chars)
+        self._tokens.append(index)
+        self._num_chars += length
+        frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
+        return tuple(map(self._found, frames))
+
+    def end(self) -> None:
+        """An end-of-text token: an open frame is no call."""
+        self._parser.end()
+
+    def _found(self, frame: Frame) -> Call | TrapFrame | BadFrame:
+        """A frame with its range in tokens; a call whose code calls no tool is a mistake."""
+        frame = frame._replace(span=self._tokens_of(*frame.span))
+        if not isinstance(frame, CallFrame):
+            return frame
+        if frame.id in self._ids:
+            return BadFrame(frame.id, f"the id {frame.id!r} belongs to an earlier call", frame.span)
+        self._ids.add(frame.id)
+        name = frame.code.partition("(")[0].strip()
+        if name not in self._parameters and "(" in frame.code:
+            names = ", ".join(sorted(self._parameters)) or "none"
+            return BadFrame(frame.id, f"no tool {name[:MAX_SHOWN]!r} (there are: {names})", frame.span)
+        try:
+            name, arguments = parse_call(frame.code, self._parameters)
+        except UNREADABLE as error:
+            shown = frame.code[:MAX_SHOWN]
+            return BadFrame(frame.id, f"{shown!r} is no call of a tool with literal arguments: {error}", frame.span)
+        return Call(name, arguments, frame.span, id=frame.id)
+
+    def _tokens_of(self, first: int, end: int) -> tuple[int, int]:
+        """Characters to tokens of the request."""
+        owners = [self._tokens[bisect_right(self._starts, char) - 1] for char in (first, end - 1)]
+        return owners[0], owners[1] + 1
+
+
+MAX_SHOWN = 80
+"""Characters of a call that an error message repeats."""

@@ -1,0 +1,133 @@
+"""`ModelMesh`: the devices that serve a model. Places arrays on them, and runs functions on every device's parts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jinfercept.models.parallel import AXIS
+
+type Placed = jax.Array | jax.ShapeDtypeStruct
+"""An array, or its shape with a sharding."""
+EVERYWHERE = PartitionSpec()
+"""Whole on every device."""
+
+
+@dataclass(frozen=True)
+class ModelMesh:
+    """One device, or several in a line, along which arrays are cut.
+
+    Attributes:
+        devices: of JAX, different ones of one platform.
+    """
+
+    devices: tuple[Any, ...]
+
+    @classmethod
+    def default(cls) -> Self:
+        """JAX's default device."""
+        return cls((cast(Any, jax.config.jax_default_device) or jax.local_devices()[0],))
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    @property
+    def local_devices(self) -> tuple[Any, ...]:
+        """Those of this process, among several processes of JAX."""
+        return tuple(device for device in self.devices if device.process_index == jax.process_index())
+
+    def sharding(self, spec: PartitionSpec = EVERYWHERE) -> Sharding:
+        """The placement of an array in the devices' own memory; one device has all of it, whatever the spec."""
+        if self.size == 1:
+            return SingleDeviceSharding(self.devices[0], memory_kind="device")
+        return NamedSharding(self._mesh, spec, memory_kind="device")
+
+    def on_parts[**P, R](self, function: Callable[P, R], specs: tuple[Any, ...], out: Any) -> Callable[P, R]:
+        """The function on every device's parts of its arguments; on one device, the function itself.
+
+        Args:
+            function: computes with parts; see `parallel.py` for what devices exchange.
+            specs, out: how arguments and results are cut: trees of partition specs, or their first levels.
+        """
+        if self.size == 1:
+            return function
+        return jax.shard_map(function, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False)
+
+    @property
+    def _mesh(self) -> Mesh:
+        return Mesh(np.array(self.devices), (AXIS,))
+
+
+def mesh_of(array: Placed) -> ModelMesh:
+    """The devices of an array, in the order in which it is cut."""
+    sharding = cast(Sharding, array.sharding)
+    return ModelMesh(tuple(_in_order(sharding)))
+
+
+def _in_order(sharding: Sharding) -> Iterable[Any]:
+    return cast(Mesh, sharding.mesh).devices.flat if isinstance(sharding, NamedSharding) else sharding.device_set
+
+
+def beside(array: Placed, spec: PartitionSpec = EVERYWHERE) -> Sharding:
+    """The placement of another array on the devices of this one; the spec counts where these are several."""
+    sharding = cast(Sharding, array.sharding)
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(
+        sharding.mesh, spec if sharding.mesh.size > 1 else EVERYWHERE, memory_kind=sharding.memory_kind
+    )
+
+
+def place(arrays: Any, sharding: Sharding) -> Any:
+    """Arrays of numpy on devices. Every process that has some of the devices has the same arrays; nothing compares them.
+
+    Args:
+        arrays: a tree of arrays.
+        sharding: of all of them.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(arrays, sharding)
+    return jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), arrays)
+
+
+def move(arrays: Sequence[jax.Array], sharding: Sharding) -> list[jax.Array]:
+    """Arrays copied to another memory of the devices that they are on, each device's part by itself.
+
+    JAX would compile the copy of an array that other processes have parts of, and run it between the steps.
+
+    Args:
+        sharding: as theirs, but for the memory.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(list(arrays), sharding)
+    parts = [shard.data for array in arrays for shard in array.addressable_shards]
+    copied = iter(jax.device_put(parts, [part.sharding.with_memory_kind(sharding.memory_kind) for part in parts]))
+    return [
+        jax.make_array_from_single_device_arrays(
+            array.shape, sharding, [next(copied) for _ in array.addressable_shards]
+        )
+        for array in arrays
+    ]
+
+
+def local_bytes(array: Placed) -> int:
+    """Bytes of an array's part on one device."""
+    shape = cast(Sharding, array.sharding).shard_shape(array.shape)
+    return int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
+
+
+def over_devices[**P, R](function: Callable[P, R], arguments: tuple[Any, ...], out: Any = EVERYWHERE) -> Callable[P, R]:
+    """The function on every device's parts of such arguments, see `ModelMesh.on_parts`.
+
+    Args:
+        arguments: arrays or shapes with shardings; those without are whole on every device.
+        out: how the results are cut.
+    """
+    placed = [leaf for leaf in jax.tree.leaves(arguments) if getattr(leaf, "sharding", None) is not None]
+    specs = jax.tree.map(lambda leaf: getattr(getattr(leaf, "sharding", None), "spec", EVERYWHERE), arguments)
+    return mesh_of(placed[0]).on_parts(function, specs, out)

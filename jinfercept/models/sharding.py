@@ -1,0 +1,115 @@
+"""How weights are cut among devices: the axes of every weight by name, and the axis of the mesh that cuts them.
+
+Queries, keys and values are cut by head, the feed-forward by its inner axis, embedding and head by vocabulary: a layer adds
+partial sums twice (a parallel block once), and nothing else is exchanged. What does not divide evenly is made to: KV heads
+are repeated until every device has as many (`serving_config`), and the vocabulary is padded with zeros.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Shaped
+
+from jinfercept.errors import ConfigError
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.parallel import AXIS
+from jinfercept.models.protocol import Params, Weights
+
+MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "ffn": AXIS}
+"""The mesh axis that cuts an axis of the weights; no other axis is cut."""
+
+WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("vocab", "embed"),
+    "q": ("embed", "heads", "head_dim"),
+    "k": ("embed", "kv_heads", "head_dim"),
+    "v": ("embed", "kv_heads", "head_dim"),
+    "qkv": ("embed", "kv_heads", "group", "head_dim"),
+    "q_bias": ("heads", "head_dim"),
+    "k_bias": ("kv_heads", "head_dim"),
+    "v_bias": ("kv_heads", "head_dim"),
+    "qkv_bias": ("kv_heads", "group", "head_dim"),
+    "o": ("heads", "head_dim", "embed"),
+    "gate": ("embed", "ffn"),
+    "up": ("embed", "ffn"),
+    "gate_up": ("side", "embed", "ffn"),
+    "up_bias": ("ffn",),
+    "down": ("ffn", "embed"),
+    "unembed": ("vocab", "embed"),
+    "unembed_bias": ("vocab",),
+}
+"""Axes of the weights of all families; those of other names, norms and the rest of the biases, are whole on every device."""
+
+
+def partition_spec(name: str) -> PartitionSpec:
+    """How a weight of this name is cut."""
+    return PartitionSpec(*(MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())))
+
+
+def partition_specs(params: Params) -> Params:
+    """How the weights of a family are cut, by their names."""
+
+    def block(weights: Weights) -> Weights:
+        return {name: partition_spec(name) for name in weights}
+
+    return Params(block(params.embed), tuple(map(block, params.layers)), block(params.head))
+
+
+def cut_axis(name: str) -> int | None:
+    """The axis of a weight that is cut; None if every device has all of it."""
+    axes = [MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())]
+    return axes.index(AXIS) if AXIS in axes else None
+
+
+def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
+    """The config with KV heads repeated so that the devices have as many each. Raises `ConfigError` if the model cannot be
+    cut into so many parts."""
+    for what, size in (("query heads", config.num_heads), ("feed-forward columns", config.ffn_size)):
+        if size % num_devices:
+            raise ConfigError(
+                f"the {what} do not divide evenly among the devices",
+                got=f"{size} and tensor_parallel_size={num_devices}",
+                fix=f"tensor_parallel_size of {_divisors(config)}",
+            )
+    num_kv_heads = lcm(config.num_kv_heads, num_devices)
+    if config.num_heads % num_kv_heads:
+        raise ConfigError(
+            "query heads do not divide evenly among repeated KV heads",
+            got=f"{config.num_heads} and {num_kv_heads} for tensor_parallel_size={num_devices}",
+            fix=f"tensor_parallel_size of {_divisors(config)}",
+        )
+    return replace(config, num_kv_heads=num_kv_heads)
+
+
+def padded_vocabulary(vocab_size: int, num_devices: int) -> int:
+    """Rows of the embedding such that all devices have as many."""
+    return -(-vocab_size // num_devices) * num_devices
+
+
+def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: tuple[int, ...]) -> X:
+    """A weight of a checkpoint in the shape that devices cut: KV heads repeated, the vocabulary padded with zeros.
+
+    Args:
+        name: of the weight, apart from others.
+        weight: an array, of numpy or of JAX.
+        shape: the larger shape, or the weight's own.
+    """
+    arrays: Any = np if isinstance(weight, np.ndarray) else jnp
+    for axis, (what, size, wanted) in enumerate(zip(WEIGHT_AXES.get(name, ()), weight.shape, shape, strict=False)):
+        if what == "kv_heads" and size != wanted:
+            weight = arrays.repeat(weight, wanted // size, axis=axis)
+        elif what == "vocab" and size != wanted:
+            weight = arrays.pad(weight, [(0, wanted - size), *((0, 0),) * (weight.ndim - 1)])
+    return weight
+
+
+def _divisors(config: ModelConfig) -> str:
+    """Numbers of devices that a model can be cut for."""
+    counts = range(1, config.num_heads + 1)
+    fitting = [n for n in counts if not config.num_heads % lcm(n, config.num_kv_heads) and not config.ffn_size % n]
+    return ", ".join(map(str, fitting))

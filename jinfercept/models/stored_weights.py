@@ -1,0 +1,163 @@
+"""Reads one weight of a checkpoint onto the devices, in pieces, so that the host holds little of it at a time.
+
+Every device gets its own part of a piece: no device and no host holds a weight that is cut.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Int, Shaped
+
+from jinfercept.errors import ModelError
+from jinfercept.models.checkpoint import Checkpoint, StoredTensor
+from jinfercept.models.mesh import EVERYWHERE, ModelMesh
+from jinfercept.models.parallel import AXIS
+from jinfercept.models.sharding import WEIGHT_AXES, cut_axis, partition_spec
+
+type Rows = Shaped[np.ndarray, "rows ..."]
+
+
+class Stored(NamedTuple):
+    """A weight in a checkpoint, as the devices that serve it cut it.
+
+    Attributes:
+        name: of the weight, ours.
+        tensor: its name in the checkpoint.
+        place: how it is stored.
+        num_rows: that the checkpoint has.
+        shape: of our array; with repeated KV heads or a padded vocabulary it is larger than what is stored.
+    """
+
+    name: str
+    tensor: str
+    place: StoredTensor
+    num_rows: int
+    shape: tuple[int, ...]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the weight as it is stored, all rows included that ours has."""
+        return self.place.shape(self.shape)
+
+    @property
+    def stored_spec(self) -> PartitionSpec:
+        """How devices cut the stored weight: outputs are rows, inputs are columns."""
+        axis = cut_axis(self.name)
+        if axis is None:
+            return EVERYWHERE
+        return PartitionSpec(AXIS) if axis >= self.place.inputs else PartitionSpec(None, AXIS)
+
+
+def read_weight(
+    checkpoint: Checkpoint, stored: Stored, dtype: str, piece_bytes: int, mesh: ModelMesh
+) -> Shaped[Array, "..."]:
+    """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory."""
+    num_rows, *columns = stored.stored_shape
+    num_parts = mesh.size if stored.stored_spec == PartitionSpec(AXIS) else 1
+    part_rows, head_dim = num_rows // num_parts, checkpoint.config.head_dim
+    step = max(1, piece_bytes // (4 * num_parts * math.prod(columns) * head_dim)) * head_dim
+    placing = _Placing(mesh, stored.stored_spec, partition_spec(stored.name), stored.place.inputs, stored.shape, dtype)
+    if part_rows <= step:
+        return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, 0, part_rows, num_parts, mesh)))
+    placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
+    for start in range(0, part_rows, step):
+        count = min(step, part_rows - start)
+        piece = _piece(checkpoint, stored, start, count, num_parts, mesh)
+        placed = jax.block_until_ready(_place_rows(placing)(placed, piece, start))
+    return placed
+
+
+def _piece(
+    checkpoint: Checkpoint, stored: Stored, start: int, count: int, num_parts: int, mesh: ModelMesh
+) -> Shaped[Array, "..."] | Rows:
+    """Rows `start` to `start + count` of every part, on the devices; on the host for a single one."""
+    part_rows = stored.stored_shape[0] // num_parts
+
+    @cache
+    def part(index: int) -> Rows:
+        first = index * part_rows + start
+        return _rows(checkpoint, stored, slice(first, first + count))
+
+    if mesh.size == 1:
+        return part(0)
+    shape = (num_parts * count, *stored.stored_shape[1:])
+
+    def of_device(index: Any) -> Rows:
+        return part((index[0].start or 0) // count)[:, *index[1:]]
+
+    return jax.make_array_from_callback(shape, mesh.sharding(stored.stored_spec), of_device)
+
+
+def _rows(checkpoint: Checkpoint, stored: Stored, wanted: slice) -> Rows:
+    """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too."""
+    if stored.stored_shape[0] == stored.num_rows:
+        return _read(checkpoint, stored.tensor, wanted)
+    if "kv_heads" in WEIGHT_AXES[stored.name]:
+        head_dim, repeats = checkpoint.config.head_dim, stored.stored_shape[0] // stored.num_rows
+        heads = np.arange(wanted.start, wanted.stop, head_dim) // head_dim // repeats
+        rows = _read(checkpoint, stored.tensor, slice(heads[0] * head_dim, (heads[-1] + 1) * head_dim))
+        by_head = rows.reshape(-1, head_dim, *rows.shape[1:])[heads - heads[0]]
+        return by_head.reshape(-1, *rows.shape[1:])
+    there = slice(min(wanted.start, stored.num_rows - 1), min(wanted.stop, stored.num_rows))
+    rows = _read(checkpoint, stored.tensor, there)[: max(0, stored.num_rows - wanted.start)]
+    missing = wanted.stop - wanted.start - len(rows)
+    return np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
+
+
+def _read(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:
+    rows = checkpoint.read(tensor, wanted)
+    if not jnp.issubdtype(rows.dtype, jnp.floating):
+        raise ModelError(
+            "weights are floating-point numbers", got=f"{tensor} of {rows.dtype}", fix="use another checkpoint"
+        )
+    return rows
+
+
+class _Placing(NamedTuple):
+    """What the executables that place a weight depend on."""
+
+    mesh: ModelMesh
+    stored_spec: PartitionSpec
+    spec: PartitionSpec
+    inputs: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Of one device's part."""
+        return self.mesh.sharding(self.spec).shard_shape(self.shape)
+
+
+@cache
+def _place(how: _Placing) -> Callable[[Shaped[Array, "..."] | Rows], Shaped[Array, "..."]]:
+    def place(stored: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """A stored tensor as ours: cast, input axes first."""
+        array = stored.astype(jnp.dtype(how.dtype))
+        return (array.T if how.inputs else array).reshape(how.part_shape)
+
+    return jax.jit(how.mesh.on_parts(place, (how.stored_spec,), how.spec))
+
+
+@cache
+def _place_rows(
+    how: _Placing,
+) -> Callable[[Shaped[Array, "..."], Shaped[Array, "..."] | Rows, int], Shaped[Array, "..."]]:
+    def place_rows(
+        placed: Shaped[Array, "..."], rows: Shaped[Array, "..."], start: Int[Array, ""]
+    ) -> Shaped[Array, "..."]:
+        """`placed` with the stored rows from `start` on written where they belong, in place."""
+        rows = rows.astype(placed.dtype)
+        if not how.inputs:
+            return jax.lax.dynamic_update_slice_in_dim(placed, rows, start, axis=0)
+        matrix = placed.reshape(rows.shape[1], -1)
+        return jax.lax.dynamic_update_slice_in_dim(matrix, rows.T, start, axis=1).reshape(placed.shape)
+
+    specs = (how.spec, how.stored_spec, EVERYWHERE)
+    return jax.jit(how.mesh.on_parts(place_rows, specs, how.spec), donate_argnums=0)

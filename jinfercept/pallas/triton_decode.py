@@ -1,0 +1,262 @@
+"""The Triton kernels for decode rows, which have one query each.
+
+A piece of a row's context leaves its maximum, its sum and its weighted values, and `_join_kernel` makes one result of a row's
+pieces (flash-decoding). It also writes the zeros of the padding tokens.
+
+Queries come rotated and keys and values written, or the kernel does all that itself (`attend_joined_decode_rows`), which spares
+a layer two launches.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from jinfercept.pallas.layout import KVPages
+from jinfercept.pallas.operands import EVERYWHERE, with_ints
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.tiles import Tile, power_of_two
+from jinfercept.pallas.triton_rotation import load_turned, own_token_carry
+from jinfercept.pallas.triton_softmax import LOWEST, attend_tile, empty_carry, load_rows, store_rows
+from jinfercept.pallas.work_schedule import Work
+
+JOINED_UNITS = 16  # pieces of a row that are joined in one turn
+JOIN_WARPS = 4  # few rows have few programs, whose loads bound their time
+
+
+def attend_decode_rows(
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    work: Work,
+    chunks: Float[Array, "T H D"] | None,
+    tile: Tile,
+    interpret: bool,
+) -> Float[Array, "T H D"]:
+    """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
+    operands, specs = with_ints((q, pages), work.context_lens, work.page_tables, *work.decodes[:4])
+    pieces = pl.pallas_call(
+        partial(_decode_kernel, tile=tile, pages_per_row=work.page_tables.shape[1]),
+        grid=(pages.shape[3], work.decodes.unit_rows.shape[0]),
+        in_specs=specs,
+        out_specs=[EVERYWHERE] * 3,
+        out_shape=_pieces(work, q.shape[1], q.shape[2]),
+        compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
+        interpret=interpret,
+        name="paged_decode_attention",
+    )(*operands)
+    return _join(tuple(pieces), work, q, chunks, interpret)
+
+
+def attend_joined_decode_rows(
+    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, work: Work, tile: Tile, interpret: bool
+) -> tuple[Float[Array, "T H D"], KVPages]:
+    """The results of a batch of decode rows, and the pages with the rows' keys and values, of what their product leaves.
+
+    The last piece of a row turns and writes the row's key and value, and attends to them where it has them, in registers: no
+    program reads a slot that another one writes.
+
+    Args:
+        qkv: by KV head: its query heads, its key, its value; not rotated.
+        rotation: of queries and keys.
+        pages: without the step's own tokens; changed in place if donated.
+    """
+    num_tokens, num_kv_heads, width, head_dim = qkv.shape
+    num_heads = num_kv_heads * (width - 2)
+    normed = rotation.q_norm is not None
+    arrays = (qkv, pages, rotation.cos, rotation.sin)
+    arrays += (rotation.q_norm, rotation.k_norm) if normed else ()
+    operands, specs = with_ints(arrays, work.context_lens, work.page_tables, *work.decodes[:4])  # pyright: ignore[reportArgumentType]
+    kernel = partial(
+        _joined_decode_kernel,
+        tile=tile,
+        pages_per_row=work.page_tables.shape[1],
+        interleaved=rotation.interleaved,
+        eps=rotation.eps if normed else None,
+    )
+    *pieces, pages = pl.pallas_call(
+        kernel,
+        grid=(num_kv_heads, work.decodes.unit_rows.shape[0]),
+        in_specs=specs,
+        out_specs=[EVERYWHERE] * 4,
+        out_shape=[*_pieces(work, num_heads, head_dim), jax.ShapeDtypeStruct(pages.shape, pages.dtype)],
+        input_output_aliases={1: 3},
+        compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
+        interpret=interpret,
+        name="paged_decode_attention_joined",
+    )(*operands)
+    like = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
+    return _join(tuple(pieces), work, like, None, interpret), pages
+
+
+def _pieces(work: Work, num_heads: int, head_dim: int) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of every piece's maximum, sum and weighted values."""
+    num_units = work.decodes.unit_rows.shape[0]
+    per_unit = jax.ShapeDtypeStruct((num_units, num_heads), jnp.float32)
+    return [per_unit, per_unit, jax.ShapeDtypeStruct((num_units, num_heads, head_dim), jnp.float32)]
+
+
+def _join(
+    pieces: tuple[Array, ...],
+    work: Work,
+    like: Array | jax.ShapeDtypeStruct,
+    chunks: Float[Array, "T H D"] | None,
+    interpret: bool,
+) -> Float[Array, "T H D"]:
+    """The pieces' results by row, of the shape and the type of `like`."""
+    operands, specs = with_ints(pieces, work.decodes.row_units, work.num_decode, work.query_starts)
+    if chunks is not None:
+        operands, specs = [*operands, chunks], [*specs, EVERYWHERE]
+    return pl.pallas_call(
+        _join_kernel,
+        grid=(like.shape[1], min(work.context_lens.shape[0], like.shape[0])),
+        in_specs=specs,
+        out_specs=EVERYWHERE,
+        out_shape=jax.ShapeDtypeStruct(like.shape, like.dtype),
+        input_output_aliases={} if chunks is None else {len(operands) - 1: 0},
+        compiler_params=plgpu.CompilerParams(num_warps=JOIN_WARPS, num_stages=1),
+        interpret=interpret,
+        name="paged_decode_join",
+    )(*operands)
+
+
+def _decode_kernel(
+    q_ref,  # [T, H, D]
+    pages_ref,  # [N, B, 2, K, D]
+    context_lens_ref,  # [S]
+    tables_ref,  # [S · P]
+    row_units_ref,  # [S + 1]
+    unit_rows_ref,  # [W]
+    unit_starts_ref,  # [W]
+    unit_tokens_ref,  # [1]
+    top_ref,  # [W, H]
+    total_ref,  # [W, H]
+    weighted_ref,  # [W, H, D]
+    *,
+    tile: Tile,
+    pages_per_row: int,
+):
+    """One piece of one row's context, for one KV head."""
+    kv_head, program = pl.program_id(0), pl.program_id(1)
+    group, head_dim = q_ref.shape[1] // pages_ref.shape[3], q_ref.shape[2]
+
+    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
+    def _():
+        row, start = unit_rows_ref[program], unit_starts_ref[program]
+        end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
+        place = jnp.arange(tile.rows)
+        head, mine = kv_head * group + place, place < group
+
+        queries = load_rows(q_ref, (row, head), head_dim, mine)  # [rows, D]; a decode row's token has the row's number
+        attend = partial(attend_tile, queries, pages_ref, tables_ref, row * pages_per_row, kv_head, tile.tokens)
+        carry = _attend_piece(attend, start, end, tile, empty_carry(tile.rows, head_dim))
+        unit = row_units_ref[row] + start // unit_tokens_ref[0]
+        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, mine, carry)
+
+
+def _joined_decode_kernel(
+    qkv_ref,  # [T, K, G + 2, D]
+    pages_ref,  # [N, B, 2, K, D]
+    cos_ref,  # [T, half]
+    sin_ref,  # [T, half]
+    *refs,  # the norms' scales [D] and [D] if `eps` is not None, then as `_decode_kernel` has them, and the written pages
+    tile: Tile,
+    pages_per_row: int,
+    interleaved: bool,
+    eps: float | None,
+):
+    """One piece of one row's context, for one KV head; the last one writes the row's key and value."""
+    q_norm_ref, k_norm_ref, *refs = refs if eps is not None else (None, None, *refs)
+    context_lens_ref, tables_ref, row_units_ref, unit_rows_ref, unit_starts_ref, unit_tokens_ref, *refs = refs
+    *piece_refs, written_ref = refs
+    kv_head, program = pl.program_id(0), pl.program_id(1)
+    group, head_dim, page_size = qkv_ref.shape[2] - 2, qkv_ref.shape[3], pages_ref.shape[1]
+
+    @pl.when(program < row_units_ref[row_units_ref.shape[0] - 1])
+    def _():
+        row, start = unit_rows_ref[program], unit_starts_ref[program]
+        context, table = context_lens_ref[row], row * pages_per_row
+        is_last = start + unit_tokens_ref[0] >= context
+        end = jnp.minimum(start + unit_tokens_ref[0], context - 1)  # the row's own token is in no page yet
+        place = jnp.arange(tile.rows)
+        mine = place < group
+
+        turn = partial(load_turned, qkv_ref, cos_ref, sin_ref, row, interleaved=interleaved, eps=eps)
+        queries = turn((kv_head, place[:, None]), mine[:, None], q_norm_ref)  # [rows, Dp]
+        key = turn((kv_head, group), is_last, k_norm_ref)  # [Dp]
+        column = jnp.arange(power_of_two(head_dim))
+        inside = (column < head_dim) & is_last
+        value = plgpu.load(qkv_ref.at[row, kv_head, group + 1, column], mask=inside, other=0.0)
+        page, slot = tables_ref[table + (context - 1) // page_size], (context - 1) % page_size
+        for side, numbers in enumerate((key, value)):
+            plgpu.store(written_ref.at[page, slot, side, kv_head, column], numbers, mask=inside)
+
+        carry = own_token_carry(queries, key, value, head_dim, is_last)
+        attend = partial(attend_tile, queries, pages_ref, tables_ref, table, kv_head, tile.tokens)
+        carry = _attend_piece(attend, start, end, tile, carry)
+        unit = row_units_ref[row] + start // unit_tokens_ref[0]
+        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, mine, carry)
+
+
+def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
+    """The carry after the context tokens from `start` to `end`."""
+    visible = jnp.full(tile.rows, end - 1)
+    return jax.lax.fori_loop(
+        0,
+        pl.cdiv(end - start, tile.tokens),
+        lambda turn, carry: attend(start + turn * tile.tokens, visible, carry, limit=end),
+        carry,
+    )
+
+
+def _store_piece(refs, where, head_dim: int, mine: Bool[Array, "rows"], carry) -> None:
+    """Leave a piece's maximum, sum and weighted values."""
+    (top_ref, total_ref, weighted_ref), (top, total, weighted) = refs, carry
+    plgpu.store(top_ref.at[where], top, mask=mine)
+    plgpu.store(total_ref.at[where], total, mask=mine)
+    store_rows(weighted_ref, where, head_dim, mine, weighted)
+
+
+def _join_kernel(
+    top_ref,  # [W, H]
+    total_ref,  # [W, H]
+    weighted_ref,  # [W, H, D]
+    row_units_ref,  # [S + 1]
+    num_decode_ref,  # [1]
+    query_starts_ref,  # [S + 1]
+    *results,  # the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
+):
+    """All pieces of one row, and the zeros of some padding tokens, for one query head."""
+    head, row = pl.program_id(0), pl.program_id(1)
+    head_dim, out_ref = weighted_ref.shape[2], results[-1]
+    column = jnp.arange(power_of_two(head_dim))
+
+    @pl.when(row < num_decode_ref[0])
+    def _():
+        first, end = row_units_ref[row], row_units_ref[row + 1]
+
+        def join(turn, carry):
+            top, total, weighted = carry  # [], [], [D]
+            unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
+            mine = unit < end
+            tops = plgpu.load(top_ref.at[unit, head], mask=mine, other=LOWEST)
+            totals = plgpu.load(total_ref.at[unit, head], mask=mine, other=0.0)
+            values = load_rows(weighted_ref, (unit, head), head_dim, mine)  # [units, D]
+            new_top = jnp.maximum(top, tops.max())
+            scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
+            added = jnp.sum(values * scale[:, None], axis=0)
+            return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
+
+        initial = (jnp.float32(LOWEST), jnp.float32(0.0), jnp.zeros(power_of_two(head_dim)))
+        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
+        plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
+
+    num_rows, padding = pl.num_programs(1), query_starts_ref[query_starts_ref.shape[0] - 1] + row
+    zeros = jnp.zeros(power_of_two(head_dim), out_ref.dtype)
+
+    def clear(turn, _):
+        plgpu.store(out_ref.at[padding + turn * num_rows, head, column], zeros, mask=column < head_dim)
+
+    jax.lax.fori_loop(0, pl.cdiv(out_ref.shape[0] - padding, num_rows), clear, None)

@@ -1,0 +1,133 @@
+"""Dialogues with asynchronous calls are sound, only the agent's tokens are learnt, and a few steps lower the loss."""
+
+import random
+import re
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from examples.async_calls import evaluate, train
+from examples.async_calls.batches import batch, pack
+from examples.async_calls.dialogues import IDS, Mode, Tokens, delays, dialogues, interrupt, script, weave, woven
+from examples.async_calls.learning import logits
+from examples.async_calls.vocabulary import DELIMITERS, Codec
+from jinfercept import LLM, SamplingParams
+from jinfercept.errors import ModelError
+from jinfercept.models.load import load
+from jinfercept.parsers import cml
+from jinfercept.parsers.python_calls import parse_call
+
+
+@pytest.fixture(scope="module")
+def beginner() -> train.Start:
+    return train.small_llama(seed=3)
+
+
+def parts(tokens: Tokens, codec: Codec) -> list[tuple[bool, str]]:
+    """The runs of tokens that the agent wrote or did not write, as text."""
+    runs: list[tuple[bool, list[int]]] = []
+    for id_, written in zip(*tokens, strict=True):
+        if not runs or runs[-1][0] != written:
+            runs.append((written, []))
+        runs[-1][1].append(id_)
+    return [(written, codec.tokenizer.decode(ids, skip_special_tokens=False)) for written, ids in runs]
+
+
+def test_delimiters_are_those_of_the_engine(beginner: train.Start) -> None:
+    assert set(cml.DELIMITERS) == set(DELIMITERS)
+    assert all(beginner.codec.tokenizer.added_token_id(text) is not None for text in DELIMITERS)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_agent_writes_sound_calls_and_every_call_is_answered_once_outside_of_frames(
+    mode: Mode, beginner: train.Start
+) -> None:
+    for number, dialogue in enumerate(islice(dialogues(5, "training"), 60)):
+        rng = random.Random(number)
+        tokens = weave(dialogue, mode, delays(rng, dialogue), rng, beginner.codec)
+        (prompted, _), *rest = parts(tokens, beginner.codec)
+        assert not prompted
+        parser, calls, pending, answered = cml.CMLParser(), {}, set(), []
+        for written, text in rest:
+            if not written:
+                assert parser.clean
+                for one in text.split(cml.DELIMITERS.interrupt)[1:]:
+                    id_, value = one.removesuffix(cml.DELIMITERS.end).split(cml.DELIMITERS.head)
+                    pending.remove(id_.strip())
+                    answered.append((id_.strip(), int(value)))
+                continue
+            for frame in parser.feed(text):
+                assert not isinstance(frame, cml.BadFrame)
+                if isinstance(frame, cml.CallFrame):
+                    calls[frame.id] = parse_call(frame.code, dict.fromkeys(("price",), ("item",)) | _PARAMETERS)
+                    pending.add(frame.id)
+        assert not pending
+        assert sorted(answered) == list(zip(IDS, dialogue.values, strict=False))
+        assert [name for name, _ in calls.values()] == [question.tool for question in dialogue.questions]
+
+
+_PARAMETERS = dict.fromkeys(("weight", "shelf", "height", "age"), ("item",)) | {"add": ("first", "second")}
+
+
+def test_dialogues_are_the_same_for_a_seed_and_held_out_questions_are_never_learnt(beginner: train.Start) -> None:
+    first, again = (list(islice(woven(7, "training", beginner.codec), 20)) for _ in range(2))
+    assert first == again
+    learnt, held_out = (
+        {q for one in islice(dialogues(7, split), 800) for q in one.questions if not q.dependent}
+        for split in ("training", "held_out")
+    )
+    assert not learnt & held_out
+    assert {q.tool for q in held_out} == {q.tool for q in learnt}
+
+
+def test_a_row_keeps_its_dialogues_apart_and_learns_what_the_agent_wrote(beginner: train.Start) -> None:
+    some = list(islice(woven(1, "training", beginner.codec), 12))
+    packed = pack(some, 352)
+    assert sorted(map(id, (one for row in packed for one in row))) == sorted(map(id, some))
+    together = batch(packed, 352)
+    row = next(i for i, row in enumerate(packed) if len(row) > 1)
+    begin, second = len(packed[row][0].ids), packed[row][1]
+    end = begin + len(second.ids)
+    assert together.learnt[row, begin : end - 1].tolist() == second.written[1:]
+    assert not together.learnt[row, end - 1]
+    assert np.bincount(together.learnt.ravel())[1] == sum(sum(one.written) for one in some)
+    alone = logits(beginner.model, beginner.params, batch([[second]], 352))[0, : len(second.ids)]
+    np.testing.assert_allclose(logits(beginner.model, beginner.params, together)[row, begin:end], alone, atol=1e-4)
+
+
+def test_a_few_steps_lower_the_loss_and_the_model_is_loaded_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "model"
+    assert train.Train(str(directory), steps=8, rows=2, width=352).run() == 0
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+    assert losses[-1] < losses[0] - 1
+    with pytest.raises(ModelError, match="holds a model already"):
+        train.Train(str(directory)).run()
+    served, learning_on = load(directory, dtype="float32"), train.checkpoint(str(directory))
+    assert jax.tree.all(jax.tree.map(lambda one, other: (one == other).all(), served.params, learning_on.params))
+    assert learning_on.codec.end in served.model.config.eos_token_ids
+    assert learning_on.codec.part("[CALL] p [HEAD]") == train.small_llama(0).codec.part("[CALL] p [HEAD]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_engine_runs_a_dialogue_that_is_forced_and_interrupts_it_as_in_training(
+    mode: Mode, beginner: train.Start
+) -> None:
+    model, params, codec = beginner
+    some = list(islice(dialogues(9, "held_out"), 4))
+    with LLM(model, params=params, tokenizer=codec.tokenizer, max_num_seqs=4, max_num_batched_tokens=32) as llm:
+        for dialogue in some:
+            forced = [id_ for piece in script(dialogue, mode) for id_ in codec.part(piece.text)] + [codec.end]
+            sampling = SamplingParams(max_tokens=len(forced), forced_output_ids=forced)
+            waits_s = [0.02 * (1 + place % 3) for place in range(len(dialogue.questions))]
+            output = evaluate.generate(llm, dialogue, mode, waits_s, sampling)
+            ended = evaluate.outcome(llm, dialogue, output)
+            assert (ended.well_formed, ended.right) == (True, True)
+            for one in output.outputs[0].interrupts:
+                tokens = tuple(output.outputs[0].token_ids[slice(*one.span)])
+                assert tokens == codec.part(interrupt(one.call.id, dialogue.values[IDS.index(one.call.id)]))

@@ -1,0 +1,168 @@
+"""Hosts execute the same plans, agree on sizes, and end together."""
+
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from jinfercept.hosts import group as group_module
+from jinfercept.hosts.following import follow
+from jinfercept.hosts.group import HostGroup
+from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.link import HostLink, Kind
+from jinfercept.sched.plan import Chunk, Masks, Sample, StepPlan, StepResult
+from tests.support.engine_requests import DEPTHS, request, serve
+from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+from tests.support.hosts import groups, linked
+
+PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), ((0, 1),), Sample(0.0, 0, 2)),))
+
+
+class Ends:
+    """The messages with which hosts would have ended, by host."""
+
+    def __init__(self) -> None:
+        self._said = SimpleQueue[tuple[int, str]]()
+
+    def __call__(self, host_id: int, message: str) -> None:
+        self._said.put((host_id, message))
+
+    def take(self, number: int) -> dict[int, str]:
+        return dict(self._said.get(timeout=5) for _ in range(number))
+
+    @property
+    def none(self) -> bool:
+        return self._said.empty()
+
+
+class HeldRunner(FakeRunner):
+    """A runner that collects nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__(4, (4, 16))
+        self.free = threading.Event()
+        self.masks: list[Masks] = []
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        self.masks.append(masks)
+        return super().sample(forward, masks)
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        assert self.free.wait(5)
+        return ticket
+
+
+def followers(hosts: list[HostGroup], runners: list[HeldRunner]) -> list[Future[None]]:
+    pool = ThreadPoolExecutor(len(hosts))
+    return [pool.submit(follow, runner, host) for runner, host in zip(runners, hosts[1:], strict=True)]
+
+
+@DEPTHS
+def test_all_hosts_execute_the_plans_of_host_0(depth: int) -> None:
+    ends, runners = Ends(), [HeldRunner(), HeldRunner()]
+    hosts = groups(3, ends)
+    loops = followers(hosts, runners)
+    for runner in runners:
+        runner.free.set()
+    own = FakeRunner(4, (4, 16))
+    leader = LeadingRunner(own, hosts[0])
+    engine = serve(
+        POLICIES["swap"](), latency=lambda call: 1.0, num_pages=12, num_host_pages=20, depth=depth, runner=leader
+    )
+    run_all(engine, [request(str(number), [number] * 9, calls={3: [1, 2]}) for number in range(6)])
+    leader.close()
+    for loop in loops:
+        loop.result(5)
+    assert any(plan.fetch for plan in own.plans)
+    for runner in runners:
+        assert runner.plans == own.plans
+    assert ends.none
+
+
+def test_host_0_does_not_wait_for_what_the_others_execute() -> None:
+    ends, runner = Ends(), HeldRunner()
+    hosts = groups(2, ends)
+    (loop,) = followers(hosts, [runner])
+    leader = LeadingRunner(FakeRunner(4, (4, 16)), hosts[0])
+    mask = np.array([7, *[0] * (VOCAB // 32)], np.uint32)
+    for _ in range(20):
+        leader.collect(leader.sample(leader.forward(PLAN), {0: mask}))
+    assert len(runner.plans) <= 3
+    runner.free.set()
+    leader.reset()
+    leader.close()
+    loop.result(5)
+    assert [masks[0].tolist() for masks in runner.masks] == [mask.tolist()] * 20
+
+
+def test_hosts_agree_on_the_smallest_numbers() -> None:
+    hosts = groups(3, Ends())
+    proposed = [{"kv_tokens": 64, "layers": 4}, {"kv_tokens": 32, "layers": 4}, {"kv_tokens": 48, "layers": 1}]
+    with ThreadPoolExecutor(3) as pool:
+        agreed = list(pool.map(lambda host, numbers: host.least(numbers), hosts, proposed))
+        list(pool.map(HostGroup.begin, hosts))
+    assert agreed == [{"kv_tokens": 32, "layers": 1}] * 3
+
+
+def test_a_host_that_fails_ends_all_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "REASON_S", 0.0)
+    ends = Ends()
+    hosts = groups(3, ends)
+    runners = [FakeRunner(4, (4, 16)), FakeRunner(4, (4, 16), fail_at=2)]
+    pool = ThreadPoolExecutor(2)
+    loops = [pool.submit(follow, runner, host) for runner, host in zip(runners, hosts[1:], strict=True)]
+    leader = LeadingRunner(FakeRunner(4, (4, 16)), hosts[0])
+    for _ in range(2):
+        leader.submit(PLAN)
+    said = ends.take(3)
+    assert said == dict.fromkeys(range(3), "host 2 failed: RuntimeError: the device is gone")
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        loops[1].result(5)
+
+
+def test_a_lost_connection_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "REASON_S", 0.0)
+    ends = Ends()
+    near, far = linked()
+    other, third = linked()
+    HostGroup(0, {1: near, 2: other}, lambda message: ends(0, message))
+    HostGroup(2, {0: third}, lambda message: ends(2, message))
+    far.close()  # of host 1, which is killed
+    message = "host 1 was lost (the connection was closed); all hosts end, start them again"
+    assert ends.take(2) == {0: message, 2: message}
+
+
+def test_a_silent_host_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(group_module, "SILENCE_S", 0.3)
+    ends = Ends()
+    near, silent = linked()
+    host = HostGroup(1, {0: near}, lambda message: ends(1, message))
+    silent.send(Kind.NUMBERS, b"\x80")
+    host.begin()
+    began_s = time.monotonic()
+    assert "host 0 was lost (silent for" in ends.take(1)[1]
+    assert 0.2 < time.monotonic() - began_s < 3
+
+
+def test_an_end_in_order_is_no_failure() -> None:
+    ends = Ends()
+    hosts = groups(2, ends)
+    (loop,) = followers(hosts, [HeldRunner()])
+    hosts[0].close()
+    loop.result(5)
+    hosts[0].fail("too late")
+    time.sleep(0.1)
+    assert ends.none
+
+
+def test_what_is_no_frame_ends_the_group() -> None:
+    ends = Ends()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
+        HostGroup(1, {0: HostLink(listener.accept()[0])}, lambda message: ends(1, message))
+        far.sendall(b"\xff\xff\xff\xff\xff")
+        assert "no frame: kind 255" in ends.take(1)[1]

@@ -1,0 +1,251 @@
+"""Tensor parallelism on a CPU that is eight devices; `test_several_devices.py` runs this file.
+
+Whatever is decided about contexts, the tokens are those of one device.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jinfercept.engine.streaming import serve
+from jinfercept.errors import ConfigError
+from jinfercept.llm import LLM
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.in_memory_weights import initial_params
+from jinfercept.models.load import load, read_config
+from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.model import Model
+from jinfercept.models.protocol import Params
+from jinfercept.models.sharding import partition_specs
+from jinfercept.request import FollowUp, SamplingParams
+from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.structured_outputs import StructuredOutputsParams
+from tests.support.dense_model import logits
+from tests.support.fake_engine import POLICIES
+from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.tiny_model import GOLDEN, TOOL, Workload
+
+SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
+SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
+SIZES |= {"dtype": "float32", "profile": "paper-gptj-6b-a100"}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPT = {"prompt_token_ids": list(range(20))}
+
+
+@dataclass
+class Served:
+    """What was generated: the tokens of every request, and the log probabilities of those that have some."""
+
+    tokens: list[list[int]]
+    logprobs: list[float]
+
+
+def tiny_config(name: str) -> ModelConfig:
+    """A family's tiny model with eight query heads, and a vocabulary that no number of devices divides."""
+    config = read_config(GOLDEN / name)
+    num_kv_heads = 8 if config.num_kv_heads == config.num_heads else config.num_kv_heads
+    sizes: dict[str, Any] = {"num_heads": 8, "num_kv_heads": num_kv_heads, "vocab_size": VOCAB + 1}
+    return replace(config, **sizes, eos_token_ids=(), max_position=256)
+
+
+def tiny_llm(name: str, **flags: Any) -> LLM:
+    return LLM(tiny_config(name), load_format="dummy", tokenizer=byte_level(), **SIZES, **flags)
+
+
+def serve_everything(llm: LLM, policy: str, depth: int) -> Served:
+    """Calls, drawn tokens, log probabilities, structured outputs and a retained context. Nothing compiles meanwhile."""
+    llm.restart(policy=policy, pipeline_depth=depth)
+    compilations, work = CompileCounter(), Workload(number=8, seed=3)
+    asked = (
+        StructuredOutputsParams(regex=r"[abc]{3,9}(, [0-9]+)?"),
+        StructuredOutputsParams(choice=["yes", "no, never"]),
+    )
+    prompts = [*work.prompts, *("the same beginning" for _ in range(4))]
+    params = [
+        *(replace(params, logprobs=2) for params in work.params),
+        *(SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=one) for one in asked),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True, top_p=0.9, repetition_penalty=1.2),
+        SamplingParams(temperature=0.7, seed=6, max_tokens=20, ignore_eos=True, prompt_logprobs=1),
+    ]
+    requests = llm.make_requests(prompts, params, [TOOL], [*work.detectors, *(None for _ in range(4))])
+    kept = replace(requests[-1], follow_up=FollowUp())
+    outputs = serve(llm.engine.thread, [*requests[:-1], kept])
+    again = [*outputs[-1].prompt_token_ids, *outputs[-1].outputs[0].token_ids, 7, 8]
+    [after] = llm.make_requests({"prompt_token_ids": again}, GREEDY, [], None)
+    outputs += serve(llm.engine.thread, [replace(after, follows=kept.id)])
+    assert compilations.count == 0
+    compilations.close()
+    done = [output.outputs[0] for output in outputs]
+    logprobs = [best.logprob for one in done for token in one.logprobs or () if token for best in token.values()]
+    assert len(logprobs) > 50
+    return Served([one.token_ids for one in done], logprobs)
+
+
+@cache
+def reference(name: str) -> Served:
+    """Of one device, the second."""
+    with tiny_llm(name, devices="1") as llm:
+        assert llm.engine.setup.machine.runner.params.layers[0]["o"].devices() == {jax.devices()[1]}
+        assert not any(collectives(llm, *key) for key in (("embed", 1), ("layers", 1, 1), ("head", 1, 1)))
+        return serve_everything(llm, "preserve", 0)
+
+
+def collectives(llm: LLM, *key: object) -> list[str]:
+    """What devices exchange in an executable."""
+    program = llm.engine.setup.machine.runner._run[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", program)
+
+
+def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
+    expected = reference(name)
+    with tiny_llm(name, tensor_parallel_size=num_devices) as llm:
+        for index, policy in enumerate(policies):
+            served = serve_everything(llm, policy, index % 2)
+            assert served.tokens == expected.tokens
+            np.testing.assert_allclose(served.logprobs, expected.logprobs, atol=1e-4)
+            if policy not in ("preserve", "heuristic_preserve"):
+                assert llm.counters.recomputed + llm.counters.copied_out > 0, "the pool was never short"
+        assert collectives(llm, "embed", 1) == ["all-reduce"]
+        assert collectives(llm, "layers", 1, 1) == ["all-reduce"] * (1 if name == "gptj" else 2)
+        assert collectives(llm, "head", 1, 1) == ["all-gather"]
+        moved = (4, llm.model.config.num_layers)
+        for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
+            assert collectives(llm, *key) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "policies"),
+    [
+        ("llama_gqa", 4, ("copy_ahead", "swap", "discard")),  # two KV heads on four devices
+        ("qwen3", 2, ("min_waste", "lru_host")),
+        ("gptj", 8, ("improved_discard", "preserve")),
+    ],
+)
+def test_several_devices_write_what_one_writes(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
+    check(name, num_devices, policies)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "gptj"])
+def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
+    check(name, num_devices, tuple(POLICIES))
+
+
+def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jinfercept.models import joined_weights, model
+
+    def tokens(num_devices: int) -> list[int]:
+        with tiny_llm("llama_gqa", tensor_parallel_size=num_devices) as llm:
+            return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+    apart = tokens(1)
+    for module in (model, joined_weights):  # as on a GPU
+        monkeypatch.setattr(module, "joins", lambda: True)
+    assert tokens(4) == apart
+
+
+def on_mesh(params: Params, mesh: Mesh) -> Params:
+    """Weights cut along the last axis of a user's mesh."""
+    axis = mesh.axis_names[-1]
+
+    def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*(axis if one else None for one in spec))))
+
+    return jax.tree.map(place, params, partition_specs(params))
+
+
+def pointers(params: Params) -> list[int]:
+    leaves = jax.tree.leaves(params)
+    return sorted(shard.data.unsafe_buffer_pointer() for leaf in leaves for shard in leaf.addressable_shards)
+
+
+def test_weights_that_lie_on_a_users_mesh_are_served_where_they_are() -> None:
+    config = tiny_config("llama_gqa")
+    loaded = load(config, load_format="dummy", dtype="float32")
+    padded = load(config, load_format="dummy", dtype="float32", mesh=ModelMesh(tuple(jax.devices()[:2])))
+    mesh = Mesh(np.array(jax.devices()[2:4]).reshape(1, 2), ("data", "model"))
+    params = on_mesh(padded.params, mesh)
+    with LLM(Model(config), params=params, mesh=mesh, tokenizer=byte_level(), **SIZES) as llm:
+        assert pointers(llm.engine.setup.machine.runner.params) == pointers(params)
+        assert serve_everything(llm, "copy_ahead", 1).tokens == reference("llama_gqa").tokens
+        assert str(llm.memory_plan).startswith("memory plan: on each of 2 devices ")
+        llm.update_weights(jax.tree.map(lambda leaf: np.zeros(leaf.shape), loaded.params))
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == [0] * 8
+        llm.update_weights(loaded.params)
+        assert serve_everything(llm, "copy_ahead", 0).tokens == reference("llama_gqa").tokens
+    with pytest.raises(ConfigError, match=r"cut along one axis of a mesh; got .'data': 2, 'model': 2"):
+        LLM(Model(config), params=params, mesh=jax.make_mesh((2, 2), ("data", "model")), **SIZES)
+
+
+def test_weights_in_a_checkpoints_shapes_are_fitted_to_the_devices() -> None:
+    model, mesh = Model(tiny_config("llama_gqa")), ModelMesh(tuple(jax.devices()[:4]))
+    stored = load(model.config, load_format="dummy", dtype="float32").params
+    fitted = initial_params(model.on_devices(4), stored, mesh)
+    made = load(model.config, load_format="dummy", dtype="float32", mesh=mesh)
+    assert (made.model.config.num_kv_heads, made.model.kv_repeats) == (4, 2)
+    assert {shard.data.shape for shard in fitted.embed["embedding"].addressable_shards} == {(73, 32)}
+    jax.tree.map(np.testing.assert_array_equal, fitted, made.params)
+
+
+def test_a_checkpoint_is_read_in_pieces_to_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jinfercept.models import load as loading
+
+    whole = load(GOLDEN / "llama_gqa", dtype="float32").params
+    monkeypatch.setattr(loading, "PIECE_BYTES", (1 << 10, 1 << 10))
+    for count in (1, 2):
+        parts = load(GOLDEN / "llama_gqa", dtype="float32", mesh=ModelMesh(tuple(jax.devices()[:count]))).params
+        jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    four = load(GOLDEN / "llama_gqa", dtype="float32", mesh=ModelMesh(tuple(jax.devices()[:4]))).params
+    for name in ("k", "v"):
+        np.testing.assert_array_equal(four.layers[1][name], np.repeat(whole.layers[1][name], 2, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            {"tensor_parallel_size": 9},
+            "fewer devices; got tensor_parallel_size=9; JAX has 8, of platform cpu; fix: .*=9",
+        ),
+        ({"devices": "0,8"}, "no such device; got 0, 8; JAX has 8"),
+        ({"devices": "0,0"}, "different indices; got '0,0'"),
+        ({"devices": "0,1", "tensor_parallel_size": 4}, "another number than that of devices; got 4 and devices=0,1"),
+        ({"tensor_parallel_size": 3}, "query heads do not divide evenly .* got 4 and .*=3; fix: .* of 1, 2, 4"),
+        ({"tensor_parallel_size": 2, "mesh": Mesh(np.array(jax.devices()), ("x",))}, "a mesh has its devices"),
+        ({"mesh": "tp"}, "a mesh is a jax.sharding.Mesh; got 'tp'"),
+    ],
+)
+def test_devices_that_cannot_serve_are_refused_with_what_can(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(GOLDEN / "llama_gqa", **SIZES | flags)
+
+
+def test_a_model_of_ones_own_runs_on_two_devices() -> None:
+    import runpy
+
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_model.py"))
+    model, params = example["make"]()
+    for prompt, tokens in zip([[1, 2, 3], list(range(40))], example["main"](tensor_parallel_size=2), strict=True):
+        stream = np.zeros(64, np.int32)
+        stream[: len(prompt) + 16] = prompt + tokens
+        rows = logits(model, params, stream)[len(prompt) - 1 : len(prompt) + 15]
+        assert rows.argmax(axis=-1).tolist() == tokens
+
+    class Uncut:
+        config, embed, layer, head = model.config, model.embed, model.layer, model.head
+
+    with pytest.raises(
+        ConfigError, match=r"how several devices cut its weights; got Uncut without partition_specs\(\)"
+    ):
+        LLM(Uncut(), params=params, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="the KV heads do not divide evenly among the devices; got 2 on 4 devices"):
+        LLM(model, params=params, tensor_parallel_size=4)

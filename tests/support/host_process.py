@@ -1,0 +1,42 @@
+"""A program: one host of several serves a workload under policies and prints its tokens, then serves until it is killed.
+
+Arguments: the number of its CPU devices, whether it serves on at the end, and the options of `LLM` as JSON, with `policies`.
+"""
+
+import json
+import sys
+from contextlib import closing
+
+import jax
+
+from jinfercept.startup.compile_counter import CompileCounter
+from tests.support.tiny_model import Workload, streams, tiny_llm
+
+WORKLOAD = Workload(number=8, seed=7)
+SIZES = {
+    "kv_tokens": 112,
+    "max_model_len": 100,
+    "max_num_batched_tokens": 8,
+    "swap_space": 0.001,
+    "layers_per_step": 3,
+}
+"""Of a pool that holds little more than the longest sequence, and of few executables."""
+
+
+def main(num_devices: str, then: str, words: str) -> None:
+    jax.config.update("jax_num_cpu_devices", int(num_devices))
+    options = json.loads(words)
+    policies, name = options.pop("policies"), options.pop("name")
+    with tiny_llm(name, **SIZES, **options) as llm, closing(CompileCounter()) as compilations:
+        for policy in policies:
+            llm.restart(policy=policy)
+            served = streams(WORKLOAD.run(llm, delay_s=0.003))
+            moved, compiled = llm.counters.copied_out, compilations.count
+            print(json.dumps({"policy": policy, "streams": served, "moved": moved, "compiled": compiled}), flush=True)
+        while then == "serve":
+            WORKLOAD.run(llm)
+            print("{}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
