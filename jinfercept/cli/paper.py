@@ -20,6 +20,7 @@ from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import DISTRIBUTIONS
 from jinfercept.sim.paper_report import WIDE_STEPS, Study, Summary, markdown, panels
 from jinfercept.sim.paper_results import load_figure
@@ -200,7 +201,7 @@ def _wide(base: Simulation) -> Simulation:
 Source = Callable[[Random], Callable[[], Script]]
 
 
-def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[SimulatedLoad]:
+def _kinds(trace: str | None, mixed: Source, rate: float, duration: float, seed: int) -> list[SimulatedLoad[Arrival]]:
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:

@@ -5,7 +5,7 @@ from random import Random
 
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sim.arrivals import arrivals
+from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import SimulatedLoad
@@ -48,7 +48,7 @@ def load(
     duration: float,
     seed: int,
     burstiness: float = 1.0,
-) -> SimulatedLoad:
+) -> SimulatedLoad[Arrival]:
     """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))

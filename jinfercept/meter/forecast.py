@@ -4,7 +4,7 @@ A query may change an estimator (`HistoryEstimator` updates its curve lazily), s
 which an `EstimatorTee` forwards what the policy's estimator learns.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple, final
 
 from jinfercept.sched.estimator import Estimator, remaining_s, survival
@@ -50,7 +50,7 @@ def _quantile_s(estimator: Estimator, sequence: Sequence, age_s: float, quantile
 
 @final
 class EstimatorTee:
-    """An estimator for the scheduler: answers as `primary`, forwards starts and ends of calls to both, keeps durations.
+    """An estimator for the scheduler: answers as `primary`, forwards starts and ends of calls to both, keeps asked durations.
 
     Args:
         primary: the policy's estimator.
@@ -60,10 +60,14 @@ class EstimatorTee:
 
     def __init__(self, primary: Estimator, secondary: Estimator, before_end: Callable[[], None] = lambda: None) -> None:
         self._primary, self._secondary, self._before_end = primary, secondary, before_end
-        self._ended: dict[Hashable, CallDuration] = {}
+        self._ended: dict[Hashable, CallDuration | None] = {}
+
+    def keep(self, call_keys: Iterable[Hashable]) -> None:
+        """Keep the durations of these calls in flight, once they end, until they are taken."""
+        self._ended.update(dict.fromkeys(call_keys))
 
     def take_ended(self, call_key: Hashable) -> CallDuration | None:
-        """The duration of an ended call, once; None if there is none."""
+        """The duration of a call that was to be kept, once; None if it has not ended."""
         return self._ended.pop(call_key, None)
 
     def started(self, call: PendingCall, at_s: float) -> None:
@@ -72,7 +76,8 @@ class EstimatorTee:
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._before_end()
-        self._ended[call.key] = CallDuration(duration_s, clean)
+        if call.key in self._ended:
+            self._ended[call.key] = CallDuration(duration_s, clean)
         self._primary.observe(call, duration_s, clean)
         self._secondary.observe(call, duration_s, clean)
 

@@ -1,7 +1,7 @@
 """Arrival times of requests: a renewal process with a rate and a burstiness."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -24,11 +24,23 @@ def arrivals(
 ) -> list[Arrival]:
     """The arrivals of `duration_s` seconds, in order. There may be none.
 
+    Args:
+        draw: makes the next request; called once for each arrival, in order, after its time is drawn.
+        rate, duration_s, rng, burstiness: see `arrival_times`.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng, burstiness)]
+
+
+def arrival_times(rate: float, duration_s: float, rng: Random, burstiness: float = 1.0) -> Iterator[float]:
+    """The seconds below `duration_s` at which requests arrive, in order, each drawn when it is asked for.
+
     The times between arrivals are Gamma distributed with mean 1 / rate; the first one begins at 0, where it is as if a request
     had just arrived: bursts bring about `(burstiness² − 1) / 2` requests more than `rate · duration_s`.
 
     Args:
-        draw: makes the next request; called once for each arrival, in order.
         rate: requests per second, over 0.
         duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
         rng: its state decides the times.
@@ -47,9 +59,7 @@ def arrivals(
     if not 0.01 <= burstiness <= 100:
         raise ConfigError("burstiness of arrivals is out of range", got=burstiness, fix="0.01 to 100; 1 is Poisson")
     shape = burstiness**-2
-    found: list[Arrival] = []
     at_s = rng.gammavariate(shape, 1 / (shape * rate))
     while at_s < duration_s:
-        found.append(Arrival(at_s, draw()))
+        yield at_s
         at_s += rng.gammavariate(shape, 1 / (shape * rate))
-    return found

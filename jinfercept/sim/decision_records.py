@@ -7,8 +7,8 @@ estimator of its own, so that recording changes no decision (see `forecast.Estim
     decision  the moves of one context with one action and one reason, in one plan (state "running": copied before any pause);
               or action "keep", for a pause without any move (written when the context runs again, with the numbers of the
               pause's start)
-    outcome   an ended interception: seconds of its calls (`call_s`) and until the engine handled their return (`duration_s`),
-              forecasts at several ages, predicted and actual waste
+    outcome   an ended interception: seconds from its start until its last call returned (`call_s`) and until the engine handled
+              that (`duration_s`), forecasts at several ages, predicted and actual waste
 
 Waste is in token·seconds. It is predicted once, at the first plan that drops a page from the device, or at the pause if none
 does: what the pause has held until then, and `WasteEquations.predicted` for the rest.
@@ -190,6 +190,7 @@ class DecisionLog:
             sequence, number, intercepted=intercepted, now=now, page_size=self._page_size
         )
         if intercepted:
+            self.estimator.keep(call.key for call in sequence.calls)
             self._fresh.append(pause)
 
     def _aside(self, sequence: Sequence) -> PauseAccount:
@@ -221,9 +222,11 @@ class DecisionLog:
                 self._end(pause)
 
     def _call_s(self, sequence: Sequence) -> float | None:
-        """Seconds of the longest of the sequence's calls; None if one of them was aborted."""
-        ended = [end for call in sequence.calls if (end := self.estimator.take_ended(call.key)) is not None]
-        return max((end.duration_s for end in ended), default=None) if all(end.clean for end in ended) else None
+        """Seconds from the pause until the last of the sequence's calls returned; None if one of them was aborted."""
+        ended = [(call, end) for call in sequence.calls if (end := self.estimator.take_ended(call.key)) is not None]
+        if not all(end.clean for _, end in ended):
+            return None
+        return max((end.duration_s - call.head_start_s for call, end in ended), default=None)
 
     def _end(self, pause: PauseAccount) -> None:
         """A pause has ended: if it was an interception, write its outcome."""

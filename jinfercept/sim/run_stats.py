@@ -38,15 +38,18 @@ class RunStats:
     def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, largest_step: int) -> None:
         self._clock, self._prices, self._largest_step = clock, prices, largest_step
         self._ledger = Ledger(scheduler.kv, prices, scheduler.running, clock.now())
+        self._kv = scheduler.kv
         self.iterations = 0
         self.measured_s: defaultdict[int, float] = defaultdict(float)  # by bucket
         self.priced_s: defaultdict[int, float] = defaultdict(float)
         self.compute_s = self.recompute_s = self.recompute_latency_s = 0.0
+        self.used_token_s = 0.0  # device memory of requests that run
 
     def __call__(self, planned: PlannedStep, result: StepResult) -> None:
         step_s = self._ledger.step(planned, result, self._clock.now()).total_s
         price, bucket = self._prices(planned.plan), planned.plan.bucket
         self.iterations += 1
+        self.used_token_s += self._kv.store.occupancy().used * self._kv.page_size * step_s
         self.measured_s[bucket] += step_s
         self.priced_s[bucket] += price.compute_s + price.stall_s
         self.compute_s += price.compute_s
@@ -71,7 +74,7 @@ class RunStats:
             kv_tokens: tokens of the device pool.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
-        paper, strict, first, alive_s = [], [], [], 0.0
+        paper, strict, first, latency, alive_s = [], [], [], [], 0.0
         for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
             arrival_s = played.started_s + at_s
@@ -82,6 +85,7 @@ class RunStats:
                 tokens = generated + returned_tokens(request)
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s
+            latency.append(metrics.finished_s - arrival_s)
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
@@ -92,6 +96,7 @@ class RunStats:
             "normalized_latency_paper_ms_per_token": _summary(paper),
             "normalized_latency_ms_per_token": _summary(strict),
             "ttft_s": _summary(first),
+            "latency_s": _summary(latency),
             "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
             "unfinished": len(requests) - len(played.outputs),
             "iterations": self.iterations,
@@ -100,6 +105,7 @@ class RunStats:
             "copied_in_tokens": counters.copied_in,
             "preemptions": counters.preemptions,
             "waste_token_s": waste,
+            "memory_token_s": {"running": self.used_token_s, "paused": waste["preserve"]},
             "waste_fraction": sum(waste.values()) / (kv_tokens * played.seconds or 1.0),
             "recompute_share": {
                 "forward_time": self.recompute_s / (self.compute_s or 1.0),

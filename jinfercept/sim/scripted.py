@@ -4,6 +4,7 @@ One loop plays them, whether the engine computes or only prices its plans, under
 """
 
 import heapq
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
@@ -17,6 +18,7 @@ from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.scripted_calls import forced_calls, scripted_tokenizer
 from jinfercept.sim.workload import Script, Segment
 
 Writer = Callable[[int, int, int], tuple[int, ...]]
@@ -53,7 +55,9 @@ def make_request(number: int, script: Script, write: Writer, known_durations: bo
 
 
 def returned_tokens(request: Request) -> int:
-    """Tokens that all calls of a scripted request return together."""
+    """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
+    if request.markup is not None:
+        return sum(json.loads(call.arguments)["tokens"] for call in forced_calls(request, scripted_tokenizer()))
     assert isinstance(request.detector, ScriptedDetector)
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
 
@@ -92,7 +96,10 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
 
 @final
 class ScriptedEndpoints:
-    """Answers scripted calls, whose arguments are `"seconds tokens"`, after their seconds; starts no threads.
+    """Answers scripted calls after their seconds; starts no threads.
+
+    The arguments of a call that pauses its request are `"seconds tokens"`; those of one in markup, whose result is text, are
+    `{"seconds": …, "tokens": …}`.
 
     Args:
         clock: the engine's.
@@ -104,6 +111,7 @@ class ScriptedEndpoints:
         self._clock, self._write = clock, write
         self._due: list[tuple[float, int, str, tuple[Call, ...]]] = []
         self._live: dict[str, int] = {}
+        self._started: list[tuple[float, int, str, Call]] = []
         self._count = 0
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
@@ -122,18 +130,28 @@ class ScriptedEndpoints:
         return done
 
     def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
-        """Never called: a script has lengths and durations and no text, so that no markup is found in it."""
-        raise AssertionError("a scripted request has no markup of asynchronous calls")
+        self._count += 1
+        seconds: float = json.loads(call.arguments)["seconds"]
+        heapq.heappush(self._started, (self._clock.now() + seconds, self._count, request_id, call))
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
-        return []
+        done = list[tuple[str, Call, Result]]()
+        while self._started and self._started[0][0] <= self._clock.now():
+            _, _, request_id, call = heapq.heappop(self._started)
+            scripted = json.loads(call.arguments)
+            done.append((request_id, call, Result("r" * scripted["tokens"], duration_s=scripted["seconds"])))
+        return done
 
     def next_s(self) -> float:
         """Seconds of the clock at the next return or arrival."""
-        return min(self._due[0][0] if self._due else float("inf"), self.next_arrival_s)
+        next_due_s = (due[0][0] for due in (self._due, self._started) if due)
+        return min(*next_due_s, self.next_arrival_s, float("inf"))
 
     def cancel(self, request_id: str) -> None:
         self._live.pop(request_id, None)
+        if any(started[2] == request_id for started in self._started):
+            self._started = [started for started in self._started if started[2] != request_id]
+            heapq.heapify(self._started)
 
     def _answer(self, number: int, call: Call) -> Result:
         seconds, tokens = call.arguments.split()

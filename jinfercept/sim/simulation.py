@@ -10,16 +10,19 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
+from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.policies import check_name
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
+from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
@@ -114,7 +117,7 @@ class Simulation:
 
     def run(
         self,
-        arrivals: Sequence[Arrival],
+        arrivals: Sequence[Arrival | CallArrival],
         progress: Progress = lambda now, end: None,
         records: RecordFiles = NO_RECORDS,
     ) -> Report:
@@ -140,13 +143,10 @@ class Simulation:
             threading.Event(),
             depth=self.depth,
             vocab_size=1 << 60,
+            open_text=open_scripted_text if any(isinstance(one, CallArrival) for one in arrivals) else None,
             observe=accounts if recording is None else recording.after(accounts),
         )
-        known_durations = self.estimator not in ESTIMATORS
-        requests = [
-            (arrival.at_s, make_request(number, arrival.script, plain_tokens, known_durations))
-            for number, arrival in enumerate(arrivals)
-        ]
+        requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         with recording or nullcontext():
             played = play(
                 engine, endpoints, clock, requests, 2 * self.duration_s, progress, accounts.settle, self.host_s
@@ -158,6 +158,15 @@ class Simulation:
             "host_s": self.host_s,
             "step_tokens": world.buckets[-1],
         } | report
+
+    def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
+        known_durations = self.estimator not in ESTIMATORS
+        if isinstance(arrival, Arrival):
+            return make_request(number, arrival.script, plain_tokens, known_durations)
+        if known_durations:
+            fix = f"one of {', '.join(ESTIMATORS)}"
+            raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator, fix=fix)
+        return make_call_request(number, arrival.script)
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` builds it, observed if there are records to write."""

@@ -1,6 +1,6 @@
 """A virtual clock, and a runner that prices plans instead of executing them: what the engine runs on in a simulation.
 
-No JAX, no tokens that mean anything: a simulated model writes zeros, and scripts say when it calls and when it ends.
+No JAX and no model: a simulated model writes what a request's `forced_output_ids` say, and zeros behind them.
 """
 
 from threading import Event
@@ -29,7 +29,7 @@ class VirtualClock:
 class PricedStep(NamedTuple):
     """A plan that is not executed, and from when to when it would be."""
 
-    num_sampled: int
+    tokens: tuple[int, ...]
     submitted_s: float
     done_s: float
 
@@ -54,7 +54,8 @@ class PricedRunner:
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
-        return PricedStep(sum(chunk.sample is not None for chunk in plan.chunks), now, self._free_s)
+        drawn = tuple([chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None])
+        return PricedStep(drawn, now, self._free_s)
 
     def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
         """Nothing is left to price."""
@@ -62,7 +63,7 @@ class PricedRunner:
 
     def collect(self, ticket: PricedStep) -> StepResult:
         self._clock.time = max(self._clock.time, ticket.done_s)
-        return StepResult((0,) * ticket.num_sampled, self._clock.time - ticket.submitted_s)
+        return StepResult(ticket.tokens, self._clock.time - ticket.submitted_s)
 
     def reset(self) -> None:
         """Nothing is kept."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -25,7 +26,7 @@ INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has ended."""
 
 
-class SimulatedLoad(NamedTuple):
+class SimulatedLoad[A](NamedTuple):
     """The arrivals of a run.
 
     Attributes:
@@ -38,7 +39,7 @@ class SimulatedLoad(NamedTuple):
     workload: str
     rate: float
     seed: int
-    arrivals: list[Arrival]
+    arrivals: Sequence[A]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SweepRun:
     """One simulation under one load."""
 
     simulation: Simulation
-    load: SimulatedLoad
+    load: SimulatedLoad[Arrival | CallArrival]
     records: RecordFiles = NO_RECORDS
 
     @property

@@ -1,6 +1,7 @@
 """What decision records say of small cases whose numbers can be worked out by hand."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from jinfercept.meter.forecast import QUANTILES, EstimatorTee, forecast
 from jinfercept.sched.estimator import ElapsedEstimator, HistoryEstimator, OracleEstimator
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.profile import PROFILES
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sim.call_formulas import priced
+from jinfercept.sim.call_scripts import CallArrival, CallScript, ScriptedCall
 from jinfercept.sim.decision_records import DecisionLog
+from jinfercept.sim.recording import RecordFiles
+from jinfercept.sim.simulation import Simulation
 from tests.support.fake_engine import AffineCost, FakeRunner
 
 SIZE, SATURATION = 4, 16
@@ -262,15 +268,43 @@ def test_an_estimator_tee_answers_as_its_primary_and_forwards_to_both() -> None:
     tee = EstimatorTee(primary, secondary)
     call = PendingCall("tool", "key")
     tee.started(call, 0.0)
+    tee.keep(["key"])
+    assert tee.take_ended("key") is None
+    tee.keep(["key"])
     tee.observe(call, 4.0)
     for one in (tee, primary, secondary):
         assert one.remaining_s(call, 1.0) == one.duration_s(call, 1.0) - 1.0 == 3.0
         assert one.survival(call, 1.0, 2.0) == 1.0
         assert one.hold_until_s(call, 1.0, 100.0) == primary.hold_until_s(call, 1.0, 100.0)
     assert tee.take_ended("key") == CallDuration(4.0, True)
+    tee.observe(call, 4.0)
     assert tee.take_ended("key") is None
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a record cannot be written"):
         Desk(tmp_path / "no such folder" / "log", "preserve")
+
+
+def test_a_trap_of_several_calls_is_forecast_from_the_age_of_each(tmp_path: Path) -> None:
+    """The elapsed estimator's survival is `(a / (a + t))²`; a trap lasts longer than `t` with `1 − Π(1 − (aᵢ / (aᵢ + t))²)`."""
+    machine, path = PROFILES["paper-gptj-6b-a100"], tmp_path / "log"
+    durations_s = (0.1, 3.0, 2.0, 2.5)  # the first has returned before the trap
+    script = CallScript(16, (tuple(ScriptedCall("heavy", 40, seconds, 4, prose=10) for seconds in durations_s),))
+    run = Simulation(machine, "preserve", "elapsed", duration_s=10.0, kv_tokens=2560)
+    run.run([CallArrival(0.0, script)], records=RecordFiles(str(path)))
+    [outcome] = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "outcome"]
+    written = priced(script, machine)
+    [one] = script.ends()
+    [_, *waited] = [(call.seconds, written(one.trap) - written(end)) for end, call in one.calls]
+    assert outcome["tools"] == ["heavy"] * 3
+    assert outcome["returned"]
+    assert outcome["call_s"] == pytest.approx(max(seconds - age_s for seconds, age_s in waited), abs=0.02)
+    assert outcome["duration_s"] == pytest.approx(outcome["call_s"], abs=1e-5)
+    assert outcome["context"] == 16 + one.trap - 1 + 12  # and the interrupt of the first, without the token drawn last
+    [first, *_] = outcome["forecasts"]
+    for quantile, rest_s in zip(QUANTILES, first["quantiles_s"], strict=True):
+        returned = [1 - (age_s / (age_s + rest_s)) ** 2 for _, age_s in waited]
+        assert math.prod(returned) == pytest.approx(quantile, abs=0.01)
+    assert outcome["predicted_token_s"] == pytest.approx(first["remaining_s"] * outcome["context"], rel=1e-4)
+    assert outcome["actual"]["held"] == pytest.approx(outcome["duration_s"] * outcome["context"], rel=1e-4)
