@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack, final
 from jax.sharding import Mesh
 
 from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_conversation, make_chats
-from jinfercept.chat.function_tools import ChatToolLike
+from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import Prompt, make_requests
@@ -315,7 +315,7 @@ class LLM:
         self,
         prompts: Any,
         params: Any,
-        tools: Iterable[Tool],
+        tools: Iterable[Tool | ChatTool],
         detector: Any,
         ids: Iterable[str] | None = None,
         tenant: str = "",

@@ -323,7 +323,8 @@ class CompletionOutput:
         num_generated: tokens that the model generated.
         interceptions: every pause, in order.
         interrupts: the results of asynchronous calls, in order.
-        cancelled: asynchronous calls whose results the model did not read, since the request ended.
+        cancelled: asynchronous calls whose results the model did not read, since the request ended. One without a name is
+            markup that called nothing: unfinished at the end, or a mistake whose answer was not read.
         logprobs: if asked for, of every one of `token_ids` the token's own and the likeliest ones'; None for tokens that tools
             returned.
         messages: what a chat adds to its conversation, OpenAI-style: calls, their results and the answer, without markup; a

@@ -1,10 +1,10 @@
-"""Python functions as tools that a prompt's request calls in context markup language. Knows no engine."""
+"""Functions and declared tools that a prompt's request calls in context markup language. Knows no engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import RequestError
 from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.grammar import Grammars
@@ -29,7 +29,7 @@ class MarkedTools(NamedTuple):
     @classmethod
     def of(
         cls,
-        tools: Mapping[str, Tool],
+        tools: Sequence[Tool | ChatTool],
         options: AsyncCalls | None,
         tokenizer: Tokenizer | None,
         grammars: Grammars | None,
@@ -37,7 +37,7 @@ class MarkedTools(NamedTuple):
         """The tools without a start text; None if neither the request nor one of them asks for markup.
 
         Args:
-            tools: by name.
+            tools: of the request; those with a start text are called by it.
             options: of the request.
             grammars: of the model; None without a tokenizer.
 
@@ -45,14 +45,14 @@ class MarkedTools(NamedTuple):
             RequestError: there is no tokenizer, or a function cannot be called by the names of its arguments.
         """
         if options is None:
-            if not any(tool.calls == "async" for tool in tools.values()):
+            if not any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in tools):
                 return None
             options = AsyncCalls()
         if not isinstance(options, AsyncCalls):
             raise RequestError("async_calls are AsyncCalls", got=repr(options)[:80], fix="AsyncCalls(on_end=…)")
         if tokenizer is None or grammars is None:
             raise RequestError("asynchronous calls need a tokenizer", got="none", fix="pass one, or a detector")
-        declared = chat_tools([tool for tool in tools.values() if tool.start is None])
+        declared = chat_tools([tool for tool in tools if isinstance(tool, ChatTool) or tool.start is None])
         marked = {tool.name: tool.tool for tool in declared if tool.tool is not None}
         parameters = {tool.name: [*tool.parameters.get("properties", ())] for tool in declared}
         markup = ContextMarkup(options, marked, parameters, tokenizer)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.marked_tools import MarkedTools
 from jinfercept.errors import PromptLengthError, RequestError
 from jinfercept.grammar.grammar import Grammars
@@ -22,7 +23,7 @@ def make_requests(
     ids: Iterable[str],
     prompts: Prompt | Iterable[Prompt],
     params: SamplingParams | Iterable[SamplingParams] | None,
-    tools: Iterable[Tool],
+    tools: Iterable[Tool | ChatTool],
     detector: Detector | Iterable[Detector | None] | None,
     tokenizer: Tokenizer | None,
     grammars: Grammars | None = None,
@@ -32,6 +33,7 @@ def make_requests(
 
     Args:
         ids: names for the requests, at least as many as prompts.
+        tools: a `ChatTool` is called in markup.
         grammars: compiles structured outputs; None without a tokenizer.
         async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
     """
@@ -44,8 +46,9 @@ def make_requests(
             raise RequestError(
                 "sampling_params are SamplingParams", got=repr(one)[:80], fix="SamplingParams(max_tokens=…)"
             )
-    by_name = _by_name(tools)
-    marked = MarkedTools.of(by_name, async_calls, tokenizer, grammars)
+    given = _checked_tools(tools)
+    marked = MarkedTools.of(given, async_calls, tokenizer, grammars)
+    by_name = {tool.name: tool for tool in given if isinstance(tool, Tool)}
     if marked is not None:
         by_name |= marked.tools
     if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
@@ -167,17 +170,17 @@ def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _by_name(tools: Any) -> dict[str, Tool]:
+def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[Tool(…)]")
-    by_name: dict[str, Tool] = {}
+    listed: list[Tool | ChatTool] = []
     for tool in tools:
-        if not isinstance(tool, Tool):
+        if not isinstance(tool, Tool | ChatTool):
             raise RequestError("tools are given as Tool(…)", got=repr(tool)[:80], fix="Tool(function, start=…, stop=…)")
-        if tool.name in by_name:
+        if tool.name in {other.name for other in listed}:
             raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
-        by_name[tool.name] = tool
-    return by_name
+        listed.append(tool)
+    return listed
 
 
 def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:

@@ -7,6 +7,7 @@ depth, the policy nor the batch changes a token. Results are queued first in, fi
 together. A request with pending calls runs; only its trap, or an end of text that waits for them, is an interception.
 """
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -67,6 +68,7 @@ class AsyncCallQueue:
 
     def __init__(self, scheduler: Scheduler, endpoints: Endpoints, clock: Clock) -> None:
         self._scheduler, self._endpoints, self._clock = scheduler, endpoints, clock
+        self._num_pending: Counter[str] = Counter()  # calls that run or are held, by tenant
 
     def accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
         """Start the calls that are complete with the newest token, and note traps and mistakes."""
@@ -78,8 +80,8 @@ class AsyncCallQueue:
                 flight.wanted = None
             elif isinstance(found, BadFrame):
                 _refuse(flight, Call("", "", found.span, id=found.id), found.problem)
-            elif len(flight.pending) + len(flight.held) >= flight.markup.max_pending:
-                _refuse(flight, found, f"{flight.markup.max_pending} calls are pending, wait for them first")
+            elif problem := self._limit(session.request.tenant, flight):
+                _refuse(flight, found, problem)
             else:
                 self._call(session, flight, found, now, events)
 
@@ -102,7 +104,8 @@ class AsyncCallQueue:
             return False
         if sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
             return False
-        flight.watch.end()
+        for frame in flight.watch.end():
+            _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
         self._inject(session, flight, events)
         self._trap(session, flight, now, events)
         return True
@@ -114,6 +117,8 @@ class AsyncCallQueue:
         known = flight.pending.pop(call.id).known
         end = CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool"))
         self._scheduler.end_call(session.sequence, known, end)
+        self._release(session.request.tenant, 1)
+        result = flight.markup.kept(call, result)
         flight.queue.append((call, result))
         if call.id in flight.awaited:
             flight.awaited[call.id] = result
@@ -136,13 +141,31 @@ class AsyncCallQueue:
         for pending in flight.pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
             self._scheduler.end_call(session.sequence, pending.known, end)
-        unread = [call for call, _ in flight.queue if call.name]
+        self._release(session.request.tenant, len(flight.pending) + len(flight.held))
+        unread = [call for call, _ in flight.queue]
         session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.held]
+        session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
         session.flight = None
+
+    def _limit(self, tenant: str, flight: CallsInFlight) -> str:
+        """Why one more call may not begin; "" if it may."""
+        most, together = flight.markup.max_pending, flight.markup.max_pending_of_tenant
+        if len(flight.pending) + len(flight.held) >= most:
+            return f"{most} calls are pending, wait for them first"
+        if together is not None and self._num_pending[tenant] >= together:
+            return f"{together} calls of all requests are pending, call again later"
+        return ""
+
+    def _release(self, tenant: str, number: int) -> None:
+        """Uncount calls that do not run any more."""
+        self._num_pending[tenant] -= number
+        if not self._num_pending[tenant]:
+            del self._num_pending[tenant]
 
     def _call(self, session: Session, flight: CallsInFlight, call: Call, now: float, events: list[Event]) -> None:
         """A call is complete: start it, unless it starts at the next trap."""
         events.append(Called(session.request.id, call))
+        self._num_pending[session.request.tenant] += 1
         mode = flight.markup.mode(call)
         if mode == "parallel":
             flight.held.append(call)

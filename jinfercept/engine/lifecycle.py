@@ -112,7 +112,9 @@ class RequestLifecycle:
             session.text = self._open_text(request) if self._open_text else None
             session.watch = request.detector.watch() if request.detector else None
             if request.markup is not None:
-                session.flight = CallsInFlight(request.markup, request.markup.watch(request.prompt or ""))
+                session.flight = CallsInFlight(
+                    request.markup, request.markup.watch(request.prompt, request.prompt_token_ids)
+                )
             self._constrain(session)
         except Exception as error:
             self._finish(session, "error", describe_failure(error), events)

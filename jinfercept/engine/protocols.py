@@ -1,6 +1,6 @@
 """What the engine needs of its runner, which executes plans, of its endpoints, which answer calls, and of markup."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from jinfercept.parsers.cml import BadFrame, TrapFrame
@@ -72,8 +72,8 @@ class MarkupWatch(Protocol):
         """The calls, traps and mistakes that are complete with the next generated token, in order; see `request.Watch`."""
         ...
 
-    def end(self) -> None:
-        """An end-of-text token: what is half written is none."""
+    def end(self) -> tuple[BadFrame, ...]:
+        """The end of a text: the call that is not complete, if one was begun. Another text may follow."""
         ...
 
 
@@ -83,13 +83,23 @@ class CallMarkup(Protocol):
     Attributes:
         on_end: what an end of text does while calls are pending.
         max_pending: limit of one request's pending calls.
+        max_pending_of_tenant: limit of the pending calls of all requests of one tenant; None: no limit.
     """
 
     on_end: Literal["wait", "cancel"]
     max_pending: int
+    max_pending_of_tenant: int | None
 
-    def watch(self, prompt: str) -> MarkupWatch:
-        """A watch for one request with this prompt, of which nothing is generated."""
+    def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:
+        """A watch for one request of which nothing is generated.
+
+        Args:
+            prompt: its text; None if only its tokens are known.
+        """
+        ...
+
+    def kept(self, call: Call, result: Result) -> Result:
+        """The beginning of a result that an interrupt can hold, and a little more if the result is longer."""
         ...
 
     def mode(self, call: Call) -> CallMode:

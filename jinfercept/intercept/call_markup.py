@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Literal, final
 
 from jinfercept.errors import RequestError
-from jinfercept.intercept.rendering import render
+from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render
 from jinfercept.parsers.cml import (
     DELIMITERS,
+    MAX_DELIMITER_CHARS,
     BadFrame,
     CallFrame,
     CMLParser,
@@ -34,6 +35,8 @@ OnEnd = Literal["wait", "cancel"]
 
 MAX_PENDING = 128
 """Default limit of a request's pending calls."""
+TAIL_TOKENS = 32
+"""Tokens at the end of a prompt among which a mark of reasoning is looked for, white space behind it included."""
 NO_ID = "?"
 """The id of an interrupt that answers markup without one."""
 
@@ -49,6 +52,7 @@ class AsyncCalls:
         on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names and
             a limit of tokens cancel them.
         max_pending: limit of calls that run at once; a call beyond it is answered with an error.
+        max_pending_of_tenant: limit of calls that run at once for all requests of one tenant; None: no limit.
         delimiters: their texts.
         reasoning: name of the marks of reasoning, in which delimiters are text; None: the model writes none.
     """
@@ -56,6 +60,7 @@ class AsyncCalls:
     calls: CallMode = "async"
     on_end: OnEnd = "wait"
     max_pending: int = MAX_PENDING
+    max_pending_of_tenant: int | None = None
     delimiters: Delimiters = DELIMITERS
     reasoning: str | None = "qwen3"
 
@@ -67,11 +72,15 @@ class AsyncCalls:
         ):
             if value not in known:
                 raise RequestError(f"{name} of AsyncCalls is unknown", got=repr(value)[:80], fix=f"one of {known}")
-        if type(self.max_pending) is not int or self.max_pending < 1:
-            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="allow one call")
+        for name, limit in (("max_pending", self.max_pending), ("max_pending_of_tenant", self.max_pending_of_tenant)):
+            if (limit is None and name == "max_pending") or (
+                limit is not None and (type(limit) is not int or limit < 1)
+            ):
+                raise RequestError(f"{name} is a whole number from 1", got=repr(limit)[:80], fix="allow one call")
         if not isinstance(self.delimiters, Delimiters) or not self.delimiters.are_distinct:
             raise RequestError(
-                "delimiters have two characters or more, and none contains another one or the beginning of one at its end",
+                f"delimiters have 2 to {MAX_DELIMITER_CHARS} characters and no backslash, and none contains another one or the "
+                "beginning of one at its end",
                 got=repr(self.delimiters)[:120],
                 fix="leave them out, or give Delimiters(call=…, head=…, end=…, trap=…, interrupt=…)",
             )
@@ -96,7 +105,7 @@ class ContextMarkup:
         tokenizer: Tokenizer,
     ) -> None:
         self.on_end: OnEnd = options.on_end
-        self.max_pending = options.max_pending
+        self.max_pending, self.max_pending_of_tenant = options.max_pending, options.max_pending_of_tenant
         self._options, self._tools, self._parameters = options, tools, parameters
         self._tokenizer = tokenizer
         self._marks = special_marks(options.delimiters, tokenizer)
@@ -106,12 +115,14 @@ class ContextMarkup:
         """The token that begins an interrupt, which the model may not write; None where it is text."""
         return next((token_id for token_id, mark in self._marks.items() if mark == "interrupt"), None)
 
-    def watch(self, prompt: str) -> "ContextMarkupWatch":
+    def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> "ContextMarkupWatch":
         """Finds the calls and traps of one request.
 
         Args:
-            prompt: its text, which may open reasoning.
+            prompt: its text, which may open reasoning at its end; None: that of its tokens.
         """
+        if prompt is None:
+            prompt = self._tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
         name = self._options.reasoning
         reasoning = REASONING_FORMATS[name] if name else None
         return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
@@ -120,6 +131,14 @@ class ContextMarkup:
         """When a call runs."""
         tool = self._tools.get(call.name)
         return (tool and tool.calls) or self._options.calls
+
+    def kept(self, call: Call, result: Result) -> Result:
+        """The beginning of a result that an interrupt can hold, and one character more if the result is longer."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return result
+        ids = result.token_ids and result.token_ids[: tool.max_result_tokens + 1]
+        return replace(result, text=result.text[: CHARS_PER_TOKEN * tool.max_result_tokens + 1], token_ids=ids)
 
     def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
         """The tokens of an interrupt, and the result as it is in them.
@@ -202,9 +221,9 @@ class ContextMarkupWatch:
         frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
         return tuple(map(self._found, frames))
 
-    def end(self) -> None:
-        """An end-of-text token: an open frame is no call."""
-        self._parser.end()
+    def end(self) -> tuple[BadFrame, ...]:
+        """The end of a text: an open call is a mistake."""
+        return tuple(frame._replace(span=self._tokens_of(*frame.span)) for frame in self._parser.end())
 
     def _found(self, frame: Frame) -> Call | TrapFrame | BadFrame:
         """A frame with its range in tokens; a call whose code calls no tool is a mistake."""

@@ -17,6 +17,8 @@ MAX_FRAME_CHARS = 8192
 """Limit of a frame's text between its first delimiter and its `[END]`."""
 MAX_ID_CHARS = 64
 """Limit of a call's id."""
+MAX_DELIMITER_CHARS = 64
+"""Limit of a delimiter."""
 
 Mark = Literal["call", "head", "end", "trap", "interrupt"]
 
@@ -34,10 +36,12 @@ class Delimiters(NamedTuple):
     def are_distinct(self) -> bool:
         """Whether a text can hold them in one way only: none contains another one, or begins with the end of one.
 
-        Each has at least two characters, so that `escape` can part it.
+        Each has at least two characters and no backslash, so that `escape` can part it.
         """
+        if any(not 2 <= len(one) <= MAX_DELIMITER_CHARS or "\\" in one for one in self):
+            return False
         pairs = [(one, other) for i, one in enumerate(self) for j, other in enumerate(self) if i != j]
-        contained = any(len(one) < 2 or one in other for one, other in pairs)
+        contained = any(one in other for one, other in pairs)
         both = [*pairs, *((one, one) for one in self)]
         overlap = any(one[-n:] == other[:n] for one, other in both for n in range(1, min(len(one), len(other))))
         return not contained and not overlap
@@ -140,10 +144,14 @@ class CMLParser:
             self._delimit(mark, len(name), frames)
         return frames
 
-    def end(self) -> None:
-        """The end of a text: what is open is dropped, and reasoning is over. Another text may follow."""
+    def end(self) -> list[BadFrame]:
+        """The end of a text: an open call is a mistake, and reasoning is over. Another text may follow."""
         self._num_chars += len(self._held)
+        unfinished: list[Frame] = []
+        if self._kind == "call":
+            self._fail(f"no {self._delimiters.end} before the end of the text", self._num_chars, unfinished)
         self._held, self._kind, self._thinking = "", None, False
+        return [frame for frame in unfinished if isinstance(frame, BadFrame)]
 
     def _patterns(self) -> "_Patterns":
         return self._reasoning if self._thinking else self._outside if self._kind is None else self._inside

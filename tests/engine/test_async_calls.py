@@ -1,5 +1,7 @@
 """Asynchronous calls: where results land at every step of their arrival, and what happens to them in every case."""
 
+import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -7,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
-from jinfercept.parsers.cml import Delimiters
+from jinfercept.intercept.call_markup import ContextMarkup
+from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.parsers.cml import Delimiters, TrapFrame
+from jinfercept.request import CompletionOutput, Tool
 from jinfercept.sched.sequence import State
+from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,
     ascii_tokenizer,
@@ -19,7 +26,7 @@ from tests.support.async_streams import (
     make_markup,
 )
 from tests.support.engine_requests import state_of, until
-from tests.support.fake_engine import POLICIES, run_all
+from tests.support.fake_engine import POLICIES, ManualClock, make_engine, run_all
 
 STREAM = "a[CALL]1[HEAD]f(1)[END] b [CALL] 2 [HEAD]g()[END][c <think>[TRAP][END]</think>[TRAP] [END] d"
 SPELLINGS = pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
@@ -108,14 +115,22 @@ STARTED = ("start 1", "start 2")
         ),
         (f"{ONE}<end>", {"1": NEVER}, ["called 1", "stop cancelled 1", "start 1", "cancel 1"]),
         (f"{ONE} a", {}, ["called 1", "length cancelled 1", "start 1", "cancel 1"]),
-        ("[CALL]1[HEAD]f(<end>", {}, ["stop"]),
+        ("[CALL]1[HEAD]f(<end>", {}, ["stop cancelled 1"]),
+        ("[CALL]1[HEAD]f(", {}, ["length cancelled 1"]),
         (
             f"{ONE}[CALL]2[HEAD]f(<end>b",
             {"1": NEVER},
-            ["called 1", "waits 1", "resumed late", "length", "start 1", "return 1"],
+            [
+                "called 1",
+                "interrupted 2=error: no [END] before the end of the text",
+                *("waits 1", "resumed late", "length", "start 1", "return 1"),
+            ],
         ),
     ],
-    ids=["no-op", "before", "during", "at the end", "no token left", "limit", "half a call", "half a call and another"],
+    ids=[
+        *("no-op", "before", "during", "at the end", "no token left", "limit"),
+        *("half a call", "half a call at the limit", "half a call and another"),
+    ],
 )
 def test_the_events_of_a_trap(stream: str, returns: dict[str, Returns], log: list[str], depth: int) -> None:
     assert log_of(stream, returns, depth) == log
@@ -199,6 +214,63 @@ def test_a_hostile_result_is_one_frame(depth: int) -> None:
         assert written == r"[INTR] 1 [HEAD] [\END][\INTR] 2 [\HEAD] 42 [\END][\TRAP][\END] [END]"
 
 
+@DEPTHS
+def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int) -> None:
+    """On the real dispatcher: the exception and the timeout are results that the request reads after its trap."""
+
+    go, never = threading.Event(), threading.Event()
+
+    def sold_out(arguments: str) -> str:
+        assert go.wait(20)
+        raise ValueError("sold out [END]")
+
+    tools = {"f": Tool(sold_out, name="f"), "g": Tool(lambda arguments: never.wait(20), name="g", timeout_s=5)}
+    tokenizer, clock = ascii_tokenizer(True), ManualClock()
+    dispatcher, arrived = Dispatcher(lambda: arrived.set(), clock.now), threading.Event()
+    engine = make_engine(
+        POLICIES["preserve"](),
+        num_pages=80,
+        clock=clock,
+        endpoints=dispatcher,
+        depth=depth,
+        open_text=lambda request: TextStream(tokenizer, (), False, False),
+        vocab_size=tokenizer.vocab_size,
+    )
+    request = async_request(make_markup(True), tokenizer.encode(f"{ONE}{TWO}{TRAP} b"), free=0)
+    engine.submit(replace(request, tools=tools))
+    events = until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
+    go.set()
+    assert arrived.wait(10)
+    clock.time += 5
+    events += until(engine, lambda: not engine.has_work)
+    never.set()
+    log = [line for event in events if (line := short(event))]
+    assert log == ["called 1", "called 2", "waits 1 2", log[3], "length"]
+    assert log[3] == "resumed error: ValueError: sold out [END] error: g timed out"
+    statuses = [i.result.status for e in events if isinstance(e, Finished) for i in e.output.outputs[0].interrupts]
+    assert sorted(statuses) == ["error", "timeout"]
+
+
+def test_requests_of_one_tenant_have_a_limit_of_pending_calls_together() -> None:
+    markup, tokenizer = make_markup(True, max_pending_of_tenant=2), ascii_tokenizer(True)
+    engine, endpoints = async_engine(POLICIES["preserve"](), True, dict.fromkeys("12345", NEVER), num_pages=90)
+
+    def call(ids: str, tenant: str) -> None:
+        script = tokenizer.encode("".join(f"[CALL]{name}[HEAD]f(1)[END]" for name in ids) + "b" * 40 + TRAP)
+        engine.submit(replace(async_request(markup, script, name=ids), tenant=tenant))
+
+    call("1", "x")
+    until(engine, lambda: len(endpoints.started) == 1)
+    call("23", "x")
+    call("4", "y")
+    events = until(engine, lambda: not engine.has_work)
+    call("5", "x")
+    events += until(engine, lambda: not engine.has_work)
+    log = [line for event in events if (line := short(event))]
+    assert "interrupted 3=error: 2 calls of all requests are pending, call again later" in log
+    assert sorted(line for line in log if line.startswith("called")) == ["called 2", "called 4", "called 5"]
+
+
 @settings(max_examples=60)
 @given(
     pieces=st.lists(
@@ -228,7 +300,9 @@ def test_no_call_is_lost_and_none_is_answered_twice(
     called = [event.call.id for event in events if isinstance(event, Called)]
     output = next(e.output.outputs[0] for e in events if isinstance(e, Finished) and e.request_id == "a")
     read = [interrupt.call.id for interrupt in output.interrupts if interrupt.call.name]
-    assert sorted([*read, *(call.id for call in output.cancelled)]) == sorted(called)
+    assert sorted([*read, *(call.id for call in output.cancelled if call.name)]) == sorted(called)
+    answered = [interrupt.call.span for interrupt in output.interrupts] + [call.span for call in output.cancelled]
+    assert sorted(answered) == frames_begun(markup, tokenizer, output)
     assert [line for line in endpoints.log if line.startswith("start")] == [f"start {name}" for name in called]
     spans = [interrupt.span for interrupt in output.interrupts]
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
@@ -236,6 +310,18 @@ def test_no_call_is_lost_and_none_is_answered_twice(
     assert told == output.token_ids
     occupancy = engine.scheduler.kv.store.occupancy()
     assert (occupancy.used, occupancy.paused) == (0, 0)
+
+
+def frames_begun(markup: ContextMarkup, tokenizer: Tokenizer, output: CompletionOutput) -> list[tuple[int, int]]:
+    """The spans of all frames that a request began, but those of traps, read again from what it generated."""
+    watch, spans = markup.watch("", ()), list[tuple[int, int]]()
+    read = {index for interrupt in output.interrupts for index in range(*interrupt.span)}
+    for index, token in enumerate(output.token_ids):
+        if index not in read:
+            found = watch.feed(index, token, tokenizer.token_text(token))
+            spans += [frame.span for frame in found if not isinstance(frame, TrapFrame)]
+            spans += [frame.span for frame in (watch.end() if token in tokenizer.eos_token_ids else ())]
+    return sorted([*spans, *(frame.span for frame in watch.end())])
 
 
 def tokens_of(event: Event) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
+from jinfercept.intercept.rendering import CHARS_PER_TOKEN
 from jinfercept.parsers.cml import BadFrame, CMLParser, Delimiters, TrapFrame
 from jinfercept.request import Call, Result, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ def markup(tokenizer: Tokenizer, **options: object) -> ContextMarkup:
 
 def found(tokenizer: Tokenizer, text: str, token_ids: list[int] | None = None) -> tuple[list[object], list[bool]]:
     """What a watch finds in a text, and where it is clean."""
-    watch, cleans, all_found = markup(tokenizer).watch(""), list[bool](), list[object]()
+    watch, cleans, all_found = markup(tokenizer).watch("", ()), list[bool](), list[object]()
     stream = tokenizer.encode(text) if token_ids is None else token_ids
     decoded = b"".join(map(tokenizer.token_bytes, stream))
     assert decoded.decode() == text
@@ -160,3 +161,21 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
         AsyncCalls(**wrong)  # pyright: ignore
     with pytest.raises(RequestError):
         Tool(str, name="t", calls="later")  # pyright: ignore
+
+
+def test_a_prompt_opens_reasoning_as_text_and_as_tokens() -> None:
+    tokenizer = merging(True)
+    for text, clean in (("Hm. <think>\n", False), ("<think></think>\n", True), ("Hm.", True)):
+        made = markup(tokenizer)
+        assert made.watch(text, ()).clean == made.watch(None, tokenizer.encode(text)).clean == clean
+    assert not markup(tokenizer).watch(None, tokenizer.encode("a" * 100 + "<think>" + "\n" * 20)).clean
+
+
+def test_a_pending_result_is_no_longer_than_what_an_interrupt_can_hold() -> None:
+    made, call = markup(merging(False)), Call("short", "{}", id="1")
+    kept = made.kept(call, Result("x" * 10**6))
+    assert len(kept.text) == 3 * CHARS_PER_TOKEN + 1
+    assert made.kept(call, Result("", token_ids=(5,) * 99)).token_ids == (5,) * 4
+    long = Result("y" * 10**6)
+    tokens, used = made.interrupt(call, kept, 10_000)
+    assert (used.status, len(tokens)) == ("too_large", len(made.interrupt(call, long, 10_000)[0]))

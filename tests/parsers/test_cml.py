@@ -96,9 +96,13 @@ def test_a_result_may_follow_outside_frames_reasoning_and_half_written_marks() -
 
 def test_the_end_of_a_text_closes_what_is_open() -> None:
     parser = CMLParser(reasoning=THINK)
-    for text in ("[CALL]1[HEAD]", "<think>", "[TR"):
+    for text, open_frames in (
+        ("[CALL]1[HEAD]", [BadFrame("1", "no [END] before the end of the text", (0, 13))]),
+        ("<think>", []),
+        ("[TR", []),
+    ):
         assert parser.feed(text) == []
-        parser.end()
+        assert parser.end() == open_frames
         assert parser.clean
     assert parser.feed("[CALL]2[HEAD]f()[END]") == [CallFrame("2", "f()", (23, 44))]
 
@@ -146,7 +150,7 @@ def test_an_escaped_text_holds_no_delimiter_and_can_be_read_back(pieces: list[st
 def test_delimiters_that_overlap_are_not_distinct() -> None:
     assert Delimiters().are_distinct
     assert Delimiters("<c>", "<h>", "<e>", "<t>", "<i>").are_distinct
-    for wrong in ("[HEAD]", "", "x", "]]", "EAD", "[[END]]", "][CALL"):
+    for wrong in ("\\a", "a\\b", "x" * 65, "[HEAD]", "", "x", "]]", "EAD", "[[END]]", "][CALL"):
         assert not Delimiters(call=wrong).are_distinct, wrong
 
 

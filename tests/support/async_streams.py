@@ -152,7 +152,7 @@ def expected_stream(
     before that.
     """
     context: list[int] = [*PROMPT]
-    watch, generated, trapped = markup.watch(""), 0, False
+    watch, generated, trapped = markup.watch("", ()), 0, False
     pending: list[Call] = []
     queue: list[tuple[Call, Result]] = []
 
