@@ -42,12 +42,14 @@ class Resumed:
         results: one for each call, in order.
         token_ids: the tokens that were appended to the request.
         text: their text, as far as it is certain.
+        interrupts: after a trap: all results of asynchronous calls that were appended, those of the trap among them.
     """
 
     request_id: str
     results: tuple[Result, ...]
     token_ids: tuple[int, ...]
     text: str
+    interrupts: tuple[Interrupt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

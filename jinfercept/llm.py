@@ -276,10 +276,11 @@ class LLM:
         *,
         tools: Iterable[Any] = (),
         detector: Detector | None = None,
-        async_calls: AsyncCalls | None = None,
         **options: Unpack[ChatOptions],
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
+
+        Of `options` a prompt takes `async_calls` only.
 
         It starts now and runs whether or not events are read; closing or dropping the iterator aborts it.
 
@@ -294,7 +295,7 @@ class LLM:
             EngineError: where the iteration would end, if a step of the engine failed; the requests that were lost have their
                 `Finished` with finish reason "error" before.
         """
-        chats = self._either(prompt, sampling_params, tools, detector, async_calls, options)
+        chats = self._either(prompt, sampling_params, tools, detector, options)
         return Stream(self.engine.thread, *chats)
 
     def astream(
@@ -304,11 +305,10 @@ class LLM:
         *,
         tools: Iterable[Any] = (),
         detector: Detector | None = None,
-        async_calls: AsyncCalls | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncStream:
         """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
-        chats = self._either(prompt, sampling_params, tools, detector, async_calls, options)
+        chats = self._either(prompt, sampling_params, tools, detector, options)
         return AsyncStream(self.engine.thread, *chats)
 
     def make_requests(
@@ -355,16 +355,15 @@ class LLM:
         grammars = self.grammars and self.grammars.of(tenant)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
 
-    def _either(
-        self, prompt: Any, params: Any, tools: Any, detector: Any, async_calls: AsyncCalls | None, options: ChatOptions
-    ) -> Chats:
+    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
         """A single prompt or a single conversation."""
         if is_conversation(prompt):
             if detector is not None:
                 raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
             return self.make_chats([prompt], params, tools, options)
-        if options:
-            raise RequestError("options of a chat need messages", got=", ".join(options), fix="leave them out")
+        async_calls = options.get("async_calls")
+        if others := ", ".join(name for name in options if name != "async_calls"):
+            raise RequestError("options of a chat need messages", got=others, fix="leave them out")
         return Chats(self.make_requests([prompt], params, tools, detector, async_calls=async_calls), {})
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jinfercept.engine.protocols import CallMarkup
 
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
-Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool"]
+Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool", "started"]
 
 CallMode = Literal["sync", "parallel", "async"]
 """When a call runs that is written in context markup language, see `AsyncCalls`."""
@@ -54,7 +54,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a call. A failure is a result too: `text` then says what went wrong, for the model to read."""
+    """The result of a call. A failure is a result too: `text` then says what went wrong, for the model to read.
+
+    A result "started" is the placeholder of a call that goes on.
+    """
 
     text: str
     status: Status = "ok"
@@ -75,7 +78,8 @@ class Tool:
         result: how the returned text is put into the stream; `{}` is the text.
         timeout_s: seconds after which the result is that the tool timed out.
         max_result_tokens: tokens of the longest result; a longer one is cut, and its text says so.
-        calls: when its calls in markup run; None: as `AsyncCalls` says. In a chat, "async" calls return futures.
+        calls: when its calls run; None: as `AsyncCalls` says, else in a chat "parallel". In a chat the calls of one turn run at
+            the same time ("parallel"), those behind a "sync" one when it has returned, and "async" ones return futures.
     """
 
     function: Callable[..., object | Awaitable[object]]

@@ -24,9 +24,10 @@ from jinfercept.chat.turns import ChatTurns
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.request import Call, Grammar, Request, SamplingParams, Tool
+from jinfercept.request import Call, CallMode, Grammar, Request, SamplingParams, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
@@ -70,10 +71,11 @@ def make_chats(
     if tokenizer is None:
         raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
     listed = _conversations(conversations)
-    declared = chat_tools(tools)
-    if futures := Futures.of(declared):
-        declared.append(futures.waiting_tool)
     check_options(options)
+    calls_run = options.get("async_calls")
+    declared = [_with_mode(tool, calls_run.calls) if calls_run else tool for tool in chat_tools(tools)]
+    if futures := Futures.of(declared, calls_run or AsyncCalls()):
+        declared.append(futures.waiting_tool)
     choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
     offered = declared if choice.reads else []
     executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
@@ -109,6 +111,13 @@ def make_chats(
     calls = compile_calls(choice, form, template.source, tokenizer, grammars) if form and grammars else None
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     return _chats(requests, all_turns, ToolMessages(template, tokenizer, limits) if form else None, calls)
+
+
+def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
+    """The tool, whose calls run in this mode if it does not say so itself."""
+    if tool.tool is None or tool.tool.calls is not None:
+        return tool
+    return replace(tool, tool=replace(tool.tool, calls=mode))
 
 
 def _conversations(given: Any) -> list[Sequence[Message]]:

@@ -3,7 +3,8 @@
 A turn that calls a tool with `calls="async"` is answered by `future_1`, and the model goes on with its next turn while the call
 runs. At the end of every turn the results that have come by then follow as tool messages; a turn that ends without a call waits
 for all of them, and the model goes on. The tool `await_future` waits for one. The pauses are ordinary interceptions: short ones
-for placeholders, and traps. (Futures as in AsyncFC, arXiv 2605.15077.) Knows no engine.
+for placeholders, and traps. The end of the request cancels the calls that run. (Futures as in AsyncFC, arXiv 2605.15077.)
+Knows no engine.
 """
 
 import json
@@ -13,9 +14,10 @@ from typing import final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
-from jinfercept.intercept.dispatcher import CALL_ID
+from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.intercept.dispatcher import CALL_ID, Placeholder
 from jinfercept.intercept.running_call import RunningCall
-from jinfercept.request import Call, Tool
+from jinfercept.request import Call, Interception, Result, Tool
 
 AWAIT = "await_future"
 
@@ -39,9 +41,11 @@ class Futures:
 
     Args:
         tools: those with a function, by name.
+        options: how many calls may be pending, and what the end of the text does.
     """
 
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], options: AsyncCalls) -> None:
+        self.options = options
         self._names = frozenset(name for name, tool in tools.items() if tool.calls == "async")
         self._by_call: dict[str, RunningCall | None] = {}  # by id of the call, of the one that waits too
         longest_s = max(tools[name].timeout_s for name in self._names)
@@ -50,8 +54,11 @@ class Futures:
         self.tools[AWAIT] = Tool(self._await, name=AWAIT, timeout_s=longest_s, max_result_tokens=most)
 
     @classmethod
-    def of(cls, tools: Iterable[ChatTool]) -> "Futures | None":
+    def of(cls, tools: Iterable[ChatTool], options: AsyncCalls) -> "Futures | None":
         """The futures of a chat's tools; None if no tool has `calls="async"`.
+
+        Args:
+            options: of the chat; its markup is not used.
 
         Raises:
             RequestError: a tool has the name of the tool that waits.
@@ -61,7 +68,7 @@ class Futures:
             return None
         if AWAIT in {tool.name for tool in tools}:
             raise RequestError("two tools have one name", got=AWAIT, fix="give yours another name")
-        return cls(with_functions)
+        return cls(with_functions, options)
 
     @property
     def waiting_tool(self) -> ChatTool:
@@ -88,9 +95,14 @@ class Futures:
             running = self._by_call.get(CALL_ID.get())  # none beside calls that the client runs: those end the request
             if running is None:
                 return tool.function(arguments)
-            if running.start(tool.function, arguments):
-                return f"{running.name} (the call runs; its result follows as a tool message, {AWAIT} waits for it)"
-            return running.wait()
+            if running.has_started:
+                return running.wait()
+            limit = self.options.shared_limit
+            if limit is not None and not limit.take():
+                running.skip()
+                return tool.function(arguments)
+            running.start(tool.function, arguments, limit.release if limit is not None else lambda: None)
+            return Placeholder(placeholder(running.name))
 
         return replace(tool, function=answer, calls=None)  # markup is not for chats
 
@@ -106,7 +118,7 @@ class UnreadFutures:
     """The futures of one request whose results it has not read. Mutable, owned by the watch of its turns."""
 
     def __init__(self, futures: Futures) -> None:
-        self._futures = futures
+        self._futures, self._options = futures, futures.options
         self._by_name: dict[str, RunningCall] = {}
         self._unread: dict[str, RunningCall] = {}
 
@@ -114,24 +126,54 @@ class UnreadFutures:
         """The calls of a turn that has ended, and behind them the earlier calls whose results follow it.
 
         Args:
-            calls: of the turn; without any, it waits for all results.
+            calls: of the turn; without any, it waits for all results, unless they are to be cancelled.
         """
+        if not calls and self._options.on_end == "cancel":
+            return ()
         for call in calls:
             if call.name == AWAIT:
-                name = _future_of(call.arguments)
+                name = _named(call.arguments)
                 self._futures.wait_for(call, self._by_name.get(name))
                 self._unread.pop(name, None)
+        self._unread = {name: running for name, running in self._unread.items() if not running.is_read}
         due = [running for running in self._unread.values() if not calls or running.has_returned]
         for running in due:
             del self._unread[running.name]
         for call in calls:
+            if len(self._unread) >= self._options.max_pending:
+                break  # its result is waited for
             name = f"future_{len(self._by_name) + 1}"
             if (begun := self._futures.begin(call, name)) is not None:
                 self._by_name[name] = self._unread[name] = begun
         return (*calls, *(running.call for running in due))
 
 
-def _future_of(arguments: str) -> str:
+def placeholder(name: str) -> str:
+    """What the call of a future returns at once."""
+    return f"{name} (the call runs; its result follows as a tool message, {AWAIT} waits for it)"
+
+
+def future_of(call: Call, result: Result) -> str | None:
+    """The name of the future that a call has made, or for which it has waited; None for other calls."""
+    if result.status == "started":
+        return result.text.partition(" ")[0]
+    return (_named(call.arguments) or None) if call.name == AWAIT else None
+
+
+def unread_calls(pauses: Iterable[Interception]) -> tuple[Call, ...]:
+    """The calls of a chat's pauses that went on, and whose results the model has not read."""
+    unread: dict[str, Call] = {}
+    for pause in pauses:
+        for call, result in zip(pause.calls, pause.results, strict=False):
+            future = future_of(call, result)
+            if future is not None and result.status == "started":
+                unread[future] = call
+            else:
+                unread = {name: one for name, one in unread.items() if name != future and one.id != call.id}
+    return tuple(unread.values())
+
+
+def _named(arguments: str) -> str:
     """The name of a future in the arguments of `await_future`; "" if they are no such."""
     try:
         return str(json.loads(arguments)["future"])

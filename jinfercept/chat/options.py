@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.tool_choice import ToolChoice
 from jinfercept.errors import RequestError
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -34,6 +35,8 @@ class ChatOptions(TypedDict, total=False):
         parallel_tool_calls: whether a turn may have several calls; otherwise all but its first call are dropped
             (default: True).
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).
+        async_calls: when the calls of tools run that do not say so themselves, what the end of the text does while futures are
+            pending, and how many may be; a further call is waited for. Its markup is not for chats.
         special_tokens_in_text: whether the name of a special token (`<|im_end|>`) in messages, tools and chat_template_kwargs
             becomes that token, so that a text can end its turn and begin another; otherwise it is text (default: False).
     """
@@ -48,6 +51,7 @@ class ChatOptions(TypedDict, total=False):
     parallel_tool_calls: bool
     max_prompt_chars: int | None
     special_tokens_in_text: bool
+    async_calls: AsyncCalls | None
 
 
 def check_options(options: ChatOptions) -> None:
@@ -59,6 +63,9 @@ def check_options(options: ChatOptions) -> None:
     max_rounds = options.get("max_rounds", MAX_ROUNDS)
     if type(max_rounds) is not int or max_rounds < 0:
         raise RequestError("max_rounds is a whole number", got=repr(max_rounds), fix="0 runs no call")
+    calls = options.get("async_calls")
+    if not isinstance(calls, AsyncCalls | None):
+        raise RequestError("async_calls are AsyncCalls", got=repr(calls)[:80], fix="AsyncCalls(on_end=…)")
     source = options.get("chat_template")
     if source is not None and (not isinstance(source, str) or not source.strip()):
         raise RequestError("chat_template is Jinja source", got=repr(source)[:80], fix="give its text, not empty")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.chat.futures import unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.chat.turns import ChatTurns, TurnParsers
 from jinfercept.engine.text_stream import TextStream
@@ -91,7 +92,8 @@ class ChatReader:
             reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
         pending = [*calls, *_begun(pieces)] if reason not in ("abort", "error") else []  # no results will follow
         messages.append(_answer(pieces, pending))
-        return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages))
+        unread = unread_calls(completion.interceptions)
+        return replace(completion, finish_reason=reason, stop_reason=stop, messages=tuple(messages), cancelled=unread)
 
     def _parsed(self, parsers: TurnParsers, token_ids: Sequence[int], num_before: int, cut: bool) -> list[Piece]:
         turn = _TurnReader(self._turns, parsers.parser(), self._params, num_before)

@@ -17,7 +17,8 @@ class ToolMessages:
     Args:
         template: of the conversation.
         tokenizer: its tokenizer.
-        max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note.
+        max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note. It does
+            not hold for placeholders.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
@@ -28,7 +29,8 @@ class ToolMessages:
     ) -> tuple[list[int], tuple[Result, ...]]:
         """See `request.Renderer`. Where there is too little room, all results are cut to the same length."""
         end, after = self._template.between(calls)
-        limits = [self._max_tokens.get(call.name, room) for call in calls]
+        tools = (None if result.status == "started" else call.name for call, result in zip(calls, results, strict=True))
+        limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]
         share = max(limits)
         while True:
             kept = tuple(self._cut(one, min(limit, share)) for one, limit in zip(results, limits, strict=True))

@@ -7,7 +7,6 @@ depth, the policy nor the batch changes a token. Results are queued first in, fi
 together. A request with pending calls runs; only its trap, or an end of text that waits for them, is an interception.
 """
 
-from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -68,7 +67,6 @@ class AsyncCallQueue:
 
     def __init__(self, scheduler: Scheduler, endpoints: Endpoints, clock: Clock) -> None:
         self._scheduler, self._endpoints, self._clock = scheduler, endpoints, clock
-        self._num_pending: Counter[str] = Counter()  # calls that run or are held, by tenant
 
     def accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
         """Start the calls that are complete with the newest token, and note traps and mistakes."""
@@ -80,7 +78,7 @@ class AsyncCallQueue:
                 flight.wanted = None
             elif isinstance(found, BadFrame):
                 _refuse(flight, Call("", "", found.span, id=found.id), found.problem)
-            elif problem := self._limit(session.request.tenant, flight):
+            elif problem := _reached_limit(flight):
                 _refuse(flight, found, problem)
             else:
                 self._call(session, flight, found, now, events)
@@ -117,7 +115,7 @@ class AsyncCallQueue:
         known = flight.pending.pop(call.id).known
         end = CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool"))
         self._scheduler.end_call(session.sequence, known, end)
-        self._release(session.request.tenant, 1)
+        _release(flight, 1)
         result = flight.markup.kept(call, result)
         flight.queue.append((call, result))
         if call.id in flight.awaited:
@@ -141,31 +139,15 @@ class AsyncCallQueue:
         for pending in flight.pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
             self._scheduler.end_call(session.sequence, pending.known, end)
-        self._release(session.request.tenant, len(flight.pending) + len(flight.held))
+        _release(flight, len(flight.pending) + len(flight.held))
         unread = [call for call, _ in flight.queue]
         session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.held]
         session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
         session.flight = None
 
-    def _limit(self, tenant: str, flight: CallsInFlight) -> str:
-        """Why one more call may not begin; "" if it may."""
-        most, together = flight.markup.max_pending, flight.markup.max_pending_of_tenant
-        if len(flight.pending) + len(flight.held) >= most:
-            return f"{most} calls are pending, wait for them first"
-        if together is not None and self._num_pending[tenant] >= together:
-            return f"{together} calls of all requests are pending, call again later"
-        return ""
-
-    def _release(self, tenant: str, number: int) -> None:
-        """Uncount calls that do not run any more."""
-        self._num_pending[tenant] -= number
-        if not self._num_pending[tenant]:
-            del self._num_pending[tenant]
-
     def _call(self, session: Session, flight: CallsInFlight, call: Call, now: float, events: list[Event]) -> None:
         """A call is complete: start it, unless it starts at the next trap."""
         events.append(Called(session.request.id, call))
-        self._num_pending[session.request.tenant] += 1
         mode = flight.markup.mode(call)
         if mode == "parallel":
             flight.held.append(call)
@@ -208,13 +190,14 @@ class AsyncCallQueue:
         flight.awaited = {}
         began = [call.head_start_s for call in sequence.calls]
         lasted_s = max(result.duration_s - start_s for result, start_s in zip(results, began, strict=True))
-        waited_s = self._clock.now() - sequence.paused_s
+        waited_s, number = self._clock.now() - sequence.paused_s, len(session.interrupts)
         tokens, shown = self._read_queue(session, flight)
         span = (len(session.stream) - len(tokens), len(session.stream))
         session.resumed = True
         session.interceptions[-1] = Interception(pause.calls, results, span, min(waited_s, max(0.0, lasted_s)))
         self._scheduler.resume(sequence, tokens)
-        events.append(Resumed(session.request.id, results, tuple(tokens), shown))
+        read = tuple(session.interrupts[number:])
+        events.append(Resumed(session.request.id, results, tuple(tokens), shown, read))
 
     def _inject(self, session: Session, flight: CallsInFlight, events: list[Event]) -> None:
         """Append all queued results to a request that goes on."""
@@ -236,6 +219,20 @@ class AsyncCallQueue:
             session.interrupts.append(Interrupt(call, used, (start, start + len(frame))))
         flight.queue.clear()
         return tokens, session.append_external(tokens)
+
+
+def _reached_limit(flight: CallsInFlight) -> str:
+    """Why one more call may not begin; "" if it may, and then it is counted."""
+    most, shared = flight.markup.max_pending, flight.markup.shared_limit
+    if len(flight.pending) + len(flight.held) >= most:
+        return f"{most} calls are pending, wait for them first"
+    return "" if shared is None or shared.take() else "too many calls of other requests are pending, call again later"
+
+
+def _release(flight: CallsInFlight, number: int) -> None:
+    """Uncount calls that are pending no more."""
+    if flight.markup.shared_limit is not None:
+        flight.markup.shared_limit.release(number)
 
 
 def _refuse(flight: CallsInFlight, call: Call, problem: str) -> None:

@@ -14,6 +14,7 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, Text
 from jinfercept.errors import RequestError, describe_failure
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
+from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
 from jinfercept.request import Call, FinishReason, Interception, Request, Result
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
@@ -283,10 +284,11 @@ class RequestLifecycle:
             pause.calls,
             rendered,
             (start, start + len(tokens)),
-            min(waited_s, max(result.duration_s for result in results) or waited_s),  # not until the engine noticed
+            min(waited_s, lasted_s(pause.calls, results, tools) or waited_s),  # not until the engine noticed
         )
         ended = tuple(
-            CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool")) for result in results
+            CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool", "started"))
+            for result in results
         )
         self._scheduler.resume(sequence, tokens, ended)
         events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from jinfercept.intercept.call_markup import SharedLimit
 from jinfercept.parsers.cml import BadFrame, TrapFrame
 from jinfercept.request import Call, CallMode, Result, Tool
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
@@ -83,12 +84,12 @@ class CallMarkup(Protocol):
     Attributes:
         on_end: what an end of text does while calls are pending.
         max_pending: limit of one request's pending calls.
-        max_pending_of_tenant: limit of the pending calls of all requests of one tenant; None: no limit.
+        shared_limit: limits the pending calls of several requests together; None: no such limit.
     """
 
     on_end: Literal["wait", "cancel"]
     max_pending: int
-    max_pending_of_tenant: int | None
+    shared_limit: SharedLimit | None
 
     def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:
         """A watch for one request of which nothing is generated.

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, final
+from typing import Literal, Protocol, final
 
 from jinfercept.errors import RequestError
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render
@@ -41,6 +41,18 @@ NO_ID = "?"
 """The id of an interrupt that answers markup without one."""
 
 
+class SharedLimit(Protocol):
+    """Limits the pending calls of several requests together. Thread-safe."""
+
+    def take(self) -> bool:
+        """Count one more call; False, and nothing is counted, if there are too many."""
+        ...
+
+    def release(self, number: int = 1) -> None:
+        """Uncount calls that have ended."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class AsyncCalls:
@@ -52,17 +64,17 @@ class AsyncCalls:
         on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names and
             a limit of tokens cancel them.
         max_pending: limit of calls that run at once; a call beyond it is answered with an error.
-        max_pending_of_tenant: limit of calls that run at once for all requests of one tenant; None: no limit.
         delimiters: their texts.
         reasoning: name of the marks of reasoning, in which delimiters are text; None: the model writes none.
+        shared_limit: limits the pending calls of several requests together; None: no such limit.
     """
 
     calls: CallMode = "async"
     on_end: OnEnd = "wait"
     max_pending: int = MAX_PENDING
-    max_pending_of_tenant: int | None = None
     delimiters: Delimiters = DELIMITERS
     reasoning: str | None = "qwen3"
+    shared_limit: SharedLimit | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -72,11 +84,8 @@ class AsyncCalls:
         ):
             if value not in known:
                 raise RequestError(f"{name} of AsyncCalls is unknown", got=repr(value)[:80], fix=f"one of {known}")
-        for name, limit in (("max_pending", self.max_pending), ("max_pending_of_tenant", self.max_pending_of_tenant)):
-            if (limit is None and name == "max_pending") or (
-                limit is not None and (type(limit) is not int or limit < 1)
-            ):
-                raise RequestError(f"{name} is a whole number from 1", got=repr(limit)[:80], fix="allow one call")
+        if type(self.max_pending) is not int or self.max_pending < 1:
+            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="allow one call")
         if not isinstance(self.delimiters, Delimiters) or not self.delimiters.are_distinct:
             raise RequestError(
                 f"delimiters have 2 to {MAX_DELIMITER_CHARS} characters and no backslash, and none contains another one or the "
@@ -105,7 +114,7 @@ class ContextMarkup:
         tokenizer: Tokenizer,
     ) -> None:
         self.on_end: OnEnd = options.on_end
-        self.max_pending, self.max_pending_of_tenant = options.max_pending, options.max_pending_of_tenant
+        self.max_pending, self.shared_limit = options.max_pending, options.shared_limit
         self._options, self._tools, self._parameters = options, tools, parameters
         self._tokenizer = tokenizer
         self._marks = special_marks(options.delimiters, tokenizer)

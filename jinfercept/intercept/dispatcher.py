@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import cast, final
+from typing import NamedTuple, cast, final
 
 from jinfercept.request import Call, Result, Status, Tool
 
@@ -25,13 +25,43 @@ CALL_ID = ContextVar("jinfercept_call_id", default="")
 """Within a tool's function: the id of the call."""
 
 
+class OutlastingCalls(NamedTuple):
+    """For a call that goes on when its function has returned.
+
+    Attributes:
+        loop: the event loop of async calls.
+        at_end: takes a function that is called when the request ends.
+    """
+
+    loop: Callable[[], asyncio.AbstractEventLoop]
+    at_end: Callable[[Callable[[], None]], None]
+
+
+OUTLASTING = ContextVar[OutlastingCalls | None]("jinfercept_outlasting", default=None)
+"""Within a tool's function that a request calls: how its work goes on behind its result."""
+
+
+class Placeholder(str):
+    """What a call that goes on returns at once; its result has the status "started"."""
+
+
+def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mapping[str, Tool]) -> float:
+    """Seconds from the beginning of a pause to its last result."""
+    began_s = end_s = 0.0
+    for call, result in zip(calls, results, strict=True):
+        end_s = max(end_s, began_s + result.duration_s)
+        if (tool := tools.get(call.name)) is not None and tool.calls == "sync":
+            began_s += result.duration_s
+    return end_s
+
+
 class _Pause:
     """The calls of one interception, or one asynchronous call, and their results as they come."""
 
-    def __init__(self, request_id: str, calls: tuple[Call, ...], started: float, asynchronous: bool) -> None:
+    def __init__(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], asynchronous: bool) -> None:
         self.request_id, self.asynchronous = request_id, asynchronous
-        self.calls = calls
-        self.started = started
+        self.calls, self.tools = calls, tools
+        self.started: list[float] = []  # when each call began, of those that have
         self.results: list[Result | None] = [None] * len(calls)
         self.tasks: list[Future[None] | None] = [None] * len(calls)  # of async functions
         self.cancelled = False
@@ -65,30 +95,38 @@ class Dispatcher:
         self._arrived: deque[tuple[_Pause, int, Result]] = deque()
         self._deadlines: list[tuple[float, int, _Pause, int]] = []
         self._count = 0
+        self._ends: dict[str, list[Callable[[], None]]] = {}  # cancel calls that outlast their pause, by request
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
-        """Start all calls of one interception; they run in parallel."""
-        self._begin(_Pause(request_id, calls, self._now(), asynchronous=False), tools)
+        """Start the calls of one interception. They run in parallel, but those behind a sync tool's wait for its result."""
+        self._begin(_Pause(request_id, calls, tools, asynchronous=False))
 
     def start(self, request_id: str, call: Call, tools: Mapping[str, Tool]) -> None:
         """Start an asynchronous call, whose result `poll_started` has."""
-        self._begin(_Pause(request_id, (call,), self._now(), asynchronous=True), tools)
+        self._begin(_Pause(request_id, (call,), tools, asynchronous=True))
 
-    def _begin(self, pause: _Pause, tools: Mapping[str, Tool]) -> None:
+    def _begin(self, pause: _Pause) -> None:
         self._open.setdefault(pause.request_id, []).append(pause)
-        for index, call in enumerate(pause.calls):
-            tool = tools.get(call.name)
+        self._start_next(pause)
+
+    def _start_next(self, pause: _Pause) -> None:
+        """Start the calls that have not begun, up to the first of a sync tool."""
+        for index in range(len(pause.started), len(pause.calls)):
+            call, began_s = pause.calls[index], self._now()
+            pause.started.append(began_s)
+            tool = pause.tools.get(call.name)
             if tool is None:
-                names = ", ".join(sorted(tools)) or "none"
-                self._deliver(
-                    pause, index, Result(f"error: no tool {call.name!r} (there are: {names})", "unknown_tool")
-                )
+                names = ", ".join(sorted(pause.tools)) or "none"
+                text = f"error: no tool {call.name!r} (there are: {names})"
+                self._deliver(pause, index, Result(text, "unknown_tool"))
                 continue
             self._count += 1
-            heapq.heappush(self._deadlines, (pause.started + tool.timeout_s, self._count, pause, index))
+            heapq.heappush(self._deadlines, (began_s + tool.timeout_s, self._count, pause, index))
             self._start(pause, index, tool, call.arguments)
+            if tool.calls == "sync":
+                return
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
         """The interceptions whose calls have all returned or timed out since the last poll."""
@@ -98,7 +136,8 @@ class Dispatcher:
         while self._deadlines and self._deadlines[0][0] <= self._now():
             _, _, pause, index = heapq.heappop(self._deadlines)
             text = f"error: {pause.calls[index].name} timed out"
-            self._settle(pause, index, Result(text, "timeout", duration_s=self._now() - pause.started), done)
+            waited_s = self._now() - pause.started[index]
+            self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), done)
             pause.cancel_task(index)
         return done
 
@@ -117,17 +156,23 @@ class Dispatcher:
         return None
 
     def cancel(self, request_id: str) -> None:
-        """Cancel the calls of a request, and drop their results."""
-        for pause in self._open.pop(request_id, ()):
-            pause.cancelled = True
+        """Cancel the calls of a request, those that outlast their pause too, and drop their results."""
+        with self._lock:
+            pauses = self._open.pop(request_id, ())
+            for pause in pauses:
+                pause.cancelled = True
+            cancels = self._ends.pop(request_id, ())
+        for pause in pauses:
             for index in range(len(pause.calls)):
                 pause.cancel_task(index)
+        for cancel in cancels:
+            cancel()
         if self._returned:
             self._returned = [returned for returned in self._returned if returned[0] != request_id]
 
     def close(self) -> None:
         """Cancel all calls and stop the event loop; hung threads end with the process."""
-        for request_id in list(self._open):
+        for request_id in {*self._open, *self._ends}:
             self.cancel(request_id)
         with self._lock:
             if self._loop is not None:
@@ -141,6 +186,8 @@ class Dispatcher:
         pause.results[index] = result
         results = tuple(result for result in pause.results if result is not None)
         if len(results) < len(pause.calls):
+            if index == len(pause.started) - 1:  # the others wait for this one
+                self._start_next(pause)
             return
         pauses = self._open[pause.request_id]
         pauses.remove(pause)
@@ -153,7 +200,7 @@ class Dispatcher:
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
         def deliver(value: object, status: Status = "ok") -> None:
-            self._deliver(pause, index, _as_result(value, status, self._now() - pause.started))
+            self._deliver(pause, index, _as_result(value, status, self._now() - pause.started[index]))
 
         async def await_it(value: Awaitable[object]) -> None:
             try:
@@ -167,6 +214,7 @@ class Dispatcher:
         def run() -> None:
             CALLER.set(pause.request_id)
             CALL_ID.set(pause.calls[index].id)
+            OUTLASTING.set(OutlastingCalls(self._event_loop, lambda cancel: self._at_end(pause, index, cancel)))
             try:
                 value = tool.function(arguments)
                 if inspect.isawaitable(value):
@@ -184,6 +232,15 @@ class Dispatcher:
     def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
         self._arrived.append((pause, index, result))
         self._on_result()
+
+    def _at_end(self, pause: _Pause, index: int, cancel: Callable[[], None]) -> None:
+        """Call this at the end of the request; from the thread of the call, at any time."""
+        with self._lock:
+            is_late = pause.cancelled or pause.results[index] is not None
+            if not is_late:
+                self._ends.setdefault(pause.request_id, []).append(cancel)
+        if is_late:
+            cancel()
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -213,6 +270,8 @@ def _as_result(value: object, status: Status, duration_s: float) -> Result:
     if isinstance(value, list | tuple) and all(type(token) is int for token in value):
         token_ids = cast(tuple[int, ...], tuple(value))
         return Result("", status, token_ids, duration_s) if token_ids else Result("", "empty", None, duration_s)
+    if isinstance(value, Placeholder):
+        return Result(str(value), "started", None, duration_s)
     try:
         text = "" if value is None else str(value).encode(errors="replace").decode()  # no half surrogate pairs
     except Exception as error:

@@ -197,10 +197,10 @@ class EngineStats:
                 self._finish(event.output)
             elif isinstance(event, Intercepted):
                 self.interceptions.asked(event.request_id, event.calls)
+            elif isinstance(event, Interrupted) or (isinstance(event, Resumed) and event.interrupts):
+                self.interceptions.interrupted(event.interrupts)
             elif isinstance(event, Resumed):
                 self.interceptions.answered(event.request_id, event.results)
-            elif isinstance(event, Interrupted):
-                self.interceptions.interrupted(event.interrupts)
         self._over.clear()
         self.interceptions.answers.clear()
         now = self.now()

@@ -100,6 +100,7 @@ class ChatAnswer:
         requests = chats.requests
         self._tool_calls = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
+        self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
         self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
@@ -126,7 +127,7 @@ class ChatAnswer:
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
         reports = [{"choice": one.index} | report for one in output.outputs for report in call_reports(one)]
-        return answer | self._extension(reports)
+        return answer | self._extension(reports, output.outputs)
 
     def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
         """Whether `whole` is small enough to be encoded on the event loop; results of the server's tools are not counted."""
@@ -194,7 +195,7 @@ class ChatAnswer:
                 [completion] = shown.output.outputs
                 yield from self._begun(choice)
                 self.usage.add(shown.output)
-                yield self._chunk(choice, {}, completion) | self._extension(call_reports(completion))
+                yield self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
             case Intercepted():
                 choice.asked = shown.calls
                 yield from self._begun(choice)
@@ -216,9 +217,19 @@ class ChatAnswer:
             prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
             yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
 
-    def _extension(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The field `jinfercept`: reports on the server's calls, an empty list if its tools were requested and not called."""
-        return {"jinfercept": {"server_calls": reports}} if reports or self._wants_server_calls else {}
+    def _extension(
+        self, reports: Sequence[Mapping[str, Any]], ended: Sequence[CompletionOutput] = ()
+    ) -> dict[str, Any]:
+        """The field `jinfercept`: reports on the server's calls, an empty list if its tools were requested and not called.
+
+        Args:
+            ended: the outputs that end with this, whose cancelled calls are listed if the body has asynchronous ones.
+        """
+        if not reports and not self._wants_server_calls:
+            return {}
+        cancelled = [{"choice": one.index, "id": call.id, "name": call.name} for one in ended for call in one.cancelled]
+        more = {"cancelled": cancelled} if self._are_async and ended else {}
+        return {"jinfercept": {"server_calls": reports, **more}}
 
     def _delta(self, choice: _StreamedMessage, shown: StreamEvent) -> dict[str, Any] | None:
         """The delta of a message; None if the event adds nothing that the client sees."""

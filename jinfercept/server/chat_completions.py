@@ -12,6 +12,7 @@ from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.server.access_log import DETAILS
+from jinfercept.server.async_calls import async_calls
 from jinfercept.server.chat_answer import ChatAnswer
 from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
 from jinfercept.server.disconnection import unless_disconnected
@@ -68,7 +69,11 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     tools = _tools(body)
     extension = body.jinfercept or SessionHints()
     offered = service.tools.offered(extension.server_tools, _client_tools(body), hints.owner)
+    calls = async_calls(service, body, hints.owner)
+    if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
+        raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
     options = service.chat_options(
+        async_calls=calls,
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
         tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,

@@ -8,8 +8,9 @@ from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.events import Finished, StreamEvent, Token
+from jinfercept.events import Called, Finished, Intercepted, Interrupted, Resumed, StreamEvent, Token
 from jinfercept.request import CompletionOutput, Request, RequestOutput
+from jinfercept.server.async_calls import answer_report, event_report
 from jinfercept.server.completion_protocol import CompletionBody
 from jinfercept.server.encoding import Lazy
 from jinfercept.server.errors import ApiError
@@ -82,6 +83,7 @@ class CompletionAnswer:
         self._only_echo = body.max_tokens == 0
         self.usage = UsageCount(requests, details, silent=self._only_echo)
         self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
+        self._calls = any(request.markup is not None for request in requests)
 
     def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         """The whole completion.
@@ -92,11 +94,14 @@ class CompletionAnswer:
         for one in outputs.values():
             self.usage.add(one)
         choices: list[dict[str, Any]] = []
+        completions: list[CompletionOutput] = []
         for output in joined(self._requests, outputs):
             report = self._prompt_report(output)
             for completion in output.outputs:
                 choices.append(self._whole_choice(len(choices), output, completion, report))
-        return self._head | {"choices": choices, "usage": self.usage.body()}
+                completions.append(completion)
+        answer = self._head | {"choices": choices, "usage": self.usage.body()}
+        return answer | ({"jinfercept": answer_report(enumerate(completions))} if self._calls else {})
 
     def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
         """Whether `whole` is short work."""
@@ -167,12 +172,19 @@ class CompletionAnswer:
             text = self._begin(choice) + ("" if self._only_echo else event.text)
             if text or self._carries:
                 yield self._chunk(choice, text)
+        elif isinstance(event, Called | Interrupted | Intercepted | Resumed):
+            choice, text = self._choices[event.request_id], ""
+            if isinstance(event, Interrupted | Resumed):
+                text = event.text
+                choice.tokens += [(token_id, None) for token_id in event.token_ids]
+            yield self._chunk(choice, text) | {"jinfercept": event_report(event)}
         elif isinstance(event, Finished):
-            choice = self._choices[event.request_id]
+            choice, [completion] = self._choices[event.request_id], event.output.outputs
             self.usage.add(event.output)
             check_finish(event.output)
             text = self._begin(choice) + ("" if self._only_echo else event.text)
-            yield self._chunk(choice, text, event.output.outputs[0])
+            chunk = self._chunk(choice, text, completion)
+            yield chunk | ({"jinfercept": answer_report([(choice.index, completion)])} if self._calls else {})
 
     @property
     def _carries(self) -> bool:

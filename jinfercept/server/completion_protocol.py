@@ -68,3 +68,4 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    jinfercept: dict[str, Any] | None = None

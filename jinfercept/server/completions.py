@@ -8,8 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jinfercept.errors import RequestError
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
+from jinfercept.server.async_calls import async_calls
 from jinfercept.server.completion_answer import CompletionAnswer
 from jinfercept.server.completion_protocol import Completion, CompletionBody
 from jinfercept.server.encoding import EncodedReply, LargeReply
@@ -34,13 +36,16 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     service = service_of(request)
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
-    if body.jinfercept is not None and body.jinfercept.wants_server_tools:
-        field = "jinfercept.server_tools"
-        raise ApiError.bad("a text completion calls no tools: use /v1/chat/completions", field, "unsupported_parameter")
     hints = read_hints(body, request)
+    calls = async_calls(service, body, hints.owner)
+    if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
+        message = (
+            "a text completion calls no tools without jinfercept.async_calls: use /v1/chat/completions, or give them"
+        )
+        raise ApiError.bad(message, "jinfercept.server_tools", "unsupported_parameter")
     name = f"cmpl-{uuid.uuid4().hex}"
     number = len(_prompts(body)) * (body.n or 1)
-    requests = await service.prepare(request, lambda: make_completions(service, body, hints, name), number)
+    requests = await service.prepare(request, lambda: make_completions(service, body, hints, name, calls), number)
     answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
     if body.stream:
         stream = service.submit(requests)
@@ -51,11 +56,14 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     return LargeReply(await asyncio.to_thread(answer.whole, outputs))
 
 
-def make_completions(service: Service, body: CompletionBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+def make_completions(
+    service: Service, body: CompletionBody, hints: RequestHints, name: str, calls: AsyncCalls | None
+) -> list[EngineRequest]:
     """The requests of a body. Slow: tokenises, compiles grammars.
 
     Args:
         name: prefix of their ids.
+        calls: how they call the server's tools in markup; None: not.
 
     Raises:
         ApiError: 400.
@@ -73,9 +81,11 @@ def make_completions(service: Service, body: CompletionBody, hints: RequestHints
         body = body.model_copy(update={"prompt_logprobs": body.logprobs})
     params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.owner)
     ids = (f"{name}-{index}" for index in range(len(prompts)))
+    asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
+    tools = service.tools.offered(asked_tools, (), hints.owner)
     try:
         given = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
-        requests = service.llm.make_requests(given, params, (), None, ids, hints.owner)
+        requests = service.llm.make_requests(given, params, tools, None, ids, hints.owner, calls)
     except RequestError as error:
         raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")

@@ -25,6 +25,7 @@ class Reading(NamedTuple):
         token_bytes: bytes of the keys and values of one token, on all devices together.
         link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
         prefix_caching: whether the prefix cache is on.
+        pending_calls: asynchronous calls that run.
     """
 
     counts: Counts
@@ -39,6 +40,7 @@ class Reading(NamedTuple):
     token_bytes: int
     link_tokens_per_s: int
     prefix_caching: bool
+    pending_calls: int
 
 
 def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
@@ -53,6 +55,7 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield from _pool(reading, make)
     yield from _link(reading, make)
     yield from _steps(reading, make)
+    yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
     yield from _tools(reading.counts.tools, make)
     age_s = time.monotonic() - look.at_s
     yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)

@@ -87,6 +87,7 @@ def read(service: Service, state: EngineState) -> Reading:
         token_bytes=plan.token_bytes(page_size),
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
+        pending_calls=service.pending_calls.total,
     )
 
 

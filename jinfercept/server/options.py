@@ -49,6 +49,10 @@ class ServerOptions:
     max_tool_rounds: int = option(
         32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none"
     )
+    max_pending_calls: int = option(
+        32, "limit of one request's asynchronous calls that run at once; see docs/async_calls.md"
+    )
+    max_pending_calls_per_key: int = option(512, "asynchronous calls that run at once for all requests of one key")
     max_body_size: int = option(4 * 2**20, "bytes of the largest request body")
     max_prompt_chars: int | None = option(
         None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536"
@@ -92,6 +96,8 @@ class ServerOptions:
         for name, least in (
             ("port", 0),
             ("max_tool_rounds", 0),
+            ("max_pending_calls", 1),
+            ("max_pending_calls_per_key", 1),
             ("max_body_size", 1),
             ("max_prompt_chars", 1),
             ("max_queue_len", 1),

@@ -1,8 +1,8 @@
 """Schemas that the bodies of several routes share. Types are strict: a number is not a text.
 
 Unknown fields are ignored, as in vLLM; known fields that are not supported are refused, and so are unknown names in the object
-`jinfercept` (`unsupported_fields.check_extras`). A list is refused at its first wrong item, and an object by its size before
-its items are validated: a body has room for a million items.
+`jinfercept` and in the objects within it (`unsupported_fields.check_extras`). A list is refused at its first wrong item, and an
+object by its size before its items are validated: a body has room for a million items.
 """
 
 from typing import Annotated, Any, Literal
@@ -42,6 +42,23 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
+class AsyncCallOptions(Body):
+    """How calls of the server's tools run while the model goes on.
+
+    Attributes:
+        calls: when a call runs: "async", the default: at once, while the model goes on; "parallel": with the others, and the
+            model waits for them; "sync": the model waits for each.
+        on_end: what the end of the text does while calls are pending: it waits for them, the default, or cancels them.
+        max_pending: limit of one request's pending calls; by default as many as the server allows.
+        reasoning: marks of reasoning, in which no call is found; "none": the model writes none. Of text completions.
+    """
+
+    calls: Literal["sync", "parallel", "async"] | None = None
+    on_end: Literal["wait", "cancel"] | None = None
+    max_pending: Annotated[int, Field(ge=1)] | None = None
+    reasoning: Annotated[str, Field(max_length=64)] | None = None
+
+
 class SessionHints(Body):
     """The body's object `jinfercept`: hints about the session, and the server's tools.
 
@@ -52,6 +69,7 @@ class SessionHints(Body):
         release: no follow-up request comes, so the context is not retained.
         server_tools: tools of the server that the model is offered: all, or those named.
         max_rounds: rounds of calls that the server runs.
+        async_calls: the model goes on while calls of the server's tools run.
     """
 
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
@@ -62,6 +80,7 @@ class SessionHints(Body):
         bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512), FIRST_ERROR] | None
     ) = None
     max_rounds: Annotated[int, Field(ge=0)] | None = None
+    async_calls: AsyncCallOptions | None = None
 
     @property
     def wants_server_tools(self) -> bool:

@@ -229,7 +229,15 @@ def _begun(name: str, model: str, body: ResponsesBody, defaults: SamplingParams)
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
-    } | ({"jinfercept": {"server_calls": []}} if body.jinfercept and body.jinfercept.wants_server_tools else {})
+    } | _call_lists(body)
+
+
+def _call_lists(body: ResponsesBody) -> dict[str, Any]:
+    """The object `jinfercept` before any call."""
+    hints = body.jinfercept
+    if hints is None or not hints.wants_server_tools:
+        return {}
+    return {"jinfercept": {"server_calls": []} | ({"cancelled": []} if hints.async_calls is not None else {})}
 
 
 def _logprobs(service: Service, body: ResponsesBody) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from jinfercept.chat.futures import placeholder
 from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_protocol import (
@@ -101,7 +102,13 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     names: dict[str, str] = {}
     turn: Message | None = None  # the current one of the assistant
     round_of_turn = 0
-    for item in items:
+    later: list[tuple[int, Message]] = []  # results of futures, and the number of the item before which they stand
+    number = 0
+    for place, item in enumerate(items):
+        number = place + 1
+        if due := [message for at, message in later if at == place]:
+            messages += due
+            turn = None
         match item["type"]:
             case "function_call_output":
                 call_id = item["call_id"]
@@ -125,9 +132,21 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
                 if kind == "function_call":
                     names[item["call_id"]] = item["name"]
                 elif kind == "mcp_call":
-                    said = {"tool_call_id": _call_id(item), "name": item["name"], "content": item["output"]}
-                    messages.append(Message.model_construct(role="tool", **said))
+                    note, result = item.get("jinfercept") or {}, _result(item, item["output"])
+                    if (future := note.get("future")) is not None:
+                        messages.append(_result(item, placeholder(future)))
+                        after = note.get("read_after")
+                        later += [] if after is None else [(place + 1 + after, result)]
+                    else:
+                        messages.append(result)
+    messages += [message for at, message in later if at >= number]
     return _in_call_order(messages)
+
+
+def _result(item: Item, text: str) -> Message:
+    """A message with the result of a server's call."""
+    said = {"tool_call_id": _call_id(item), "name": item["name"], "content": text}
+    return Message.model_construct(role="tool", **said)
 
 
 def _in_call_order(messages: list[Message]) -> list[Message]:

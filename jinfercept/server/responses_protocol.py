@@ -52,10 +52,15 @@ class CallNote(Body):
     Attributes:
         round: number of the round; calls of one round are of one turn.
         call_id: id of the call in the chat template.
+        future: name of the placeholder that the model read at the call; None: it read the result there.
+        read_after: number of further items of the conversation behind which the model read the result of a future; None: it
+            read it as the result of another call, which waited for it.
     """
 
     round: Annotated[int, Field(ge=0)] = 0
     call_id: _ID | None = None
+    future: _ID | None = None
+    read_after: Annotated[int, Field(ge=0)] | None = None
 
 
 class FunctionCallItem(Body):

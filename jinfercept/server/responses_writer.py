@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+from jinfercept.chat.futures import future_of
 from jinfercept.events import (
     Arguments,
     CallEnded,
@@ -17,7 +18,7 @@ from jinfercept.events import (
     StreamEvent,
     Token,
 )
-from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput
+from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput, Result
 from jinfercept.server.errors import ApiError
 from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.responses_items import Item, new_item, server_call
@@ -60,6 +61,7 @@ class ResponseWriter:
         self._round = 0
         self._running: dict[str, int] = {}  # places of the server's calls without results, by id
         self._asked: tuple[Call, ...] = ()
+        self._futures: dict[str, str] = {}  # ids of the server's calls that go on, by name of the future
         self.error: ApiError | None = None
         self._usage, self._logprobs = usage, logprobs
         self._number = 0
@@ -103,6 +105,9 @@ class ResponseWriter:
                 yield from self._close("completed")
             case Intercepted():
                 self._asked = event.calls
+                yield from self._close("completed")  # the text of a turn that waits for its futures
+                if earlier := [call.id for call in event.calls if call.id in self._futures.values()]:
+                    yield self._event("response.trap", item_ids=self._items_of(earlier))
             case Resumed():
                 yield from self._returned(Interception(self._asked, event.results))
                 self._round += 1
@@ -212,17 +217,42 @@ class ResponseWriter:
 
     def _returned(self, pause: Interception) -> Iterator[dict[str, Any]]:
         """Add the results of server's calls to their items."""
-        for call, result in zip(pause.calls, pause.results, strict=False):
-            place = self._running.pop(call.id, None)
+        output = self.response["output"]
+        returned = list(zip(pause.calls, pause.results, strict=False))
+        if earlier := [call.id for call, _ in returned if call.id in self._futures.values()]:
+            yield self._event("response.interrupt", item_ids=self._items_of(earlier))
+        for call, result in returned:
+            place, future = self._running.get(call.id), future_of(call, result)
             if place is None:
                 continue
-            item, failed = self.response["output"][place], result.status in _FAILED
-            item |= {"output": result.text, "status": "failed" if failed else "completed"}
-            if failed:
-                said = [{"type": "text", "text": result.text}]
-                item["error"] = {"type": "mcp_tool_execution_error", "content": said}
-            yield self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=place)
-            yield self._event("response.output_item.done", output_index=place, item=item)
+            if result.status == "started" and future is not None:
+                self._futures[future] = call.id
+                output[place]["jinfercept"] |= {"future": future, "read_after": None}
+                yield self._event("response.mcp_call.started", item_id=output[place]["id"], output_index=place)
+                continue
+            if call.id in self._futures.values():
+                output[place]["jinfercept"]["read_after"] = len(output) - place - 1
+            yield from self._return(call.id, result)
+            if future is not None and future in self._futures:  # the result of the call for which this one waited
+                yield from self._return(self._futures[future], result)
+
+    def _return(self, call_id: str, result: Result) -> Iterator[dict[str, Any]]:
+        """Add a result to the item of its call, unless it has one."""
+        place = self._running.pop(call_id, None)
+        if place is None:
+            return
+        item, failed = self.response["output"][place], result.status in _FAILED
+        item |= {"output": result.text, "status": "failed" if failed else "completed"}
+        if failed:
+            said = [{"type": "text", "text": result.text}]
+            item["error"] = {"type": "mcp_tool_execution_error", "content": said}
+        yield self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=place)
+        yield self._event("response.output_item.done", output_index=place, item=item)
+
+    def _items_of(self, call_ids: Sequence[str]) -> list[str]:
+        """The ids of the items of calls that run."""
+        places = [self._running[call_id] for call_id in call_ids if call_id in self._running]
+        return [self.response["output"][place]["id"] for place in places]
 
     def _end_running_calls(self) -> Iterator[dict[str, Any]]:
         """Mark server's calls that still run as incomplete."""
@@ -236,7 +266,9 @@ class ResponseWriter:
         """Add reports on the server's calls to their items, and to the response if its body requests the server's tools."""
         reports = {report["id"]: report for report in call_reports(completion)}
         if "jinfercept" in self.response:
-            self.response["jinfercept"] = {"server_calls": list(reports.values())}
+            unread = [{"id": call.id, "name": call.name} for call in completion.cancelled]
+            more = {"cancelled": unread} if "cancelled" in self.response["jinfercept"] else {}
+            self.response["jinfercept"] = {"server_calls": list(reports.values()), **more}
         for item in self.response["output"]:
             if item["type"] == "mcp_call" and (report := reports.get(item["jinfercept"]["call_id"])):
                 item["jinfercept"] |= {key: report[key] for key in ("status", "seconds", "context")}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
-from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.intercept.dispatcher import Dispatcher, lasted_s
 from jinfercept.request import Call, CompletionOutput, Interception, Request, RequestOutput, Result
 
 Message = Mapping[str, Any]
@@ -72,8 +72,8 @@ class ServerToolCalls:
                 {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
                 for call, result in zip(calls, results, strict=True)
             ]
-            end, lasted_s = len(completion.token_ids), max(result.duration_s for result in results)
-            pause = Interception(tuple(calls), results, (end, end), lasted_s)
+            end = len(completion.token_ids)
+            pause = Interception(tuple(calls), results, (end, end), lasted_s(tuple(calls), results, request.tools))
             self._note(request, calls, results)
             completion = _with_pause(completion, pause, [*completion.messages, *messages])
         if len(completion.messages) > 1:

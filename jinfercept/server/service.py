@@ -30,6 +30,7 @@ from jinfercept.server.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.heap import trim_heap
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.pending_calls import PendingCalls
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.tool_history import ToolHistory
@@ -66,6 +67,7 @@ class Service:
         responses: the stored responses.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
+        pending_calls: the asynchronous calls that run.
     """
 
     def __init__(self, llm: LLM, model: str | Path, options: ServerOptions, tools: ServerTools | None = None) -> None:
@@ -86,6 +88,7 @@ class Service:
             most_of_owner=options.max_stored_responses_per_key,
             most_background=options.max_background_responses,
         )
+        self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
         self._event_bridge: EventBridge | None = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from jinfercept.errors import nearest
 from jinfercept.server.errors import ApiError
-from jinfercept.server.protocol import Extensions, SessionHints
+from jinfercept.server.protocol import Body, Extensions
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
     Raises:
         ApiError: 400, for an unsupported field, and for an unknown one in the object `jinfercept`.
     """
-    for name in (body.jinfercept and body.jinfercept.model_extra) or ():
-        known = list(SessionHints.model_fields)
-        message = f"jinfercept has no {name[:80]!r}{nearest(name[:80], known)}; it has {', '.join(known)}"
-        raise ApiError.bad(message, f"jinfercept.{name[:80]}", "unknown_parameter")
+    if body.jinfercept is not None:
+        _check_names(body.jinfercept, "jinfercept")
+        if body.jinfercept.async_calls is not None:
+            _check_names(body.jinfercept.async_calls, "jinfercept.async_calls")
     if len(body.model_extra or ()) > _MOST_UNKNOWN:
         raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} fields that are not known; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
@@ -60,3 +60,11 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
         elif name not in logged and len(logged) < 1000:
             logged.add(name)
             log.debug("the field %.80r is not known; it is ignored", name)
+
+
+def _check_names(part: Body, field: str) -> None:
+    """Raise 400 for a name that an object of ours does not have."""
+    for name in part.model_extra or ():
+        known = list(type(part).model_fields)
+        message = f"{field} has no {name[:80]!r}{nearest(name[:80], known)}; it has {', '.join(known)}"
+        raise ApiError.bad(message, f"{field}.{name[:80]}", "unknown_parameter")

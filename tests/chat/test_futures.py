@@ -1,5 +1,6 @@
 """Futures: a chat model goes on while its calls run, and reads their results as tool messages."""
 
+import asyncio
 import threading
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
+from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Tool
-from tests.chat.test_chats import CALL, END, QUESTION, ask, price, result
+from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
 
@@ -104,8 +106,100 @@ def test_what_a_tool_raises_and_an_unknown_future_are_errors_to_read(make_script
         END,
     ]
     output = ask_with(scripted, written, tool)
-    assert [pause.results[0].status for pause in output.interceptions] == ["error", "ok", "error"]
+    assert [pause.results[0].status for pause in output.interceptions] == ["error", "started", "error"]
     assert output.outputs[0].messages[-1]["content"] == "Oh."
+
+
+def test_beyond_the_limit_a_call_is_waited_for(make_scripted: Make) -> None:
+    scripted, (tool, go) = make_scripted(QWEN), slow()
+    both = [f"<tool_response>\n{text}\n</tool_response>" for text in (placeholder(1), "3")]
+    first = result("|").replace("<tool_response>\n|\n</tool_response>", "\n".join(both))
+    written = [CALL + "\n" + CALL.replace("lamp", "pen"), first, "Hm.", result("23"), "26.", END]
+    go.set()
+    output = ask_with(scripted, written, tool, options=AsyncCalls(max_pending=1))
+    assert [[result.status for result in pause.results] for pause in output.interceptions] == [
+        ["started", "ok"],
+        ["ok"],
+    ]
+    full = SharedLimitOf(1)
+    output = ask_with(scripted, written, tool, options=AsyncCalls(shared_limit=full))
+    assert output.outputs[0].messages[-1]["content"] == "26."
+    assert (full.left, full.refused) == (1, 1)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_not_read_at_the_end_is_cancelled(make_scripted: Make, ends: bool) -> None:
+    """At an end of text where the options say so, and at the limit of rounds. The async tool is cancelled."""
+    scripted, over = make_scripted(QWEN), threading.Event()
+
+    async def price(item: str) -> str:
+        """The price of an item."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            over.set()
+        return item
+
+    tool = Tool(price, calls="async")
+    options: dict[str, Any] = {"async_calls": AsyncCalls(on_end="cancel")} if ends else {"max_rounds": 1}
+    output = ask(scripted, CALL, result(placeholder(1)), "Bye.", END, tools=[tool], **options)
+    [cancelled] = output.outputs[0].cancelled
+    assert (cancelled.name, output.outputs[0].messages[-1]["content"]) == ("price", "Bye.")
+    assert over.wait(20)
+
+
+def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -> None:
+    """At the same time, which is the default, or one after the other."""
+    scripted, both = make_scripted(QWEN), threading.Barrier(2, timeout=0.2)
+    met: list[bool] = []
+
+    def price(item: str) -> str:
+        """The price of an item."""
+        try:
+            both.wait()
+            met.append(True)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        return item
+
+    two = [f"<tool_response>\n{item}\n</tool_response>" for item in ("lamp", "pen")]
+    answered = result("|").replace("<tool_response>\n|\n</tool_response>", "\n".join(two))
+    written = [CALL + "\n" + CALL.replace("lamp", "pen"), answered, "26.", END]
+    for options, together in ((AsyncCalls("parallel"), True), (AsyncCalls("sync"), False), (None, True)):
+        both.reset()
+        output = ask(scripted, *written, tools=[price], async_calls=options)
+        assert output.outputs[0].messages[-1]["content"] == "26."
+        assert met == [together] * 2
+        met.clear()
+
+
+def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_scripted: Make) -> None:
+    scripted, (tool, go) = make_scripted(QWEN), slow()
+    go.set()
+    written = [CALL, result(placeholder(1)), "Meanwhile.", result("23"), "It costs 23.", END]
+    plain = Tool(tool.function, name="price")
+    ask(scripted, *written, tools=[plain], async_calls=AsyncCalls())
+    kinds = [type(event) for event in scripted.llm.stream(QUESTION, GREEDY, tools=[plain], async_calls=AsyncCalls())]
+    assert kinds.count(Intercepted) == 2
+    with pytest.raises(RequestError, match="options of a chat"):
+        scripted.llm.stream("a", async_calls=AsyncCalls(), max_rounds=1)
+    with pytest.raises(RequestError, match="async_calls are AsyncCalls"):
+        scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore
+
+
+class SharedLimitOf:
+    """A limit of so many calls, which counts refusals."""
+
+    def __init__(self, most: int) -> None:
+        self.left, self.refused = most, 0
+
+    def take(self) -> bool:
+        self.refused += not self.left
+        self.left -= (taken := bool(self.left))
+        return taken
+
+    def release(self, number: int = 1) -> None:
+        self.left += number
 
 
 def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:
@@ -117,5 +211,5 @@ def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:
         make_scripted(QWEN).llm.chat(QUESTION, tools=[slow()[0], await_future])
 
 
-def ask_with(scripted: Any, written: list[str], tool: Tool, on_event: Any = None) -> Any:
-    return ask(scripted, *written, tools=[tool], on_event=on_event)
+def ask_with(scripted: Any, written: list[str], tool: Tool, on_event: Any = None, options: Any = None) -> Any:
+    return ask(scripted, *written, tools=[tool], on_event=on_event, async_calls=options)

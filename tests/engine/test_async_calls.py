@@ -16,6 +16,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.parsers.cml import Delimiters, TrapFrame
 from jinfercept.request import CompletionOutput, Tool
 from jinfercept.sched.sequence import State
+from jinfercept.server.pending_calls import PendingCalls
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,
@@ -251,24 +252,26 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
     assert sorted(statuses) == ["error", "timeout"]
 
 
-def test_requests_of_one_tenant_have_a_limit_of_pending_calls_together() -> None:
-    markup, tokenizer = make_markup(True, max_pending_of_tenant=2), ascii_tokenizer(True)
-    engine, endpoints = async_engine(POLICIES["preserve"](), True, dict.fromkeys("12345", NEVER), num_pages=90)
+def test_several_requests_have_a_limit_of_pending_calls_together() -> None:
+    calls = PendingCalls(2)
+    markup, tokenizer = make_markup(True, shared_limit=calls.of("x")), ascii_tokenizer(True)
+    engine, endpoints = async_engine(POLICIES["preserve"](), True, dict.fromkeys("1234", NEVER), num_pages=90)
 
-    def call(ids: str, tenant: str) -> None:
+    def call(ids: str) -> None:
         script = tokenizer.encode("".join(f"[CALL]{name}[HEAD]f(1)[END]" for name in ids) + "b" * 40 + TRAP)
-        engine.submit(replace(async_request(markup, script, name=ids), tenant=tenant))
+        engine.submit(async_request(markup, script, name=ids))
 
-    call("1", "x")
+    call("1")
     until(engine, lambda: len(endpoints.started) == 1)
-    call("23", "x")
-    call("4", "y")
+    call("23")
     events = until(engine, lambda: not engine.has_work)
-    call("5", "x")
+    call("4")
+    engine.step()
+    engine.abort("4")
     events += until(engine, lambda: not engine.has_work)
     log = [line for event in events if (line := short(event))]
-    assert "interrupted 3=error: 2 calls of all requests are pending, call again later" in log
-    assert sorted(line for line in log if line.startswith("called")) == ["called 2", "called 4", "called 5"]
+    assert "interrupted 3=error: too many calls of other requests are pending, call again later" in log
+    assert calls.total == 0
 
 
 @settings(max_examples=60)

@@ -95,11 +95,13 @@ def ask(server: Running, messages: Any, **fields: Any) -> Any:
     return create(**({"model": MODEL, "messages": messages, "temperature": 0, "extra_body": ALL} | fields))
 
 
-def ask_and_leave(server: Running, messages: Any, reached: Callable[[], bool], **fields: Any) -> None:
+def ask_and_leave(
+    server: Running, messages: Any, reached: Callable[[], bool], path: str = "/v1/chat/completions", **fields: Any
+) -> None:
     """A client that closes its connection when something has happened."""
     body = {"model": MODEL, "messages": messages, "temperature": 0, **ALL, **fields}
     connection = HTTPConnection(server.url.removeprefix("http://"))
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     until(reached)
     connection.close()
 
