@@ -13,7 +13,6 @@ from jinfercept.errors import ConfigError, nearest
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 LoadFormatChoice = Literal["auto", "dummy"]
-EstimatorChoice = Literal["elapsed", "history"]
 PreemptionChoice = Literal["auto", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
@@ -75,9 +74,13 @@ class SchedulingOptions:
     """Which sequences run in a step, and what becomes of the contexts of those that do not."""
 
     policy: str = option(
-        "copy_ahead", "what becomes of the context of a paused request; sched/policies.py has the names"
+        "copy_ahead",
+        "what becomes of the context of a paused request: a name of sched/policies.py, or your own as path.py:Class or "
+        "package.module:Class",
     )
-    estimator: EstimatorChoice = option("history", "how the duration of a call is predicted")
+    estimator: str = option(
+        "history", "how the duration of a call is predicted: elapsed, history, or your own as path.py:Class"
+    )
     profile: str | None = option(
         None,
         "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
@@ -137,12 +140,11 @@ class HostOptions:
 
 
 class RestartOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM.restart` beside `policy`: options that no executable depends on."""
+    """Keyword arguments of `LLM.restart` beside `policy` and `estimator`: options that no executable depends on."""
 
     seed: int
     swap_space: float
     enable_prefix_caching: bool
-    estimator: EstimatorChoice
     max_chunk_tokens: int | None
     chunked_prefill: bool | None
     preemption: PreemptionChoice
@@ -151,7 +153,7 @@ class RestartOptions(TypedDict, total=False):
 
 
 class LLMOptions(RestartOptions, total=False):
-    """Keyword arguments of `LLM` beside `policy` and `profile`, which it also takes as objects."""
+    """Keyword arguments of `LLM` beside `policy`, `estimator` and `profile`, which it also takes as objects."""
 
     dtype: DTypeChoice
     load_format: LoadFormatChoice
@@ -181,6 +183,7 @@ class EngineOptions(LLMOptions, total=False):
     """All options of the engine as plain values: what a command line or a TOML table gives."""
 
     policy: str
+    estimator: str
     profile: str | None
 
 

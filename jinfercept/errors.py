@@ -61,6 +61,19 @@ class EngineError(RuntimeError):
         super().__init__(f"the engine failed: {failure}{lost}; fix: {fix}")
 
 
+class PluginError(RuntimeError):
+    """A user's own code in the engine, such as a policy, raised, or answered what it must not.
+
+    Args:
+        plugin: what it is and its name, as `policy own.py:Mine`.
+        problem: what it did.
+    """
+
+    def __init__(self, plugin: str, problem: str) -> None:
+        self.plugin, self.problem = plugin, problem
+        super().__init__(f"the {plugin} {problem}")
+
+
 def describe_failure(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}"

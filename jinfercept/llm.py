@@ -28,8 +28,10 @@ from jinfercept.request import Detector, Request, RequestOutput, Tool
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import RunnerShape
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.sched.policy import Policy
+from jinfercept.sched.plugins import label
+from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import Recorder, end_token_ids
 from jinfercept.startup.host import EngineHost
@@ -55,7 +57,9 @@ class LLM:
             whose weights are in `params`, or an `EngineSetup`, without any other argument.
         params: the weights of a `Model` that is already in memory.
         tokenizer: instead of the one beside the weights.
-        policy: instead of one by name; see `sched.policy`.
+        policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
+            `package.module:Class`, or an object.
+        estimator: how the durations of calls are predicted: a name, or your own (`sched.estimator.Estimator`), likewise.
         profile: what steps and transfers cost, instead of one by name or a measurement.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
@@ -79,7 +83,8 @@ class LLM:
         *,
         params: Params | None = None,
         tokenizer: Tokenizer | None = None,
-        policy: Policy | str | None = None,
+        policy: PolicyChoice | None = None,
+        estimator: EstimatorChoice | None = None,
         profile: Profile | str | Path | None = None,
         mesh: Mesh | None = None,
         progress: Progress | None = None,
@@ -89,6 +94,7 @@ class LLM:
             "params": params,
             "tokenizer": tokenizer,
             "policy": policy,
+            "estimator": estimator,
             "profile": profile,
             "mesh": mesh,
             **options,
@@ -107,6 +113,11 @@ class LLM:
     def config(self) -> EngineConfig:
         """The options, with those of the last `restart`."""
         return self.engine.setup.config
+
+    @property
+    def policy_name(self) -> str:
+        """The policy as it was chosen: a name or a place, or the name of a class."""
+        return label(self.engine.setup.own.filled(self.config)[0])
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -143,15 +154,20 @@ class LLM:
         return SamplingParams(**self.sampling_defaults)
 
     def restart(
-        self, policy: Policy | str | None = None, record: Recorder | None = None, **options: Unpack[RestartOptions]
+        self,
+        policy: PolicyChoice | None = None,
+        record: Recorder | None = None,
+        estimator: EstimatorChoice | None = None,
+        **options: Unpack[RestartOptions],
     ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
         That mends an engine that failed too. A call that raises changes nothing.
 
         Args:
-            policy: by name, or one of your own; the name chosen last by default.
+            policy: as for a new `LLM`; the name or place chosen last by default.
             record: makes an observer of the scheduler.
+            estimator: as for a new `LLM`; the name or place chosen last by default.
             options: of `RestartOptions`; the others keep their values.
 
         Raises:
@@ -159,7 +175,7 @@ class LLM:
                 returns has not the shape that it should have.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self.engine.restart(policy, record, options)
+        self.engine.restart(policy, record, estimator, options)
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart` does: the old pages are empty.

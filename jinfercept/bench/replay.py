@@ -17,7 +17,8 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
-from jinfercept.sched.estimator import ESTIMATORS, Estimator
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimators import make_estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
@@ -91,7 +92,7 @@ def replay(
     clock, recordings = RealClock(), list[Recording]()
 
     def record(kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
-        asked = ESTIMATORS[config.scheduling.estimator]()
+        asked = make_estimator(config.scheduling.estimator)
         run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
         recordings.append(Recording(records, clock.now, kv, known, asked, synchronous=False, run=run))
         return recordings[0], recordings[0].estimator

@@ -17,7 +17,7 @@ from jinfercept.cli.simulated_loads import drawer, load
 from jinfercept.cli.start_log import start_log
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sched.policies import SETTINGS, check_name
+from jinfercept.sched.policies import SETTINGS, check_choice
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, latency_ms, write_json
@@ -126,7 +126,7 @@ class Replay:
         """
         names = listed(self.policy or ("copy_ahead",))
         for name in names:
-            check_name(name)
+            check_choice(name)
         if self.host_tokens is not None:
             check_least("--host-tokens", self.host_tokens, 0)
         files = {name: self.records.of(name) if len(names) > 1 else self.records for name in names}

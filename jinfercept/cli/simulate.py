@@ -48,17 +48,21 @@ class Simulate:
     trace: Annotated[Maybe[str], SOURCE] = None
     """scripts to draw from, a JSON line each"""
     workload: Annotated[str, SOURCE] = "mixed"
-    """mixed, math, qa, ve, chat, image or tts"""
+    """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     like: Like = "trace"
     """statistics of the workload"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
-    policy: Annotated[Several, conf.arg(help=f"{POLICY_NAMES} (default: copy_ahead)")] = ()
+    policy: Annotated[
+        Several, conf.arg(help=f"{POLICY_NAMES}; or your own as path.py:Class (default: copy_ahead)")
+    ] = ()
     rate: Several = ()
     """requests per second (default: 3.5)"""
     seed: Several = ()
     """of the arrivals (default: 0)"""
-    estimator: Annotated[str, conf.arg(help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}")] = "elapsed"
+    estimator: Annotated[
+        str, conf.arg(help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}; or your own as path.py:Class")
+    ] = "elapsed"
     burstiness: float = 1.0
     """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
@@ -179,7 +183,7 @@ class Simulate:
 def play_here(run: SweepRun, console: Console) -> Report:
     """The report of a run; what Ctrl-C ends is one that has failed, as in a sweep."""
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(run.simulation.policy, total=2 * run.simulation.duration_s)
+        task = progress.add_task(run.simulation.policy_name, total=2 * run.simulation.duration_s)
         try:
             return run.play(lambda now: progress.update(task, completed=now))
         except KeyboardInterrupt:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from jinfercept.errors import ConfigError, nearest
-from jinfercept.sched.policies import SETTINGS
+from jinfercept.errors import ConfigError
+from jinfercept.sched.plugins import check_name, is_place
+from jinfercept.sched.policies import SETTINGS, check_choice
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.distributions import Like
+from jinfercept.sim.own_workload import OwnWorkload
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, from_trace, load_trace
@@ -16,11 +18,12 @@ POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
 
 
 def check_policies(names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless all of these can be simulated: a policy, or a bound."""
+    """Raise `ConfigError` unless all of these can be simulated: a policy, by name or place, or a bound."""
     for name in names:
-        if name not in SETTINGS and name not in BOUNDS:
-            known = (*SETTINGS, *BOUNDS)
-            raise ConfigError("no such policy", got=name + nearest(name, known), fix=f"one of {', '.join(known)}")
+        if is_place(name):
+            check_choice(name)
+        else:
+            check_name("policy", name, SETTINGS | BOUNDS)
 
 
 def drawer(
@@ -29,8 +32,10 @@ def drawer(
     """How requests are drawn from a trace or, without one, generated.
 
     Raises:
-        ConfigError: no such trace, workload or statistics, or requests longer than `max_model_len`.
+        ConfigError: no such trace, workload (`OwnWorkload`) or statistics, or requests longer than `max_model_len`.
     """
+    if trace is None and is_place(workload):
+        return OwnWorkload(workload, max_model_len).drawer
     if trace is None:
         draw_script(workload, Random(0), like)
         return lambda rng: lambda: draw_script(workload, rng, like)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
-from jinfercept.sched.policies import SETTINGS, PolicyInputs
+from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
@@ -32,15 +32,15 @@ class SchedulerLimits(NamedTuple):
     chunked_prefill: bool | None = None
     preemption: Preemption = "auto"
 
-    def chunks(self, policy: Policy | str) -> bool:
-        """Whether prefill is chunked under a policy, given by name or as an object.
+    def chunks(self, policy: PolicyChoice) -> bool:
+        """Whether prefill is chunked under a policy.
 
         Raises:
             ConfigError: whole prompts are asked for, and no step holds them.
         """
         return chunks_prefill(
             self.chunked_prefill,
-            published=SETTINGS[policy].chunked_prefill if isinstance(policy, str) else True,
+            published=chunks_prefill_as_published(policy),
             largest_step=self.buckets[-1],
             longest=self.max_model_len,
             chunk_tokens=self.max_chunk_tokens,
@@ -81,15 +81,14 @@ class SchedulerBuild:
 
 
 def plan_scheduler(
-    profile: Profile, estimator: Estimator, policy: Policy | str, limits: SchedulerLimits, page_size: int
+    profile: Profile, estimator: Estimator, policy: PolicyChoice, limits: SchedulerLimits, page_size: int
 ) -> SchedulerBuild:
     """Makes the policy and what it knows. S is the largest bucket up to the profile's saturation point, or the smallest bucket.
 
     Raises:
-        ConfigError: no policy has this name, or prefill cannot be as asked.
+        ConfigError: there is no such policy (`PolicyInputs.make`), or prefill cannot be as asked.
     """
     buckets = limits.buckets
     saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
     known = PolicyInputs(profile, saturation, page_size, estimator)
-    made = known.make(policy) if isinstance(policy, str) else policy
-    return SchedulerBuild(known, made, limits, limits.chunks(policy))
+    return SchedulerBuild(known, known.make(policy), limits, limits.chunks(policy))

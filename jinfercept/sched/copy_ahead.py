@@ -10,7 +10,7 @@ from typing import final
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, remaining_s
 from jinfercept.sched.expected import LastExpectedFirst
-from jinfercept.sched.policy import Action, Budget, Move
+from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 LATER = 2.0
@@ -20,7 +20,7 @@ REFUSALS = 3
 
 
 @final
-class CopyAhead:
+class CopyAhead(Policy):
     """Spend the free link budget on copies of paused contexts; evict on demand.
 
     A plan reads the contexts that it moves and a few estimates, not all paused contexts: its cost does not grow with them.
@@ -28,10 +28,6 @@ class CopyAhead:
     Args:
         estimator: expected seconds until an interception ends.
     """
-
-    requeues_at_tail = False
-    protects_paused = False
-    synchronous = False
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator

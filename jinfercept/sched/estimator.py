@@ -5,6 +5,7 @@ bound: that of a call in flight, or of one that timed out or was killed.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Protocol, final
 
@@ -26,43 +27,50 @@ least recently called one is dropped."""
 class Estimator(Protocol):
     """Predicts durations of interceptions. Calls with the same `name` and `tenant` are alike.
 
-    Queries about a call that has lasted `age_s` assume that it has not ended at that age.
+    A class of your own inherits from it, or has all of its members. All calls come from one thread. Queries about a call that
+    has lasted `age_s` assume that it has not ended at that age; a call may be asked about that was never `started`.
     """
 
     def started(self, call: PendingCall, at_s: float) -> None:
-        """A call began at `at_s` on the engine's clock."""
-        ...
+        """A call began at `at_s` on the engine's clock. Ignored unless overridden."""
+        return
 
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
-        """A call ended.
+        """A call ended. Ignored unless overridden.
 
         Args:
             call: as given to `started`, if it was given.
             duration_s: its seconds.
             clean: it ended by itself; False for a timeout, a kill or an abort: the duration is censored.
         """
-        ...
+        return
 
     def duration_s(self, call: PendingCall, age_s: float) -> float:
         """Expected total seconds of a call that has lasted `age_s` so far: T_int of InferCept's equation (2)."""
-        ...
+        return age_s + self.remaining_s(call, age_s)
 
+    @abstractmethod
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        """Expected seconds still to come of a call that has lasted `age_s` so far."""
+        """Expected seconds still to come of a call that has lasted `age_s` so far; may be infinite."""
         ...
 
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
-        """Probability that a call that has lasted `age_s` lasts longer than `horizon_s` more."""
-        ...
+        """Probability that a call that has lasted `age_s` lasts longer than `horizon_s` more.
+
+        Unless overridden, 0 or 1: as if `remaining_s` were certain.
+        """
+        return float(self.remaining_s(call, age_s) > horizon_s)
 
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
         """τ, in seconds: hold the context until the call has this age, and leave if it has not returned by then.
+
+        Unless overridden, `B / c`, which costs at most twice as much as knowing the duration.
 
         Args:
             hold_cost_per_s: c > 0, token·seconds per second of holding.
             leave_cost: B >= 0, token·seconds of leaving, paid once.
         """
-        ...
+        return leave_cost / hold_cost_per_s
 
 
 def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: float) -> float:
@@ -100,18 +108,12 @@ def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float
 
 
 @final
-class ElapsedEstimator:
+class ElapsedEstimator(Estimator):
     """The paper's estimate `T = now - t_call`: a call will last as long again as it has lasted (InferCept §4.4).
 
     This is break-even ski rental: at most twice the cost of knowing. As a distribution it is the one whose expected rest is
     its age at every age: Pareto's, with exponent 2.
     """
-
-    def started(self, call: PendingCall, at_s: float) -> None:
-        """Learns nothing."""
-
-    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
-        """Learns nothing."""
 
     def duration_s(self, call: PendingCall, age_s: float) -> float:
         """The age, which the paper takes for T_int."""
@@ -123,12 +125,9 @@ class ElapsedEstimator:
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         return (age_s / (age_s + horizon_s)) ** 2 if horizon_s else 1.0
 
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        return leave_cost / hold_cost_per_s
-
 
 @final
-class OracleEstimator:
+class OracleEstimator(Estimator):
     """Takes `expected_s` of a call for its true duration. For simulations only."""
 
     def __init__(self) -> None:
@@ -148,9 +147,6 @@ class OracleEstimator:
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         return self.duration_s(call, age_s) - age_s
 
-    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
-        return float(self.remaining_s(call, age_s) > horizon_s)
-
     def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
         """Infinity if holding to the end costs no more than leaving, else 0."""
         return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
@@ -168,7 +164,7 @@ class _Tenant:
 
 
 @final
-class HistoryEstimator:
+class HistoryEstimator(Estimator):
     """Learns a distribution of durations per tool from its last calls; calls in flight count as censored.
 
     Every tenant has histories of its own. While a tenant has no history of a tool, the first of these that there is stands in:
@@ -201,9 +197,6 @@ class HistoryEstimator:
         recent(tenant.tools, call.name, DurationHistory, MOST_TOOLS).end(call.key, seen)
         if call.kind == "server_tool":
             recent(self._shared, call.name, SharedHistory, MOST_SHARED).end(call.tenant, seen)
-
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        return age_s + self.remaining_s(call, age_s)
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         """Mean of `x - age` over the durations `x > age`; the age itself if no known duration is longer."""

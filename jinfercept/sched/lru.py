@@ -4,22 +4,18 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.policy import Action, Budget, Move, longest_paused
+from jinfercept.sched.policy import Action, Budget, Move, Policy, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 
 
 @final
-class LeastRecentlyUsed:
+class LeastRecentlyUsed(Policy):
     """Keep, and evict by recency; recomputation is chunked like any prefill.
 
     Args:
         writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
             cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
     """
-
-    requeues_at_tail = False
-    protects_paused = False
-    synchronous = False
 
     def __init__(self, writes_through: bool) -> None:
         self._writes_through = writes_through
@@ -34,9 +30,6 @@ class LeastRecentlyUsed:
         self._resident[sequence.id] = sequence
         if self._writes_through:
             self._dirty[sequence.id] = self._hosted[sequence.id] = sequence
-
-    def wait(self, sequence: Sequence) -> None:
-        """Changes nothing: the order is that of pausing."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._leave(sequence)

@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, remaining_s
-from jinfercept.sched.policy import Action, Budget, Move, longest_paused
+from jinfercept.sched.policy import Action, Budget, Move, Policy, longest_paused
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
 
@@ -63,7 +63,7 @@ def keep_none(verdict: Verdict) -> bool:
 
 
 @final
-class MinWaste:
+class MinWaste(Policy):
     """The paper's choice, re-evaluated every iteration (InferCept §4.4).
 
     Args:
@@ -74,10 +74,6 @@ class MinWaste:
         link_tokens_per_s: KV tokens per second of the host link.
         keep: whether a context stays on the device that the link budget does not reach.
     """
-
-    requeues_at_tail = False
-    protects_paused = False
-    synchronous = False
 
     def __init__(
         self,
@@ -100,9 +96,6 @@ class MinWaste:
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = self._hosted[sequence.id] = sequence
-
-    def wait(self, sequence: Sequence) -> None:
-        """Changes nothing: `moves` reads the sequence's state."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.pop(sequence.id, None)

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jinfercept.errors import ConfigError, nearest
-from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator
+from jinfercept.sched.guards import GuardedPolicy
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
-from jinfercept.sched.policy import Policy, discard, improved_discard, preserve, swap
+from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
+from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
+from jinfercept.sched.profile import PROFILES
 
 
 class PolicyInputs(NamedTuple):
@@ -32,25 +33,35 @@ class PolicyInputs(NamedTuple):
         """T_fwd of the paper: seconds of a step, without the reading of contexts."""
         return self.cost.step_s(query_tokens, 0)
 
-    def make(self, name: str) -> Policy:
-        """Make a policy by name. Raises `ConfigError` if none has it."""
-        check_name(name)
-        return SETTINGS[name].make(self)
+    def make(self, choice: "PolicyChoice") -> Policy:
+        """Make a policy; one that is not built in is guarded. Raises `ConfigError` as `check_choice`."""
+        if isinstance(choice, str) and not is_place(choice):
+            check_name("policy", choice, SETTINGS)
+            return SETTINGS[choice].make(self)
+        made = build_plugin("policy", choice, Policy, self)
+        return made if type(made) in BUILT_IN else GuardedPolicy(made, label(choice))
 
 
-def check_name(name: str) -> None:
-    """Raise `ConfigError` unless a policy has this name."""
-    if name not in SETTINGS:
-        fix = f"one of {', '.join(SETTINGS)}"
-        raise ConfigError("no such policy", got=name + nearest(name, list(SETTINGS)), fix=fix)
+type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]
+"""A name of `SETTINGS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
+engine, with the `PolicyInputs` if it requires an argument; or a policy, for one engine."""
 
 
-def check_policy(policy: object) -> None:
-    """Raise `ConfigError` unless this is None, the name of a policy, or an object with the members of `Policy`."""
-    if isinstance(policy, str):
-        check_name(policy)
-    elif policy is not None:
-        check_shape("a policy", policy, Policy)
+def check_choice(choice: PolicyChoice | None) -> None:
+    """Raise `ConfigError` unless a policy can be made of a choice, or it is None. A class is tried on published prices.
+
+    The error says that there is no such name, file, module or class; what it raised when it was imported or made; or which
+    methods it lacks or has with other arguments.
+    """
+    if choice is None:
+        return
+    profile = PROFILES["paper-gptj-6b-a100"]
+    PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()).make(choice)
+
+
+def chunks_prefill_as_published(choice: PolicyChoice) -> bool:
+    """Whether the published form of a policy chunks prefill; policies of your own do."""
+    return not isinstance(choice, str) or choice not in SETTINGS or SETTINGS[choice].chunked_prefill
 
 
 class PolicyEntry(NamedTuple):
@@ -70,6 +81,9 @@ def _min_waste(known: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
     link_tokens_per_s = known.cost.link_tokens(1.0)
     return MinWaste(known.estimator, known.forward_s, known.saturation, known.page_size, link_tokens_per_s, keep)
 
+
+BUILT_IN = (AtPause, MinWaste, LeastRecentlyUsed, CopyAhead)
+"""The classes of built-in policies, which run without a guard."""
 
 SETTINGS: dict[str, PolicyEntry] = {
     "discard": PolicyEntry(lambda known: discard(), chunked_prefill=False),

@@ -5,6 +5,7 @@ The scheduler calls a policy when a request pauses and when it runs again, asks 
 a device or host slot is needed and none is free. A policy moves nothing itself: the scheduler executes every `Move` it may.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, final
@@ -49,44 +50,62 @@ class Budget(NamedTuple):
 
 
 class Policy(Protocol):
-    """The choice between keeping, copying and dropping.
+    """The choice between keeping, copying and dropping. A class of your own inherits from it, or has all of its members.
+
+    It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a page of a
+    paused sequence changes its place only by a `Move`, or when its slot is taken at last because no victim was offered. It
+    reads sequences and pages and writes to neither, keeps no page beyond a call, blocks on nothing, and moves nothing itself.
 
     Attributes:
-        requeues_at_tail: a request whose calls have returned is queued last.
-        protects_paused: intercepted contexts lose no page while a sequence runs.
-        synchronous: transfers have no budget; the step waits for them.
+        requeues_at_tail: a request whose calls have returned is queued last. Constant.
+        protects_paused: intercepted contexts lose no page while a sequence runs, but by `moves`. Constant.
+        synchronous: transfers have no budget; the step waits for them. Constant.
     """
 
-    requeues_at_tail: bool
-    protects_paused: bool
-    synchronous: bool
+    requeues_at_tail: bool = False
+    protects_paused: bool = False
+    synchronous: bool = False
 
+    @abstractmethod
     def pause(self, sequence: Sequence, now: float) -> None:
-        """The sequence was intercepted or preempted: the references on its pages are evictable from now on."""
+        """The sequence was intercepted or preempted: the references on its pages are evictable from now on.
+
+        It may be paused already: a preempted sequence that is intercepted while it waits is paused twice.
+        """
         ...
 
     def wait(self, sequence: Sequence) -> None:
-        """The calls of a paused sequence have returned: it waits, and will run as soon as it can."""
-        ...
+        """The calls of a paused sequence have returned: it waits, and will run as soon as it can. Ignored unless overridden."""
+        return
 
+    @abstractmethod
     def resume(self, sequence: Sequence, now: float) -> None:
-        """The sequence runs or is finished: its pages are not to be moved."""
+        """The sequence runs or is finished: its pages are not to be moved. It may never have been paused."""
         ...
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
-        """Moves for this plan, most urgent first; copies beyond the budget are refused."""
-        ...
+        """Moves for this plan, most urgent first; copies beyond the budget are refused. None unless overridden.
 
+        Each is executed, as far as the page allows, before the next one is asked for.
+        """
+        return ()
+
+    @abstractmethod
     def victims(self, now: float) -> Iterator[Move]:
-        """Evictions from the device, in order, while a slot is needed. Must offer every paused page in the end."""
+        """Evictions from the device (`DROP`, `SWAP` or `LOSE`), in order, while a slot is needed.
+
+        Must offer every paused page in the end, and none twice. The iterator is read as far as slots are needed, perhaps at
+        several times while one plan is made.
+        """
         ...
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Evictions from the host, in order, while a copy of one of the sequence's pages needs a host slot.
+        """Evictions from the host (`UNCOPY` or `LOSE`), in order, while a copy of one of the sequence's pages needs a slot.
 
-        A page that is on the device too stays there, and is dirty again.
+        A page that is on the device too stays there under `UNCOPY`, and is dirty again. None unless overridden: copies are
+        refused while the host is full.
         """
-        ...
+        return iter(())
 
 
 def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[Move]:
@@ -135,7 +154,7 @@ Placement = Callable[[Sequence, int], Residency]
 
 
 @final
-class AtPause:
+class AtPause(Policy):
     """Decides the residency of each page once, when its request pauses.
 
     Args:
@@ -164,9 +183,6 @@ class AtPause:
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused.add(sequence)
         self._places[sequence.id] = [self._placement(sequence, index) for index in range(len(sequence.context.pages))]
-
-    def wait(self, sequence: Sequence) -> None:
-        """Changes nothing: the pages are placed once, at the pause."""
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.remove(sequence)

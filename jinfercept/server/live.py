@@ -65,7 +65,7 @@ def _ask(service: Service, owner: str | None) -> Future[dict[str, Any]]:
 
 
 def _seen(service: Service, stats: EngineStats, owner: str | None) -> dict[str, Any]:
-    names = {"model": service.names[0], "policy": service.llm.config.scheduling.policy, "version": __version__}
+    names = {"model": service.names[0], "policy": service.llm.policy_name, "version": __version__}
     inbox = None if service.inbox is None else len(service.inbox.pending(owner))
     plan = service.llm.memory_plan
     devices = {"count": plan.num_devices, "weight_bytes": plan.weight_bytes, "kv_bytes": plan.kv_bytes}  # of each

@@ -6,14 +6,14 @@ One loop plays them, whether the engine computes or only prices its plans, under
 import heapq
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from threading import Event
 from typing import NamedTuple, final
 
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, PluginError
 from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
@@ -195,6 +195,9 @@ def play(
         progress: called a few times a second, by the wall clock.
         settle: called after every step of the engine.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
+
+    Raises:
+        PluginError: a policy or an estimator of the user's own failed: what is played from then on would say nothing of it.
     """
     started_s, began = clock.now(), time.monotonic()
     outputs: list[RequestOutput] = []
@@ -209,7 +212,9 @@ def play(
             upcoming = next(coming, None)
         endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
-            finished = [event.output for event in engine.step() if isinstance(event, Finished)]
+            ended = [event for event in engine.step() if isinstance(event, Finished)]
+            _check_plugins(ended)
+            finished = [event.output for event in ended]
             settle()
             live.difference_update(output.request_id for output in finished)
             outputs += finished
@@ -228,3 +233,9 @@ def play(
     served = [output for output in outputs if output.outputs[0].finish_reason in ("stop", "length")]
     failed = [output for output in outputs if output.outputs[0].finish_reason not in ("stop", "length")]
     return PlayedRun(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)
+
+
+def _check_plugins(ended: Iterable[Finished]) -> None:
+    for event in ended:
+        if isinstance(event.failure, PluginError):
+            raise event.failure

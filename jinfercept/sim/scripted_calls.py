@@ -81,6 +81,6 @@ def open_scripted_text(request: Request) -> TextStream:
 def forced_calls(request: Request, tokenizer: Tokenizer) -> Iterator[Call]:
     """The calls in what a request is forced to generate; their spans leave out what it reads."""
     assert request.markup is not None
-    watch = request.markup.watch("")
+    watch = request.markup.watch("", ())
     for index, token in enumerate(request.params.forced_output_ids):
         yield from (found for found in watch.feed(index, token, tokenizer.token_text(token)) if isinstance(found, Call))

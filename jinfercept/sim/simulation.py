@@ -13,7 +13,9 @@ from jinfercept.meter.prices import Prices
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
-from jinfercept.sched.policies import check_name
+from jinfercept.sched.estimators import EstimatorChoice, make_estimator
+from jinfercept.sched.plugins import label
+from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Preemption, Scheduler
 from jinfercept.sim.arrivals import Arrival
@@ -39,8 +41,8 @@ class Simulation:
 
     Attributes:
         profile: the machine.
-        policy: a name of `sched.policies.SETTINGS`, or of `BOUNDS`.
-        estimator: a name of `SIMULATED_ESTIMATORS`.
+        policy: a name of `BOUNDS`, or any other choice of a policy but an object, since every run needs a new one.
+        estimator: a name of `SIMULATED_ESTIMATORS`, or any other choice of an estimator but an object.
         duration_s: seconds of arrivals; requests have as long again to finish.
         kv_tokens, host_tokens: tokens of the two pools.
         page_size: tokens per page.
@@ -61,8 +63,8 @@ class Simulation:
     """
 
     profile: Profile
-    policy: str
-    estimator: str = "elapsed"
+    policy: PolicyChoice
+    estimator: EstimatorChoice = "elapsed"
     duration_s: float = 1200.0
     kv_tokens: int = 53_000
     host_tokens: int = 300_000
@@ -79,10 +81,8 @@ class Simulation:
     host_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.policy not in BOUNDS:
-            check_name(self.policy)
-        if self.estimator not in SIMULATED_ESTIMATORS:
-            raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(SIMULATED_ESTIMATORS)}")
+        check_choice(self._scheduled_policy)
+        self._estimator()
         held = self.kv_tokens // self.page_size * self.page_size
         if held < self.max_model_len and self.policy != "bound":
             raise ConfigError(
@@ -97,8 +97,21 @@ class Simulation:
         return self._limits(self._executables or (self.max_model_len,)).chunks(self._scheduled_policy)
 
     @property
-    def _scheduled_policy(self) -> str:
-        return BOUNDS.get(self.policy, self.policy)
+    def policy_name(self) -> str:
+        """The policy's name in reports."""
+        return label(self.policy)
+
+    @property
+    def estimator_name(self) -> str:
+        """The estimator's name in reports."""
+        return label(self.estimator)
+
+    @property
+    def _scheduled_policy(self) -> PolicyChoice:
+        return BOUNDS.get(self.policy_name, self.policy)
+
+    def _estimator(self) -> Estimator:
+        return make_estimator(self.estimator, SIMULATED_ESTIMATORS)
 
     @property
     def _executables(self) -> tuple[int, ...]:
@@ -111,7 +124,7 @@ class Simulation:
             self.max_num_seqs,
             self.max_model_len,
             self.chunk_tokens,
-            True if self.policy in BOUNDS else self.chunked_prefill,
+            True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
         )
 
@@ -153,24 +166,24 @@ class Simulation:
             )
         report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
         return {
-            "policy": self.policy,
+            "policy": self.policy_name,
             "profile": self.profile.name,
             "host_s": self.host_s,
             "step_tokens": world.buckets[-1],
         } | report
 
     def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
-        known_durations = self.estimator not in ESTIMATORS
+        known_durations = self.estimator_name in SIMULATED_ESTIMATORS.keys() - ESTIMATORS.keys()
         if isinstance(arrival, Arrival):
             return make_request(number, arrival.script, plain_tokens, known_durations)
         if known_durations:
             fix = f"one of {', '.join(ESTIMATORS)}"
-            raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator, fix=fix)
+            raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)
         return make_call_request(number, arrival.script)
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` builds it, observed if there are records to write."""
-        estimator, buckets, largest = SIMULATED_ESTIMATORS[self.estimator](), self._executables, self.profile.saturation
+        estimator, buckets, largest = self._estimator(), self._executables, self.profile.saturation
         if not buckets:
             buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
         limits = self._limits(buckets)
@@ -178,8 +191,8 @@ class Simulation:
         synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None
         if records:
-            asked = SIMULATED_ESTIMATORS[self.estimator]()
-            run = {"policy": self.policy, "estimator": self.estimator, "profile": self.profile.name}
+            asked = self._estimator()
+            run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
             run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
             recording = Recording(records, clock.now, kv, build.known, asked, synchronous=synchronous, run=run)
         scheduler = build.build(kv, recording, recording.estimator if recording else None)

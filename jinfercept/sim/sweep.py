@@ -6,6 +6,7 @@ the reports of finished ones remain.
 
 import contextlib
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ class SweepRun:
         return {
             "profile": simulation.profile.name,
             "workload": load.workload,
-            "policy": simulation.policy,
-            "estimator": simulation.estimator,
+            "policy": simulation.policy_name,
+            "estimator": simulation.estimator_name,
             "rate": load.rate,
             "seed": load.seed,
             "duration_s": simulation.duration_s,
@@ -68,12 +69,13 @@ class SweepRun:
     def __str__(self) -> str:
         simulation, load = self.simulation, self.load
         rate = rate_text(load.rate)
-        return f"{simulation.policy} {simulation.estimator} {load.workload} {rate}/s seed {load.seed}"
+        return f"{simulation.policy_name} {simulation.estimator_name} {load.workload} {rate}/s seed {load.seed}"
 
     @property
     def file_name(self) -> str:
         """The part of its files' names that distinguishes the run in a sweep."""
-        return f"{self.simulation.policy}-{rate_text(self.load.rate)}-{self.load.seed}"
+        policy = re.sub(r"[^\w.]+", "_", self.simulation.policy_name)  # a place has slashes and a colon
+        return f"{policy}-{rate_text(self.load.rate)}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
         """Simulate; an exception becomes the report's `error`.

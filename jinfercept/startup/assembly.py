@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jinfercept.config import EngineConfig
 from jinfercept.engine.clock import RealClock
@@ -20,10 +20,10 @@ from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, RunnerShape, StepTicket
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.conformance import check_shape
-from jinfercept.sched.estimator import ESTIMATORS, Estimator
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.observer import Observer, Observers
-from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Policy
+from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.several_hosts import disconnect
@@ -61,6 +61,35 @@ class Machine:
             disconnect()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnParts:
+    """A policy and an estimator that are classes or objects; None where those count that the options name."""
+
+    policy: PolicyChoice | None = None
+    estimator: EstimatorChoice | None = None
+
+    @classmethod
+    def take(cls, flags: dict[str, Any], **choices: object) -> Self:
+        """Parts from choices by keyword; a text is no part but goes into `flags`."""
+        flags |= {name: choice for name, choice in choices.items() if isinstance(choice, str)}
+        own: dict[str, Any] = {name: choice for name, choice in choices.items() if name not in flags}
+        return cls(**own)
+
+    def filled(self, config: EngineConfig) -> tuple[PolicyChoice, EstimatorChoice]:
+        """The policy and the estimator, of the options where there is none."""
+        options = config.scheduling
+        return (
+            options.policy if self.policy is None else self.policy,
+            options.estimator if self.estimator is None else self.estimator,
+        )
+
+    def check(self, config: EngineConfig) -> None:
+        """Raise `ConfigError` if the policy or the estimator cannot be made. Classes are tried."""
+        policy, estimator = self.filled(config)
+        check_choice(policy)
+        make_estimator(estimator)
+
+
 class Assembled(NamedTuple):
     """An engine, the dispatcher of its calls, and its stats."""
 
@@ -73,14 +102,14 @@ def assemble(
     machine: Machine,
     config: EngineConfig,
     memory_plan: MemoryPlan,
-    policy: Policy | str | None,
+    own: "OwnParts",
     record: Recorder | None,
 ) -> Assembled:
-    """An engine under the policy given, or under the one that the options name. Raises `ConfigError` as `_recorded` does."""
+    """An engine with parts of the user's own, or with those that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
-    estimator = ESTIMATORS[config.scheduling.estimator]()
+    policy, chosen = own.filled(config)
     limits = _limits(config, shape)
-    build = plan_scheduler(machine.profile, estimator, _chosen(config, policy), limits, page_size)
+    build = plan_scheduler(machine.profile, make_estimator(chosen), policy, limits, page_size)
     kv = KVManager(
         shape.num_pages,
         memory_plan.host_tokens // page_size,
@@ -91,6 +120,7 @@ def assemble(
     )
     clock = RealClock()
     meter = observer = EngineStats(clock.now, kv, build.known, synchronous=build.policy.synchronous)
+    estimator = build.known.estimator
     if record is not None:
         recorder, estimator = _recorded(record, kv, build.known)
         observer = Observers(meter, recorder)
@@ -127,14 +157,9 @@ def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Obs
     return made
 
 
-def chunks(config: EngineConfig, shape: RunnerShape, policy: Policy | str | None) -> bool:
-    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies without a name chunk."""
-    return _limits(config, shape).chunks(_chosen(config, policy))
-
-
-def _chosen(config: EngineConfig, policy: Policy | str | None) -> Policy | str:
-    """The policy given, or the name of the one that the options choose, which follow a name that is given."""
-    return config.scheduling.policy if policy is None or isinstance(policy, str) else policy
+def chunks(config: EngineConfig, shape: RunnerShape, own: OwnParts) -> bool:
+    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies of the user's own chunk."""
+    return _limits(config, shape).chunks(own.filled(config)[0])
 
 
 def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:

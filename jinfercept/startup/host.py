@@ -14,8 +14,9 @@ from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params
 from jinfercept.request import Request
+from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.sched.policy import Policy
+from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
 from jinfercept.startup.start import EngineSetup
 
@@ -100,10 +101,16 @@ class EngineHost:
 
     # -- another engine --------------------------------------------------------------------------------------------
 
-    def restart(self, policy: Policy | str | None, record: Recorder | None, flags: Mapping[str, Any]) -> None:
+    def restart(
+        self,
+        policy: PolicyChoice | None,
+        record: Recorder | None,
+        estimator: EstimatorChoice | None,
+        flags: Mapping[str, Any],
+    ) -> None:
         """As `LLM.restart`."""
         self.check_idle("start over")
-        setup = self.setup.changed(policy, **flags)
+        setup = self.setup.changed(policy, estimator, **flags)
         parts = setup.assemble(record)
         self.setup = setup
         self._end()

@@ -25,10 +25,10 @@ from jinfercept.models.model import Model, param_bytes
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner, RunnerShape
-from jinfercept.sched.policies import check_name, check_policy
-from jinfercept.sched.policy import Policy
+from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile, load_profile
-from jinfercept.startup.assembly import Assembled, Machine, Recorder, assemble, chunks
+from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
 from jinfercept.startup.backend import check_attention, prepare_backend
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
@@ -47,7 +47,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("jinfercept")
 
-CHANGEABLE = frozenset({"policy", *RestartOptions.__annotations__})
+CHANGEABLE = frozenset({"policy", "estimator", *RestartOptions.__annotations__})
 """Options that no executable depends on."""
 
 
@@ -85,7 +85,7 @@ class EngineSetup:
         machine: its runner, sizes, tokenizer and costs.
         flags: the options as they were given, by name.
         config: the same, with defaults, in sections.
-        policy: a policy object instead of the one that the options name.
+        own: a policy and an estimator instead of those that the options name.
         memory_plan: sizes of the pools.
         times: seconds that the start took.
         sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
@@ -95,19 +95,20 @@ class EngineSetup:
     machine: Machine
     flags: Mapping[str, Any]
     config: EngineConfig
-    policy: Policy | None
+    own: OwnParts
     memory_plan: MemoryPlan
     times: StartTimes
     sampling_defaults: Mapping[str, Any]
 
-    def changed(self, policy: Policy | str | None = None, **flags: Any) -> Self:
-        """The same with other options, of those that are `CHANGEABLE`; the policy by name where `policy` is None.
+    def changed(
+        self, policy: PolicyChoice | None = None, estimator: EstimatorChoice | None = None, **flags: Any
+    ) -> Self:
+        """The same with other options, of those that are `CHANGEABLE`; policy and estimator by name where they are None.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, unknown or out of range.
         """
-        if isinstance(policy, str):
-            policy, flags["policy"] = None, policy
+        own = OwnParts.take(flags, policy=policy, estimator=estimator)
         merged = {**self.flags, **flags}
         config = EngineConfig.from_options(merged)
         fixed = sorted(set(flags) - CHANGEABLE)
@@ -115,15 +116,14 @@ class EngineSetup:
             raise ConfigError(
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
-        check_name(config.scheduling.policy)
-        check_policy(policy)
-        chunks(config, self.machine.shape, policy)
+        own.check(config)
+        chunks(config, self.machine.shape, own)
         memory_plan = self.memory_plan.with_host(config.cache)
-        return replace(self, flags=merged, config=config, policy=policy, memory_plan=memory_plan)
+        return replace(self, flags=merged, config=config, own=own, memory_plan=memory_plan)
 
     def assemble(self, record: Recorder | None = None) -> Assembled:
         """A new engine with empty pages. Raises `ConfigError` if `record` returns something else than it should."""
-        return assemble(self.machine, self.config, self.memory_plan, self.policy, record)
+        return assemble(self.machine, self.config, self.memory_plan, self.own, record)
 
     def close(self) -> None:
         """Free the weights and the pages. For setups that no `LLM` serves on."""
@@ -135,7 +135,8 @@ def set_up(
     *,
     params: Params | None = None,
     tokenizer: Tokenizer | None = None,
-    policy: Policy | str | None = None,
+    policy: PolicyChoice | None = None,
+    estimator: EstimatorChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
     progress: Progress = silent,
@@ -145,15 +146,13 @@ def set_up(
 
     Args, and what is raised: as `LLM`.
     """
-    if isinstance(policy, str):
-        policy, flags["policy"] = None, policy
+    own = OwnParts.take(flags, policy=policy, estimator=estimator)
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
         raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
     config = EngineConfig.from_options(flags)
-    check_name(config.scheduling.policy)
-    check_policy(policy)
+    own.check(config)
     effort = None
     if profile is None and (asked := config.scheduling.profile) is not None:
         effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
@@ -166,14 +165,14 @@ def set_up(
     if (placement := placement_of(config)) is not None:
         group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
     with nullcontext() if group is None else group.failing():
-        return _set_up_here(model, params, tokenizer, policy, profile, effort, config, flags, group, mesh, progress)
+        return _set_up_here(model, params, tokenizer, own, profile, effort, config, flags, group, mesh, progress)
 
 
 def _set_up_here(
     model: str | Path | ModelConfig | ServedModel,
     params: Params | None,
     tokenizer: Tokenizer | None,
-    policy: Policy | None,
+    own: OwnParts,
     profile: Profile | None,
     effort: str | None,
     config: EngineConfig,
@@ -206,7 +205,7 @@ def _set_up_here(
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
         log.info("%s", memory_plan)
-        chunks(config, shape, policy)
+        chunks(config, shape, own)
         runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention)
         runner.warm_up(progress)
     warm_s = time.monotonic()
@@ -233,7 +232,7 @@ def _set_up_here(
     )
     log.info("%s", times)
     machine = Machine(loaded.model.config, tokenizer, runner, shape, profile, leader)
-    return EngineSetup(loaded.model, machine, flags, config, policy, memory_plan, times, defaults)
+    return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults)
 
 
 def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:

@@ -16,7 +16,7 @@ from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.observer import Observers
-from jinfercept.sched.policy import Move, preserve
+from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 from tests.support.tiny_model import tiny_llm, tiny_setup
 
@@ -81,7 +81,7 @@ def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [LeastRecentlyUsed, preserve, 5, object(), TakesTooFew()],
+    [LeastRecentlyUsed, 5, object(), TakesTooFew, TakesTooFew()],
     ids=lambda policy: getattr(policy, "__name__", type(policy).__name__),
 )
 def test_a_policy_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, policy: Any) -> None:
@@ -97,9 +97,9 @@ def test_a_restart_names_the_option_that_is_nearest(llm: LLM) -> None:
 
 
 def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_loads() -> None:
-    wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"profile": 5}]
+    wrongs: list[dict[str, Any]] = [{"policy": LeastRecentlyUsed}, {"policy": 5}, {"estimator": 5}, {"profile": 5}]
     for wrong in wrongs:
-        with pytest.raises(ConfigError, match=f"a {next(iter(wrong))}"):
+        with pytest.raises(ConfigError, match=f"an? {next(iter(wrong))}"):
             LLM("no/such/model", **wrong)
 
 
@@ -120,12 +120,34 @@ def test_an_engine_that_cannot_be_rebuilt_says_what_failed_until_a_restart(llm: 
     expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
     llm.restart(policy=Breaks())
     for _ in range(2):
-        with pytest.raises(EngineError, match=r"OSError: resume 1;.*restart"):
+        with pytest.raises(EngineError, match=r"the policy Breaks raises OSError: resume 1 in resume .*restart"):
             llm.generate(PROMPT, SHORT)
-    with pytest.raises(EngineError, match="OSError: resume 1;"):
+    with pytest.raises(EngineError, match="OSError: resume 1 in resume"):
         llm.stream(PROMPT, SHORT)
     llm.restart()
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
+
+
+class FailsOnce(Breaks):
+    """Raises in its second plan only, and ends requests as it should."""
+
+    def __init__(self) -> None:
+        self.num_plans = 0
+
+    def resume(self, sequence: Sequence, now: float) -> None: ...
+
+    def moves(self, budget: object, now: float) -> Iterable[Move]:
+        self.num_plans += 1
+        return () if self.num_plans != 2 else {}["moves"]
+
+
+def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(llm: LLM) -> None:
+    expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
+    llm.restart(policy=FailsOnce, estimator=ElapsedEstimator)
+    with pytest.raises(EngineError, match=r"PluginError: the policy FailsOnce raises KeyError: 'moves' in moves"):
+        llm.generate(PROMPT, SHORT)
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
+    llm.engine.check_pages()
 
 
 def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +237,11 @@ def test_models_health_version_and_documents_are_there(served: Running) -> None:
     responses = document["paths"][CHAT]["post"]["responses"]
     assert {"200", "400", "401", "404", "413", "415", "429", "503"} <= set(responses)
     assert "422" not in responses
+
+
+def test_no_field_of_a_request_loads_code(served: Running, tmp_path: Path) -> None:
+    mark, code = tmp_path / "ran", tmp_path / "own.py"
+    code.write_text(f"open({str(mark)!r}, 'w')\n")
+    for name in ("policy", "estimator", "workload", "order", "model", "user"):
+        assert served.chat(**{name: f"{code}:Policy", "max_tokens": 1}).status_code < 500
+    assert not mark.exists()

@@ -1,0 +1,165 @@
+"""Policies and estimators of users behind a check: whatever these raise or answer, the error names them.
+
+The built-in ones run without a guard. A move that cannot be executed, such as one of a page that is in use, is no mistake: the
+scheduler refuses it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+from jinfercept.errors import PluginError, describe_failure
+from jinfercept.kv.page import Page
+from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.plugins import source_line
+from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.sequence import PendingCall, Sequence
+
+_ALLOWED = {
+    "moves": frozenset(Action),
+    "victims": frozenset({Action.DROP, Action.SWAP, Action.LOSE}),
+    "host_victims": frozenset({Action.UNCOPY, Action.LOSE}),
+}
+
+_END: Any = object()
+
+
+@final
+class GuardedPolicy(Policy):
+    """A user's policy.
+
+    Args:
+        policy: of the right shape.
+        name: of the policy, for errors.
+
+    Raises:
+        PluginError: from any method: the policy raised, or answered what is no move of a page of that sequence, or the same
+            move twice, in one order.
+    """
+
+    def __init__(self, policy: Policy, name: str) -> None:
+        self.requeues_at_tail = bool(policy.requeues_at_tail)
+        self.protects_paused = bool(policy.protects_paused)
+        self.synchronous = bool(policy.synchronous)
+        self._policy = policy
+        self._call = _Calls(f"policy {name}")
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._call("pause", self._policy.pause, sequence, now)
+
+    def wait(self, sequence: Sequence) -> None:
+        self._call("wait", self._policy.wait, sequence)
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._call("resume", self._policy.resume, sequence, now)
+
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+        return self._checked("moves", self._call("moves", self._policy.moves, budget, now))
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return self._checked("victims", self._call("victims", self._policy.victims, now))
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return self._checked("host_victims", self._call("host_victims", self._policy.host_victims, sequence, now))
+
+    def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
+        check = _MoveCheck(_ALLOWED[method])
+        left: Iterator[Any] = self._call(method, lambda: iter(moves))
+        while (move := self._call(method, lambda: next(left, _END))) is not _END:
+            if problem := check(move):
+                raise PluginError(self._call.plugin, f"answers {problem} in {method}")
+            yield move
+
+
+@final
+class _MoveCheck:
+    """Says what is wrong with a move of one order; "" if nothing is."""
+
+    def __init__(self, allowed: frozenset[Action]) -> None:
+        self._allowed = allowed
+        self._offered = set[tuple[str, int, Action]]()
+        self._pages: dict[str, dict[int, int]] = {}  # places of a sequence's pages, by the page's identity
+
+    def __call__(self, move: object) -> str:
+        if not isinstance(move, Move) or not isinstance(move.sequence, Sequence) or not isinstance(move.page, Page):
+            return f"{move!r:.80}, which is no Move of a page of a sequence,"
+        sequence, page, action, _ = move
+        if action not in self._allowed:
+            return f"{action!s:.80} for request {sequence.id}, which is none of {', '.join(self._names())},"
+        place = self._place(sequence, page)
+        if place is None:
+            return f"a page that is not one of request {sequence.id}, which is {sequence.state.value},"
+        key = (sequence.id, id(page), action)
+        if key in self._offered:
+            return f"{action} of page {place} of request {sequence.id} twice in one order"
+        self._offered.add(key)
+        return ""
+
+    def _place(self, sequence: Sequence, page: Page) -> int | None:
+        """The page's index in the context; contexts may change while an order is read."""
+        places = self._pages.get(sequence.id, {})
+        if id(page) not in places:
+            places = {id(own): index for index, own in enumerate(sequence.context.pages)}
+            self._pages[sequence.id] = places
+        return places.get(id(page))
+
+    def _names(self) -> list[str]:
+        return [str(action) for action in Action if action in self._allowed]
+
+
+@final
+class GuardedEstimator(Estimator):
+    """A user's estimator.
+
+    Args:
+        estimator: of the right shape.
+        name: of the estimator, for errors.
+
+    Raises:
+        PluginError: from any method: the estimator raised, or answered what is no number of its range.
+    """
+
+    def __init__(self, estimator: Estimator, name: str) -> None:
+        self._estimator = estimator
+        self._call = _Calls(f"estimator {name}")
+
+    def started(self, call: PendingCall, at_s: float) -> None:
+        self._call("started", self._estimator.started, call, at_s)
+
+    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
+        self._call("observe", self._estimator.observe, call, duration_s, clean)
+
+    def duration_s(self, call: PendingCall, age_s: float) -> float:
+        return self._number("duration_s", self._estimator.duration_s, call, age_s)
+
+    def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        return self._number("remaining_s", self._estimator.remaining_s, call, age_s)
+
+    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
+        return self._number("survival", self._estimator.survival, call, age_s, horizon_s, most=1.0)
+
+    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
+        return self._number("hold_until_s", self._estimator.hold_until_s, call, hold_cost_per_s, leave_cost)
+
+    def _number(self, name: str, method: Callable[..., float], *arguments: object, most: float = float("inf")) -> float:
+        found = self._call(name, method, *arguments)
+        try:
+            if 0.0 <= found <= most:  # false for NaN
+                return float(found)
+        except (TypeError, ValueError):
+            pass
+        raise PluginError(self._call.plugin, f"answers {found!r:.80} in {name}, which is no number from 0 to {most:g}")
+
+
+@final
+class _Calls:
+    """Calls methods of a plugin; what they raise becomes a `PluginError` with the method and the line."""
+
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
+
+    def __call__[T](self, name: str, method: Callable[..., T], *arguments: object) -> T:
+        try:
+            return method(*arguments)
+        except Exception as error:
+            problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"
+            raise PluginError(self.plugin, problem) from error

@@ -1,0 +1,177 @@
+"""A user's own code in the engine: a policy, an estimator, a workload, given as a place, a class, a function or an object.
+
+A *place* is `path.py:Name` or `package.module:Name`. Places come from the operator alone, as flags, keyword arguments or TOML
+tables: no field of a request is ever loaded. Knows no policy and no estimator, only the Protocol that it is given.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jinfercept.errors import ConfigError, describe_failure, nearest
+from jinfercept.sched.conformance import check_shape, has_members, missing_members
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def is_place(text: str) -> bool:
+    """Whether a text is a place: built-in names have no colon."""
+    return ":" in text
+
+
+def label(choice: object) -> str:
+    """The name of a choice in reports and errors: a name or a place as it was given, else the name of the class or function."""
+    if isinstance(choice, str):
+        return choice
+    named = choice if isinstance(choice, type) or inspect.isfunction(choice) else type(choice)
+    return named.__qualname__
+
+
+def check_name(what: str, name: str, known: Mapping[str, object]) -> None:
+    """Raise `ConfigError` unless a name is known.
+
+    Args:
+        what: noun for the error, such as "policy".
+    """
+    if name not in known:
+        fix = f"one of {', '.join(known)}; or your own, as path.py:Class or package.module:Class"
+        raise ConfigError(f"no such {what}", got=name + nearest(name, list(known)), fix=fix)
+
+
+def load_plugin(what: str, place: str) -> object:
+    """The object at a place. A file runs at its first use, and again once it has changed.
+
+    Args:
+        what: noun for errors, such as "policy".
+        place: `path.py:Name` or `package.module:Name`.
+
+    Raises:
+        ConfigError: no such file, module or name, or it raises when it is imported.
+    """
+    home, _, name = place.rpartition(":")
+    if not home or not name.isidentifier():
+        fix = "path.py:Class or package.module:Class"
+        raise ConfigError(f"{_a(what)} of your own is a file or module and a name", got=place, fix=fix)
+    in_file = home.endswith(".py") or "/" in home
+    module = _run_file(what, Path(home)) if in_file else _import(what, home)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        own = [known for known in public if getattr(vars(module)[known], "__module__", None) == module.__name__]
+        got = f"{place}{nearest(name, public)}"
+        raise ConfigError(f"no such {what}: {home} has no {name}", got=got, fix=f"one of {', '.join(own)}") from None
+
+
+def build_plugin[T](what: str, choice: object, protocol: type[T], *inputs: object) -> T:
+    """The object that a choice means.
+
+    A class or a function is called: with the inputs if it requires arguments, and without any if it requires none.
+
+    Args:
+        what: noun for errors, such as "policy".
+        choice: a place, a class, a function that makes an object, or the object itself.
+        protocol: has to have the object's members.
+        inputs: arguments of classes and functions that require them.
+
+    Raises:
+        ConfigError: as `load_plugin`; or calling it raises, or takes other arguments, or the object lacks a member.
+    """
+    name = label(choice)
+    if isinstance(choice, str):
+        choice = load_plugin(what, choice)
+    if isinstance(choice, type) or (callable(choice) and not has_members(choice, protocol)):
+        choice = _call(what, name, choice, inputs, protocol)
+    check_shape(_a(what), choice, protocol)
+    return choice  # pyright: ignore[reportReturnType] # it has the members
+
+
+def source_line(error: BaseException, skipped: str) -> str:
+    """` (own.py, line 12)`: the innermost line of an exception outside the file `skipped`; "" if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != skipped]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def _call(what: str, name: str, made: Callable[..., Any], inputs: tuple[object, ...], protocol: type) -> object:
+    if inspect.isabstract(made):
+        fix = f"add {', '.join(missing_members(made, protocol))}"
+        raise ConfigError(f"{_a(what)} has the methods of {protocol.__name__}", got=f"the class {name}", fix=fix)
+    required = _required(made)
+    if len(required) not in (0, len(inputs)) or not all(map(_may_be, required, inputs)):
+        takes = f"nothing or {', '.join(type(one).__name__ for one in inputs)}" if inputs else "nothing"
+        got = f"{name}({', '.join(map(str, required))})"
+        raise ConfigError(f"{_a(what)} is made with {takes}", got=got, fix="give its other arguments defaults")
+    try:
+        return made(*inputs) if required else made()
+    except ConfigError:
+        raise
+    except Exception as error:  # it is the user's
+        got = describe_failure(error) + source_line(error, __file__)
+        raise ConfigError(
+            f"the {what} {name} raised when it was made", got=got, fix="correct its constructor"
+        ) from error
+
+
+def _required(made: Callable[..., object]) -> list[inspect.Parameter]:
+    """Positional arguments without a default; none if there is no signature."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except ValueError:
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one for one in parameters if one.default is one.empty and one.kind in kinds]
+
+
+def _may_be(parameter: inspect.Parameter, value: object) -> bool:
+    """Whether an argument that is annotated with a class takes a value; other annotations are not read."""
+    hint = parameter.annotation
+    return hint is parameter.empty or not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _import(what: str, home: str) -> ModuleType:
+    try:
+        return importlib.import_module(home)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{home}.".startswith(f"{error.name}."):
+            fix = "install it or set PYTHONPATH, or give its file: path.py:Class"
+            raise ConfigError(f"no such module for {_a(what)}", got=home, fix=fix) from None
+        raise _failed_import(what, home, error) from error
+
+
+def _run_file(what: str, path: Path) -> ModuleType:
+    try:
+        stat, path = path.stat(), path.resolve()
+    except OSError:
+        raise ConfigError(f"no such file for {_a(what)}", got=path, fix="give the path of one that is there") from None
+    name = f"jinfercept_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    state = (stat.st_mtime_ns, stat.st_size)
+    ran = sys.modules.get(name)
+    if ran is not None and getattr(ran, "__jinfercept_state__", None) == state:
+        return ran
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{_a(what)} comes from a Python file", got=path, fix="give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look up their annotations
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _failed_import(what, str(path), error) from error
+    module.__dict__["__jinfercept_state__"] = state
+    return module
+
+
+def _failed_import(what: str, home: str, error: BaseException) -> ConfigError:
+    line = f" (line {error.lineno})" if isinstance(error, SyntaxError) else source_line(error, __file__)
+    got = describe_failure(error) + line
+    return ConfigError(f"the code of {_a(what)}, {home}, raises when it is imported", got=got, fix="correct it")
