@@ -94,7 +94,8 @@ class Policy(Protocol):
     def victims(self, now: float) -> Iterator[Move]:
         """Evictions from the device (`DROP`, `SWAP` or `LOSE`), in order, while a slot is needed.
 
-        Must offer every paused page in the end, and none twice. The iterator is read as far as slots are needed, perhaps at
+        Must offer every page of every paused sequence in the end, and none twice; pages that contexts share may be left out:
+        the scheduler takes their slots last. The iterator is read as far as slots are needed, perhaps at
         several times while one plan is made.
         """
         ...

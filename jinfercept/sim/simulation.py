@@ -35,6 +35,11 @@ and fetched at no cost but the step of the scatter (`free_pause`), so that a pol
 _ENDLESS_TOKENS = 1 << 40
 
 
+def reads_durations(estimator: EstimatorChoice) -> bool:
+    """Whether an estimator reads the true durations of calls, as oracles do, which take them for hints."""
+    return isinstance(estimator, str) and estimator in SIMULATED_ESTIMATORS.keys() - ESTIMATORS.keys()
+
+
 @dataclass(frozen=True)
 class Simulation:
     """The machine, the policy and the limits of a simulated run.
@@ -173,7 +178,7 @@ class Simulation:
         } | report
 
     def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
-        known_durations = self.estimator_name in SIMULATED_ESTIMATORS.keys() - ESTIMATORS.keys()
+        known_durations = reads_durations(self.estimator)
         if isinstance(arrival, Arrival):
             return make_request(number, arrival.script, plain_tokens, known_durations)
         if known_durations:

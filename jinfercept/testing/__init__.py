@@ -1,0 +1,4 @@
+"""Checks code of the user's own on engines without a model: knows the engine and the simulator, and no JAX."""
+
+from jinfercept.testing.policy_check import PolicyCheckError as PolicyCheckError
+from jinfercept.testing.policy_check import check_policy as check_policy

@@ -1,0 +1,122 @@
+"""A runner whose KV is the token ids themselves: whatever page goes to the wrong place, the next token is another one."""
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+
+from jinfercept.errors import RequestError
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
+
+VOCAB = 97
+"""Token ids of the fake model are below it."""
+
+
+def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
+    """The token that the fake model writes after a context; only one that the words of a mask allow, if there are any."""
+    draw = hashlib.sha256(array("q", context).tobytes()).digest()[0]
+    if words is None:
+        return draw % VOCAB
+    allowed = [token for token in range(VOCAB) if words[token // 32] >> token % 32 & 1]
+    return allowed[draw % len(allowed)]
+
+
+class FakeRunner:
+    """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes."""
+
+    def __init__(self, page_size: int, buckets: tuple[int, ...], fail_at: int | None = None) -> None:
+        self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
+        self.plans: list[StepPlan] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.device: dict[int, dict[int, tuple[int, int]]] = {}  # slot → offset → (position, token)
+        self.host: dict[int, dict[int, tuple[int, int]]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+        self.last: dict[int, int] = {}
+        self.unsampled = False  # a forward pass was dispatched, its sampling was not
+
+    def close(self) -> None:
+        self.reset()
+
+    def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+        """The slots and contexts of the plan's sampled chunks, as attention sees them: before pages are scattered."""
+        assert not self.unsampled, "a plan follows one that was not sampled"
+        self.unsampled = True
+        self.plans.append(plan)
+        if self.fail_at == len(self.plans):
+            raise RuntimeError("the device is gone")
+        landing = {copy.device_slot: dict(self.host[copy.host_slot]) for copy in plan.fetch}
+        for slot in plan.drop:
+            del self.host[slot]
+        for copy in plan.offload:
+            assert copy.host_slot not in self.host, "a host slot holds two pages"
+            self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        contexts = self._compute(plan)
+        for copy in plan.scatter:
+            self.device[copy.device_slot] = landing.pop(copy.device_slot)
+        assert not landing
+        return contexts
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        assert self.unsampled
+        self.unsampled = False
+        drawn = [next_token(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        samples = [chunk.sample for chunk in self.plans[-1].chunks if chunk.sample is not None]
+        tokens = [
+            token if sample.forced is None else sample.forced for token, sample in zip(drawn, samples, strict=True)
+        ]
+        self.last |= {slot: token for (slot, _), token in zip(forward, tokens, strict=True)}
+        return StepResult(tuple(tokens), 0.0)
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        """Both phases of a plan without constrained rows."""
+        return self.sample(self.forward(plan), {})
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        return ticket
+
+    def _compute(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+        assert plan.num_tokens <= plan.bucket
+        assert not plan.chunks or plan.bucket in self.buckets
+        assert len({chunk.slot for chunk in plan.chunks}) == len(plan.chunks)
+        for chunk in plan.chunks:
+            table = self.tables.setdefault(chunk.slot, {})
+            table.update(chunk.new_pages)
+            for position in range(chunk.start, chunk.start + len(chunk.tokens)):
+                if position % self.page_size == 0:  # a page begins anew
+                    self.device[table[position // self.page_size]] = {}
+        for chunk in plan.chunks:  # all rows are written before any is read, as in a layer, in any order
+            table = self.tables[chunk.slot]
+            tokens = (self.last[chunk.slot],) if chunk.tokens == (FROM_DEVICE,) else chunk.tokens
+            for position, token in enumerate(tokens, start=chunk.start):
+                slot, offset = table[position // self.page_size], position % self.page_size
+                assert slot != 0
+                self.device[slot][offset] = (position, token)
+        contexts = []
+        for chunk in plan.chunks:
+            if chunk.sample is None:
+                continue
+            end = chunk.start + len(chunk.tokens)
+            assert chunk.sample.position == end
+            table = self.tables[chunk.slot]
+            entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
+            assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
+            contexts.append((chunk.slot, [entry[1] for entry in entries if entry]))
+        return contexts
+
+
+def uninterrupted(
+    prompt: tuple[int, ...], params: SamplingParams, script: Mapping[int, list[int]], max_model_len: int
+) -> list[int]:
+    """The stream that the fake model writes without a pause: `script` gives returned tokens by generated count."""
+    if len(prompt) >= max_model_len:
+        raise RequestError("too long", got=len(prompt), fix="shorten it")
+    context, generated = list(prompt), 0
+    while True:
+        context.append(next_token(context))
+        generated += 1
+        if generated == params.max_tokens or len(context) >= max_model_len:
+            return context[len(prompt) :]
+        if generated in script:
+            context += script[generated][: max_model_len - len(context) - 1]

@@ -1,0 +1,176 @@
+"""Runs a policy through scenarios that policies fail in, on the real scheduler and engine, without a model and without time."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from random import Random
+from typing import NamedTuple
+
+from jinfercept.errors import ConfigError, PluginError, describe_failure
+from jinfercept.request import RequestOutput
+from jinfercept.sched.conformance import has_members
+from jinfercept.sched.guards import GuardedPolicy
+from jinfercept.sched.plugins import label
+from jinfercept.sched.policies import PolicyChoice, check_choice
+from jinfercept.sched.policy import Policy
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.workload import Script, Segment
+from jinfercept.testing.fake_runner import next_token
+from jinfercept.testing.scenarios import FOLLOW_UP_TOKENS, NEVER, Scenario, ScenarioRun, hangs
+from jinfercept.testing.watched_policy import PolicyCheckError, WatchedPolicy
+
+MAX_STEPS = 4000
+"""Steps of the engine after which requests of a scenario are taken to starve; the built-in policies need a tenth."""
+
+
+class PolicyReport(NamedTuple):
+    """What a check has run.
+
+    Attributes:
+        policy: its name.
+        num_scenarios: all of them passed.
+        num_plans: plans that were made.
+        num_moves: moves that the policy offered.
+    """
+
+    policy: str
+    num_scenarios: int
+    num_plans: int
+    num_moves: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy}: {self.num_scenarios} scenarios, {self.num_plans:,} plans, {self.num_moves:,} moves; every request "
+            f"was served with the tokens that it has without pauses, and no page was lost or owned twice"
+        )
+
+
+def check_policy(policy: PolicyChoice) -> PolicyReport:
+    """Check that a policy keeps the rules of `Policy`: same tokens, no page lost, every request served.
+
+    The scenarios are small and always the same: pools that hold all and pools too small, with and without host memory, slow
+    links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at both
+    pipeline depths. Takes a second or two.
+
+    Args:
+        policy: as for `LLM`, but no object, since every scenario needs a new one.
+
+    Returns:
+        Counts, and a line of text when printed.
+
+    Raises:
+        PolicyCheckError: what the policy broke, and in which scenario. It is an `AssertionError`.
+        ConfigError: there is no such policy, or it cannot be made.
+    """
+    if not isinstance(policy, str | type) and has_members(policy, Policy):
+        raise ConfigError(
+            "a check needs a new policy for each scenario", got=f"an object, {policy!r:.80}", fix="its class"
+        )
+    check_choice(policy)
+    name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
+    for title, scenario in scenarios():
+        for depth in (0, 1):
+            one = replace(scenario, policy=policy, depth=depth)
+            plans, moves = _check(name, f"{title}, pipeline depth {depth}", one)
+            num_plans, num_moves, num_scenarios = num_plans + plans, num_moves + moves, num_scenarios + 1
+    return PolicyReport(name, num_scenarios, num_plans, num_moves)
+
+
+def scenarios() -> Iterator[tuple[str, Scenario]]:
+    """The scenarios of `check_policy`, with what each is."""
+    rng = Random(0)
+    yield "a pool that holds all", Scenario(_drawn(rng, 6, 40), num_pages=80, num_host_pages=40)
+    for number, (host, link) in enumerate(product((0, 3, 40), (1.0, 800.0, 1e6))):
+        estimator = ("elapsed", "history", "oracle_wild")[number % 3]
+        machine = f"a pool too small, {host} host pages, a link of {link:g} tokens/s"
+        sizes = {"num_pages": rng.randint(8, 14), "num_host_pages": host, "link_tokens_per_s": link}
+        yield machine, Scenario(_drawn(rng, 6, 4 * sizes["num_pages"]), estimator=estimator, **sizes)
+    returning = Script("chat", 9, (Segment(3, 5.0, 6), Segment(2, 5.0, 6), Segment(4, None, 0)))
+    for pages in (9, 20):
+        yield (
+            "all requests returning at once",
+            Scenario(7 * (Arrival(0.0, returning),), num_pages=pages, num_host_pages=12),
+        )
+    hung = Script("chat", 12, (Segment(2, NEVER, 0), Segment(1, None, 0)))
+    whole_pool = Script("math", 20, (Segment(3, 0.1, 5), Segment(20, None, 0)))
+    never = (*(6 * (Arrival(0.0, hung),)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
+    yield "calls that never return, then requests that need the whole pool", Scenario(never, num_host_pages=5)
+    yield "calls that never return, whole prompts", Scenario(never, num_host_pages=0, whole_prompts=True)
+    aborts = tuple((0.3 * number, number) for number in range(6))
+    yield "requests aborted while they wait and while they are paused", Scenario(_drawn(rng, 6, 40), aborts=aborts)
+    yield "prompts that share pages", Scenario(_drawn(rng, 6, 40), one_prompt=True)
+    yield "follow-ups that extend retained contexts", Scenario(_drawn(rng, 6, 24), follow_ups=True)
+    yield "three tenants", Scenario(_drawn(rng, 6, 40), num_tenants=3)
+
+
+def _drawn(rng: Random, count: int, max_context: int) -> tuple[Arrival, ...]:
+    """Requests of up to `max_context` tokens, with up to four calls."""
+    return tuple(Arrival(rng.choice((0.0, 0.0, 0.03, 0.3, 2.0)), _script(rng, max_context)) for _ in range(count))
+
+
+def _script(rng: Random, max_context: int) -> Script:
+    room = rng.randint(max_context // 3, max_context)
+    prompt = rng.randint(1, room // 2)
+    room, segments = room - prompt, list[Segment]()
+    for _ in range(rng.randint(0, 4)):
+        decode, returned = rng.randint(1, 5), rng.randint(0, 8)
+        if decode + returned >= room:
+            break
+        segments.append(Segment(decode, rng.choice((0.0, 0.005, 0.1, 2.0, 20.0)), returned))
+        room -= decode + returned
+    return Script(rng.choice(("math", "chat")), prompt, (*segments, Segment(min(room, 9), None, 0)))
+
+
+def _check(name: str, title: str, scenario: Scenario) -> tuple[int, int]:
+    """Plans and moves of a scenario; raises `PolicyCheckError` with its title."""
+    watched: list[WatchedPolicy] = []
+
+    def wrap(policy: Policy) -> Policy:
+        guarded = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy, name)
+        watched.append(WatchedPolicy(guarded, name))
+        return watched[0]
+
+    run, problem, cause = None, "", None
+    try:
+        run = ScenarioRun(scenario, wrap=wrap, watch=lambda run: _raise(run.failures)).run(MAX_STEPS)
+        problem = next(_problems(run, scenario), "")
+    except (PolicyCheckError, PluginError) as error:
+        problem, cause = str(error), error
+    except Exception as error:  # that a policy brought about
+        problem, cause = f"breaks the engine: {describe_failure(error)}", error
+    if watched and watched[0].problem is not None:  # what came after it follows from it
+        problem, cause = str(watched[0].problem), watched[0].problem
+    if run is None or problem:
+        says = problem.removeprefix(f"the policy {name} ")
+        raise PolicyCheckError(f"the policy {name} {says} (scenario: {title})") from cause
+    return len(run.plans), watched[0].num_moves
+
+
+def _raise(failures: list[BaseException]) -> None:
+    if failures:
+        raise failures[0]
+
+
+def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
+    aborted = {number for _, number in scenario.aborts}
+    for number, (_, script) in enumerate(scenario.arrivals):
+        output = run.outputs.get(number)
+        if output is None and not hangs(script):
+            yield f"loses request {number}: it never ends, though all its calls have returned"
+        elif output is not None and number not in aborted:
+            yield from _differences(number, script.generated, script.calls, output)
+    for number in run.outputs.keys() - range(len(scenario.arrivals)):
+        yield from _differences(number, FOLLOW_UP_TOKENS, 0, run.outputs[number])
+
+
+def _differences(number: int, generated: int, calls: int, output: RequestOutput) -> Iterator[str]:
+    """What is wrong with the tokens of a request that has ended."""
+    [completion] = output.outputs
+    stream = list(completion.token_ids)
+    returned = {index for pause in completion.interceptions for index in range(*pause.span)}
+    for index, token in enumerate(stream):
+        if index not in returned and token != next_token([*output.prompt_token_ids, *stream[:index]]):
+            yield f"changes the tokens of request {number}, from the {index + 1}. on: a page was read in the wrong place"
+            return
+    if (len(stream) - len(returned), len(completion.interceptions)) != (generated, calls):
+        yield f"ends request {number} with {len(stream) - len(returned)} tokens of its {generated}"

@@ -1,0 +1,134 @@
+"""A policy that watches another one for what the engine would put up with, or could not find out: see `Policy`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import final
+
+from jinfercept.kv.page import Page
+from jinfercept.sched.policy import Budget, Move, Policy
+from jinfercept.sched.sequence import Sequence, State
+
+
+class PolicyCheckError(AssertionError):
+    """A policy breaks a rule of `Policy`."""
+
+
+@final
+class WatchedPolicy(Policy):
+    """Passes everything on, and raises `PolicyCheckError` where a rule is broken.
+
+    A sequence and its pages may not be written to, and an order of eviction ends only when every page was offered whose slot
+    can be taken; pages that contexts share are the scheduler's.
+
+    Args:
+        policy: the one to watch.
+        name: of it, for errors.
+
+    Attributes:
+        problem: the first rule that was broken.
+        num_moves: moves that were offered.
+    """
+
+    def __init__(self, policy: Policy, name: str) -> None:
+        self.requeues_at_tail = policy.requeues_at_tail
+        self.protects_paused = policy.protects_paused
+        self.synchronous = policy.synchronous
+        self.problem: PolicyCheckError | None = None
+        self.num_moves = 0
+        self._policy, self._name = policy, name
+        self._known: dict[str, Sequence] = {}
+        self._paused: dict[str, Sequence] = {}
+        self._changes = 0
+        self._shared: dict[
+            int, Page
+        ] = {}  # pages that two contexts had, by identity; kept, so that no other page gets it
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._known[sequence.id] = self._paused[sequence.id] = sequence
+        self._changes += 1
+        self._note_shared()
+        self._unwritten("pause", lambda: self._policy.pause(sequence, now))
+
+    def wait(self, sequence: Sequence) -> None:
+        self._changes += 1
+        self._unwritten("wait", lambda: self._policy.wait(sequence))
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._known[sequence.id] = sequence
+        self._paused.pop(sequence.id, None)
+        self._changes += 1
+        self._note_shared()
+        self._unwritten("resume", lambda: self._policy.resume(sequence, now))
+        if sequence.state is State.FINISHED:
+            self._known.pop(sequence.id)
+
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+        self._changes += 1
+        return self._unwritten_each("moves", lambda: self._policy.moves(budget, now))
+
+    def victims(self, now: float) -> Iterator[Move]:
+        self._note_shared()
+        changes, offered = self._changes, set(self._shared)
+        for move in self._unwritten_each("victims", lambda: self._policy.victims(now)):
+            offered.add(id(move.page))
+            yield move
+        if changes != self._changes:
+            return  # an order that was begun before the last pause need not know of it
+        for sequence in self._paused.values():
+            for index, page in enumerate(sequence.context.pages):
+                if _can_be_evicted(page) and id(page) not in offered:
+                    doing = "waits for its calls" if sequence.state is State.INTERCEPTED else "waits to run"
+                    self._fail(
+                        f"keeps page {index} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
+                        f"running request needs a slot; it must offer every page of every paused request in the end"
+                    )
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return self._unwritten_each("host_victims", lambda: self._policy.host_victims(sequence, now))
+
+    def _note_shared(self) -> None:
+        for sequence in self._paused.values():
+            shared = (page for page in sequence.context.pages if page.refs + page.evictable_refs > 1)
+            self._shared |= {id(page): page for page in shared}
+
+    def _unwritten[T](self, method: str, call: Callable[[], T]) -> T:
+        known = list(self._known.values())
+        before = list(map(_state_of, known))
+        answer = call()
+        for sequence, was, now in zip(known, before, map(_state_of, known), strict=True):
+            if was != now:
+                changed = [what for what, old, new in zip(_STATE, was, now, strict=True) if old != new]
+                self._fail(f"writes to request {sequence.id} in `{method}`: its {', '.join(changed)}; it may only read")
+        return answer
+
+    def _unwritten_each(self, method: str, call: Callable[[], Iterable[Move]]) -> Iterator[Move]:
+        left = iter(self._unwritten(method, call))
+        while (move := self._unwritten(method, lambda: next(left, None))) is not None:
+            self.num_moves += 1
+            yield move
+
+    def _fail(self, problem: str) -> None:
+        self.problem = self.problem or PolicyCheckError(f"the policy {self._name} {problem}")
+        raise self.problem
+
+
+def _can_be_evicted(page: Page) -> bool:
+    """Whether the slot of a paused page can be taken now."""
+    return page.device is not None and not page.refs and not page.fetching
+
+
+_STATE = ("state", "order", "tokens", "counts of tokens", "calls", "pages")
+
+
+def _state_of(sequence: Sequence) -> tuple[object, ...]:
+    """What a policy can see of a sequence, in the order of `_STATE`."""
+    return (
+        sequence.state,
+        sequence.order,
+        len(sequence.tokens),
+        (sequence.pending, sequence.generated, sequence.max_tokens),
+        (sequence.calls, sequence.awaited, sequence.paused_s),
+        [
+            (id(page), page.device, page.host, page.filled, page.host_filled, page.refs, page.evictable_refs)
+            for page in sequence.context.pages
+        ],
+    )

@@ -1,0 +1,111 @@
+"""The check of policies passes every built-in one, and says in words what a broken one breaks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import jinfercept.testing
+from jinfercept.errors import ConfigError
+from jinfercept.sched.policies import SETTINGS, PolicyInputs
+from jinfercept.sched.policy import Action, Budget, Move, Policy
+from jinfercept.sched.sequence import Sequence, State
+from jinfercept.testing import PolicyCheckError, check_policy
+
+DISTINCT = ("discard", "preserve", "swap", "min_waste", "lru_host", "copy_ahead")
+"""One of each kind: the other built-in policies differ from these in a constant."""
+
+
+@pytest.mark.parametrize(
+    "policy", [name if name in DISTINCT else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
+def test_every_built_in_policy_keeps_the_rules(policy: str) -> None:
+    report = check_policy(policy)
+    assert report.num_scenarios > 20
+    assert str(report).startswith(f"{policy}: {report.num_scenarios} scenarios")
+
+
+class Sound(Policy):
+    """Evicts by the order of pausing; the broken ones below change a line of it."""
+
+    def __init__(self, known: PolicyInputs) -> None:
+        self.paused: dict[str, Sequence] = {}
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self.paused[sequence.id] = sequence
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self.paused.pop(sequence.id, None)
+
+    def victims(self, now: float) -> Iterator[Move]:
+        for sequence in list(self.paused.values()):
+            for page in reversed(sequence.context.pages):
+                yield Move(sequence, page, Action.SWAP, "a slot is needed")
+
+
+class LosesReturned(Sound):
+    def wait(self, sequence: Sequence) -> None:
+        del self.paused[sequence.id]
+
+
+class EndsRequests(Sound):
+    def wait(self, sequence: Sequence) -> None:
+        sequence.state = State.FINISHED
+
+
+class KeepsChats(Sound):
+    def victims(self, now: float) -> Iterator[Move]:
+        return (move for move in super().victims(now) if not any(call.name == "chat" for call in move.sequence.calls))
+
+
+class EvictsTwice(Sound):
+    def victims(self, now: float) -> Iterator[Move]:
+        for move in super().victims(now):
+            yield from (move, move)
+
+
+class AnswersNames(Sound):
+    def moves(self, budget: Budget, now: float) -> Any:
+        return list(self.paused)
+
+
+class TakesPages(Sound):
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+        for sequence in self.paused.values():
+            sequence.context.pages.clear()
+        return iter(())
+
+
+class Raises(Sound):
+    def resume(self, sequence: Sequence, now: float) -> None:
+        del self.paused[sequence.id]
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (LosesReturned, r"LosesReturned keeps page \d+ of request \d, which waits to run: `victims` ends without it"),
+        (EndsRequests, r"EndsRequests writes to request \d in `wait`: its state; it may only read"),
+        (KeepsChats, r"KeepsChats keeps page \d+ of request \d, which waits for its calls: .* must offer every page"),
+        (EvictsTwice, r"EvictsTwice answers Action.SWAP of page \d+ of request \d twice in one order in victims"),
+        (AnswersNames, r"AnswersNames answers '\d', which is no Move of a page of a sequence, in moves"),
+        (TakesPages, r"TakesPages writes to request \d in `moves`: its pages; it may only read"),
+        (Raises, r"Raises raises KeyError: '\d' in resume \(test_check_policy.py, line \d+\)"),
+    ],
+)
+def test_a_broken_policy_fails_with_what_it_breaks_and_where(policy: Callable[..., Policy], says: str) -> None:
+    check = rf"the policy {says}.*\(scenario: .*, pipeline depth [01]\)$"
+    with pytest.raises(PolicyCheckError, match=check):
+        check_policy(policy)
+
+
+def test_a_policy_of_the_users_own_is_checked_in_one_line() -> None:
+    assert jinfercept.testing.check_policy(Sound).policy == "Sound"
+
+
+def test_an_object_and_an_unknown_name_are_refused() -> None:
+    known: Any = None
+    with pytest.raises(ConfigError, match="a check needs a new policy for each scenario"):
+        check_policy(Sound(known))
+    with pytest.raises(ConfigError, match="no such policy"):
+        check_policy("lro")
