@@ -156,8 +156,8 @@ def _write(folder: Path, summary: Summary, reports: Sequence[Report]) -> None:
 def _pool(machine: Profile, kv_tokens: int | None) -> Pool:
     if kv_tokens is not None:
         return Pool(kv_tokens, "as asked for")
-    if machine.name in POOLS:
-        return POOLS[machine.name]
+    if (name := machine.name.removesuffix("-attention")) in POOLS:
+        return POOLS[name]
     derived = machine.tables.get("derived")
     tokens = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
     if type(tokens) is not int:

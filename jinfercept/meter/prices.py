@@ -27,7 +27,9 @@ class Prices:
 
     def __init__(self, cost: CostModel, page_size: int, *, synchronous: bool, free_transfers: bool = False) -> None:
         self._cost = cost
-        self._page_s = 0.0 if free_transfers else cost.swap_s(page_size)
+        self._page_size = page_size
+        self._free_transfers = free_transfers
+        self._page_s = 0.0 if free_transfers else cost.swap_s(page_size) - cost.copies_s(page_size)
         self._synchronous = synchronous
 
     def __call__(self, plan: StepPlan) -> Price:
@@ -55,5 +57,9 @@ class Prices:
 
     def _stall_s(self, plan: StepPlan, compute_s: float) -> float:
         moved = len(plan.offload) + len(plan.fetch)
-        link_s = moved * self._page_s if moved else 0.0
+        link_s = moved * self._page_s + self._copies_s(plan) if moved and not self._free_transfers else 0.0
         return link_s if self._synchronous else max(0.0, link_s - compute_s)
+
+    def _copies_s(self, plan: StepPlan) -> float:
+        """Seconds of the plan's copies beside those of their bytes: no copy carries pages of both directions."""
+        return sum(self._cost.copies_s(self._page_size * len(pages)) for pages in (plan.offload, plan.fetch))

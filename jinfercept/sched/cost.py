@@ -21,5 +21,13 @@ class CostModel(Protocol):
         ...
 
     def swap_s(self, num_tokens: int) -> float:
-        """T_swap: seconds to move the KV of so many tokens one way, behind nothing."""
+        """T_swap: seconds to move the KV of so many tokens one way, behind nothing, in copies as large as they get."""
+        ...
+
+    def copies_s(self, num_tokens: int) -> float:
+        """The part of `swap_s` that grows with the number of copies and not with their bytes."""
+        ...
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        """T_recompute: seconds of steps that recompute a context of so many tokens, in chunks of at most `chunk_tokens`."""
         ...

@@ -6,6 +6,7 @@ only, and are medians, so that neither the buckets' own times nor a disturbed me
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, combinations, groupby
+from statistics import median_low
 from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
@@ -64,6 +65,28 @@ def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
     bucket_s = tuple(accumulate(bases.values(), max))
     line = saturation(list(zip(bases, bucket_s, strict=True)))
     return StepFit(tuple(bases), bucket_s, context_s, pair_s, line)
+
+
+class LinkFit(NamedTuple):
+    """`copy_s + tokens / tokens_per_s`, the seconds of a transfer one way."""
+
+    tokens_per_s: float
+    copy_s: float
+
+
+def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
+    """Fit transfers of several sizes: the median slope between them. With one size, all of its seconds are the rate's.
+
+    Args:
+        transfers: (tokens, seconds), one at least, all above 0.
+    """
+    slope = _median_slope(
+        (second[0] - first[0], second[1] - first[1], first[1] + second[1])
+        for first, second in combinations(sorted(transfers), 2)
+    )
+    best = min(seconds / tokens for tokens, seconds in transfers)
+    slope = min(slope, best) or best
+    return LinkFit(1.0 / slope, median_low([max(0.0, seconds - tokens * slope) for tokens, seconds in transfers]))
 
 
 def _base_s(steps: Sequence[MeasuredStep], context_s: float) -> float:

@@ -7,13 +7,11 @@ measures a profile.
 import json
 import math
 import reprlib
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.data_sheets import (
@@ -25,11 +23,9 @@ from jinfercept.sched.data_sheets import (
     USABLE_MEMORY,
 )
 from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.profile_fields import Source, check_field
 
 VERSION = 1
-MOST_SATURATION = 1_000_000
-
-Source = Literal["paper", "roofline", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,11 @@ class Profile:
         collective_s: seconds per query token in which devices exchange their sums; 0 on one device and in measurements, whose
             other numbers have them.
         dispatch_s: seconds of host work to dispatch a step; already part of a measured step's seconds.
-        per_pair_s: seconds per pair of a chunk's query token and a token before the chunk, for `plan_s`.
+        per_pair_s: seconds per pair of a query token and a token that it attends to, for `plan_s`: the pairs within a chunk are
+            in the buckets of measured profiles and count in the others.
+        copy_s: c0 of `T_swap = copies · (c0 + bytes / bandwidth)`: seconds of a copy over the link beside those of its bytes.
+        copy_tokens: tokens of KV that a copy carries at most, below 1 where several copies carry a token; 0: one copy carries
+            all that a step moves one way.
         bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
         bucket_s: seconds of each executable, full, without its contexts.
         tables: measurements and derivations behind the numbers: any JSON values.
@@ -75,13 +75,15 @@ class Profile:
     collective_s: float = 0.0
     dispatch_s: float = 0.0
     per_pair_s: float = 0.0
+    copy_s: float = 0.0
+    copy_tokens: float = 0.0
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_field(f.name, f.type, getattr(self, f.name))
+            check_field(f.name, f.type, getattr(self, f.name))
         if self.fixed_s < 0 and self.flat_s == 0:
             raise ConfigError(
                 "a profile's fixed_s is negative and no flat_s holds it up",
@@ -110,24 +112,56 @@ class Profile:
         return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
-        """Seconds of a plan's compute: `step_s`, and the attention of chunks to the tokens before them."""
-        context_tokens = pairs = 0
+        """Seconds of a plan's compute: `step_s`, and the attention of chunks."""
+        context_tokens, pairs = 0, 0.0
         for chunk in plan.chunks:
             num_tokens = len(chunk.tokens)
             context_tokens += chunk.start + num_tokens
             if num_tokens > 1:
-                pairs += chunk.start * num_tokens
+                pairs += self._chunk_pairs(chunk.start, num_tokens)
         return self.step_s(plan.num_tokens, context_tokens) + self.per_pair_s * pairs
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        """T_recompute: seconds of the steps that recompute a context and nothing else: `a · N + b · N² + k · chunks`.
+
+        Args:
+            num_tokens: N, recomputed from the first token on.
+            chunk_tokens: most of them in one step, at least 1.
+        """
+        full, rest = divmod(num_tokens, chunk_tokens)
+        seconds = full * self.step_s(chunk_tokens, 0) + (self.step_s(rest, 0) if rest else 0.0)
+        read = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
+        before = chunk_tokens**2 * full * (full - 1) // 2 + chunk_tokens * full * rest
+        within = full * self._chunk_pairs(0, chunk_tokens) + self._chunk_pairs(0, rest)
+        return seconds + self.per_context_s * read + self.per_pair_s * (before + within)
 
     def link_tokens(self, seconds: float) -> int:
         """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""
-        return int(self._link_tokens_per_s * seconds)
+        if not self.copy_s:
+            return int(self._link_tokens_per_s * seconds)
+        if not self.copy_tokens:
+            return max(0, int(self._link_tokens_per_s * (seconds - self.copy_s)))
+        copy_s = self.copy_s * self._link_tokens_per_s / self.copy_tokens
+        return int(self._link_tokens_per_s * seconds / (1.0 + copy_s))
 
     def swap_s(self, num_tokens: int) -> float:
-        """T_swap: seconds to move the KV of so many tokens one way, behind nothing."""
+        """T_swap: seconds to move the KV of so many tokens one way, behind nothing, in copies as large as they get."""
         if not num_tokens:
             return 0.0
-        return num_tokens / self._link_tokens_per_s if self._link_tokens_per_s else math.inf
+        if not self._link_tokens_per_s:
+            return math.inf
+        return num_tokens / self._link_tokens_per_s + self.copies_s(num_tokens)
+
+    def copies_s(self, num_tokens: int) -> float:
+        """The part of `swap_s` that grows with the number of copies and not with their bytes: `copies · c0`."""
+        if not num_tokens or not self.copy_s:
+            return 0.0
+        return self.copy_s * (math.ceil(num_tokens / self.copy_tokens) if self.copy_tokens else 1)
+
+    def _chunk_pairs(self, start: int, num_tokens: int) -> float:
+        """Pairs of a chunk's query tokens and the tokens that they attend to, as far as the step's price lacks them."""
+        within = 0.0 if self.source == "measured" else num_tokens / 2
+        return (start + within) * num_tokens
 
     @property
     def _link_tokens_per_s(self) -> float:
@@ -190,36 +224,6 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return Profile.from_json(text, str(name_or_path))
 
 
-def _check_field(name: str, kind: object, value: Any) -> None:
-    """Raise `ConfigError` if a profile's field cannot have this value."""
-    if kind is float or kind is int:
-        least = 1 if kind is int else 0
-        wanted = int if kind is int else int | float
-        if not isinstance(value, wanted) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-            what = "whole number" if kind is int else "finite number"
-            raise ConfigError(f"a profile's {name} is not a {what}", got=reprlib.repr(value), fix="give one")
-        if value < least and name != "fixed_s":
-            raise ConfigError(f"a profile's {name} is too small", got=value, fix=f"at least {least}")
-        if name == "saturation" and value > MOST_SATURATION:
-            raise ConfigError(f"a profile's {name} is too large", got=value, fix=f"at most {MOST_SATURATION:,}")
-    elif kind is str and (not isinstance(value, str) or not value):
-        raise ConfigError("a profile needs a name", got=repr(value), fix="name the model and the machine")
-    elif kind is Source and value not in get_args(Source):
-        raise ConfigError("a profile's source is unknown", got=repr(value), fix=f"one of {', '.join(get_args(Source))}")
-    elif name == "tables" and not isinstance(value, Mapping):
-        raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
-    elif name.startswith("bucket_") and not _ascends(value):
-        raise ConfigError(f"a profile's {name} do not ascend from above 0", got=reprlib.repr(value), fix="sort them")
-
-
-def _ascends(values: Any) -> bool:
-    """Whether these are positive numbers, none smaller than the one before."""
-    numbers = isinstance(values, tuple) and all(
-        isinstance(v, int | float) and 0 < v <= sys.float_info.max for v in values
-    )
-    return numbers and all(earlier <= later for earlier, later in pairwise(values))
-
-
 # -- from data sheets --------------------------------------------------------------------------------------------------
 
 
@@ -252,18 +256,19 @@ class ProfiledModel(NamedTuple):
         return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
 
 
-def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
+def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1, *, attention: bool = False) -> Profile:
     """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
     reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own, and
-    every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing. The operations of attention are left
-    out.
+    every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
 
     Args:
         model: the model's numbers.
         gpu: a name in `GPUS`.
         num_gpus: GPUs that share every layer.
+        attention: count the operations of attention, four per pair of tokens, layer and number of the hidden size, without
+            which recomputing a context is linear in its length.
 
     Raises:
         ConfigError: an unknown GPU, or weights that do not fit.
@@ -281,7 +286,8 @@ def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
         )
     bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_gpus
     read_s = weight_bytes / bandwidth
-    per_query_s = 2 * model.params / (sheet.bf16_flops * REACHED_FLOPS * num_gpus)
+    flops = sheet.bf16_flops * REACHED_FLOPS * num_gpus
+    per_query_s = 2 * model.params / flops
     collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_gpus > 1 else 0
     exchanged_bytes = collectives * 2 * (num_gpus - 1) / num_gpus * model.hidden_size * model.bytes_per_number
     one_way = sheet.link.one_way_bytes_per_s * num_gpus / token_bytes
@@ -291,6 +297,7 @@ def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1) -> Profile:
         fixed_s=collectives * COLLECTIVE_S,
         per_query_s=per_query_s,
         per_context_s=token_bytes / bandwidth,
+        per_pair_s=4 * model.num_layers * model.hidden_size / flops if attention else 0.0,
         flat_s=read_s + collectives * COLLECTIVE_S,
         collective_s=exchanged_bytes / (sheet.peer_bytes_per_s * REACHED_PEER_BANDWIDTH),
         saturation=max(8, round(read_s / per_query_s / 8) * 8),
@@ -327,18 +334,38 @@ def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_byte
 
 
 LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40, head_dim=128, hidden_size=5120)
+
+
+def _with_attention(paper: Profile, *, num_layers: int, hidden_size: int, num_gpus: int) -> Profile:
+    """The authors' constants, and the cost of reading contexts that these lack, from the data sheet of their 40 GB A100."""
+    sheet = GPUS["A100-40GB"]
+    return replace(
+        paper,
+        name=f"{paper.name}-attention",
+        per_context_s=paper.kv_bytes_per_token / (sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_gpus),
+        per_pair_s=4 * num_layers * hidden_size / (sheet.bf16_flops * REACHED_FLOPS * num_gpus),
+    )
+
+
+LLAMA_2_7B = ProfiledModel("llama-2-7b", 6.738e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
 LLAMA_3_70B = ProfiledModel("llama-3-70b", 70.554e9, num_layers=80, num_kv_heads=8, head_dim=128, hidden_size=8192)
+
+GPTJ_6B = _paper("paper-gptj-6b-a100", 0.0463e-3, 10.0e-3, 605.5, 448 * 1024)
+VICUNA_13B = _paper("paper-vicuna-13b-2xa100", 0.0279e-3, 15.4e-3, 318.8, 800 * 1024)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        _paper("paper-gptj-6b-a100", 0.0463e-3, 10.0e-3, 605.5, 448 * 1024),
-        _paper("paper-vicuna-13b-2xa100", 0.0279e-3, 15.4e-3, 318.8, 800 * 1024),
+        GPTJ_6B,
+        VICUNA_13B,
+        _with_attention(GPTJ_6B, num_layers=28, hidden_size=4096, num_gpus=1),
+        _with_attention(VICUNA_13B, num_layers=40, hidden_size=5120, num_gpus=2),
         replace(roofline(LLAMA_13B, "A100-80GB"), name="roofline-llama-13b-a100"),
         replace(roofline(LLAMA_13B, "A100-80GB", 2), name="roofline-llama-13b-2xa100"),
         replace(roofline(LLAMA_3_70B, "A100-80GB", 4), name="roofline-llama-3-70b-4xa100"),
         replace(roofline(LLAMA_3_70B, "A100-80GB", 8), name="roofline-llama-3-70b-8xa100"),
         roofline(LLAMA_3_70B, "H100", 4),
+        replace(roofline(LLAMA_2_7B, "A100-40GB", attention=True), name="roofline-yarn-llama-2-7b-64k-a100-40gb"),
     )
 }
 """The profiles that have a name."""

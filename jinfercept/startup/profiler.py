@@ -19,7 +19,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.store import PageCopy
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import RunnerShape
-from jinfercept.sched.fit import MeasuredStep, fit_steps
+from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
@@ -122,9 +122,9 @@ def measure(
     finally:
         runner.reset()
     fit = fit_steps(step for step, _, _ in timed)
-    rates = {
-        way: max(ways * link["pages"] * shape.page_size / link[f"{way}_s"] for link in links)
-        for way, ways in (("out", 1), ("in", 1), ("both", 2))
+    ways = {
+        way: fit_link([(num_ways * link["pages"] * shape.page_size, link[f"{way}_s"]) for link in links])
+        for way, num_ways in (("out", 1), ("in", 1), ("both", 2))
     }
     line = fit.line
     profile = Profile(
@@ -136,10 +136,11 @@ def measure(
         per_context_s=fit.per_context_s,
         per_pair_s=fit.per_pair_s,
         saturation=line.query_tokens,
-        link_out_tokens_per_s=rates["out"],
-        link_in_tokens_per_s=rates["in"],
-        link_both_tokens_per_s=rates["both"],
+        link_out_tokens_per_s=ways["out"].tokens_per_s,
+        link_in_tokens_per_s=ways["in"].tokens_per_s,
+        link_both_tokens_per_s=ways["both"].tokens_per_s,
         kv_bytes_per_token=kv_bytes_per_token,
+        copy_s=max(ways["out"].copy_s, ways["in"].copy_s),
         dispatch_s=median_low(timing.dispatch_s for _, _, timing in timed),
         bucket_tokens=fit.bucket_tokens,
         bucket_s=fit.bucket_s,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.fit import MeasuredStep, fit_steps
+from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 
 BASES = {1: 0.010, 8: 0.010, 32: 0.011, 128: 0.019, 512: 0.058}
 
@@ -58,3 +58,13 @@ def test_a_larger_bucket_is_never_cheaper_and_none_is_free() -> None:
     fit = fit_steps([*measured, MeasuredStep(32, 5000, None, 0.05)])
     assert list(fit.bucket_s) == sorted(fit.bucket_s)
     assert min(fit.bucket_s) > 0
+
+
+def test_a_link_is_a_rate_and_a_cost_per_transfer() -> None:
+    noise = random.Random(0)
+    sizes = (16, 32, 64, 128, 256, 512, 1024)
+    fit = fit_link([(tokens, (0.003 + tokens / 50_000) * noise.uniform(1.0, 1.02)) for tokens in sizes])
+    assert fit.tokens_per_s == pytest.approx(50_000, rel=0.1)
+    assert fit.copy_s == pytest.approx(0.003, rel=0.1)
+    assert fit_link([(64, 0.01)]) == (6400.0, 0.0)
+    assert fit_link([(16, 0.02), (64, 0.01)]).tokens_per_s == 6400.0  # noise: more is not faster

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import ConfigError
+from jinfercept.kv.store import PageCopy
+from jinfercept.meter.prices import Prices
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.data_sheets import GPUS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
@@ -67,6 +69,30 @@ def test_the_link_is_counted_at_its_worse_direction() -> None:
     assert MEASURED.link_tokens(0.5) == 1000
     assert MEASURED.swap_s(1000) == 0.5
     assert replace(MEASURED, link_both_tokens_per_s=1000.0).link_tokens(0.5) == 500
+
+
+def test_a_swap_costs_its_copies_and_its_bytes() -> None:
+    by_layer = replace(MEASURED, copy_s=0.001, copy_tokens=0.25)  # 64 copies for a page of 16 tokens
+    assert by_layer.copies_s(16) == pytest.approx(0.064)
+    assert by_layer.swap_s(16) == pytest.approx(0.064 + 16 / 2000)
+    assert by_layer.swap_s(by_layer.link_tokens(1.0)) == pytest.approx(1.0, rel=0.01)
+    whole = replace(by_layer, copy_tokens=0.0)
+    assert whole.swap_s(1600) == pytest.approx(0.001 + 0.8)
+    assert whole.link_tokens(0.801) == 1600
+    assert whole.link_tokens(0.0001) == whole.copies_s(0) == 0
+    assert Prices(by_layer, 16, synchronous=True)(StepPlan(0, 0, offload=(PageCopy(1, 0),) * 2)).stall_s == (
+        pytest.approx(by_layer.swap_s(32))
+    )
+
+
+@pytest.mark.parametrize("chunk", [7, 100, 384, 5000])
+def test_recomputing_costs_the_plans_that_recompute(chunk: int) -> None:
+    for profile in (STAIRS, load_profile("paper-gptj-6b-a100"), roofline(LLAMA_13B, "A100-80GB", attention=True)):
+        for tokens in (1, 100, 384, 1000):
+            starts = range(0, tokens, chunk)
+            chunks = [Chunk(0, start, (7,) * min(chunk, tokens - start), (), None) for start in starts]
+            whole = sum(profile.plan_s(StepPlan(0, 0, (one,))) for one in chunks)
+            assert profile.recompute_s(tokens, chunk) == pytest.approx(whole, rel=1e-6)
 
 
 def test_without_a_link_nothing_moves() -> None:
@@ -161,15 +187,25 @@ def test_the_papers_constants_are_the_papers() -> None:
     assert {(profile.source, profile.saturation) for profile in (gptj, vicuna)} == {("paper", 384)}
 
 
+def test_attention_is_added_to_the_papers_constants() -> None:
+    plain, reading = load_profile("paper-gptj-6b-a100"), load_profile("paper-gptj-6b-a100-attention")
+    assert reading.step_s(384, 0) == plain.step_s(384, 0)
+    assert reading.step_s(384, 50_000) == pytest.approx(0.0277792 + 50_000 * 448 * 1024 / (1.555e12 * 0.9))
+    assert reading.recompute_s(2000, 2000) > plain.recompute_s(2000, 2000)
+
+
 def test_every_named_profile_goes_by_its_name() -> None:
     assert [*PROFILES] == [
         "paper-gptj-6b-a100",
         "paper-vicuna-13b-2xa100",
+        "paper-gptj-6b-a100-attention",
+        "paper-vicuna-13b-2xa100-attention",
         "roofline-llama-13b-a100",
         "roofline-llama-13b-2xa100",
         "roofline-llama-3-70b-4xa100",
         "roofline-llama-3-70b-8xa100",
         "roofline-llama-3-70b-4xh100",
+        "roofline-yarn-llama-2-7b-64k-a100-40gb",
     ]
     assert all(load_profile(name).name == name for name in PROFILES)
 

@@ -37,7 +37,7 @@ class PricedRunner:
         for copy in (*plan.offload, *plan.scatter):
             assert 1 <= copy.device_slot <= self.shape.num_pages
         one_way, both = max(len(plan.offload), len(plan.fetch)), min(len(plan.offload), len(plan.fetch))
-        seconds = 0.001 * one_way + 0.0005 * both
+        seconds = 0.001 * one_way + 0.0005 * both + (0.002 if one_way and not plan.chunks else 0.0)
         if plan.chunks:
             seconds += self.step_s(plan)
         self.now_s += 0.001  # dispatch
@@ -91,6 +91,7 @@ def test_a_full_measurement_finds_every_price() -> None:
     assert profile.link_out_tokens_per_s == pytest.approx(4000)
     assert profile.link_in_tokens_per_s == pytest.approx(4000)
     assert profile.link_both_tokens_per_s == pytest.approx(2 * 4 / 0.0015)
+    assert profile.copy_s == pytest.approx(0.002)
     steps = profile.tables["steps"]
     assert all(step["profile_s"] == pytest.approx(step["seconds"]) for step in steps)
     assert {step["bucket"] for step in steps if step["depth"] is None} == set(BUCKETS)
@@ -101,7 +102,8 @@ def test_a_quick_measurement_finds_the_steps_and_the_link() -> None:
     profile, runner = measured(EFFORTS["quick"])
     assert profile.bucket_s == pytest.approx(tuple(BUCKETS.values()))
     assert profile.per_context_s == pytest.approx(10e-6)
-    assert profile.link_out_tokens_per_s == pytest.approx(4000)
+    assert profile.link_out_tokens_per_s == pytest.approx(16 * 4 / (0.016 + 0.002))
+    assert profile.copy_s == 0.0
     assert runner.num_plans < 50
 
 

@@ -55,6 +55,12 @@ class AffineCost:
     def swap_s(self, num_tokens: int) -> float:
         return num_tokens / self.link_tokens_per_s
 
+    def copies_s(self, num_tokens: int) -> float:
+        return 0.0
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        return -(-num_tokens // chunk_tokens) * self.fixed_s + self.per_query_s * num_tokens
+
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     name: lambda name=name: PolicyInputs(AffineCost(), 16, 4, ElapsedEstimator()).make(name) for name in SETTINGS
