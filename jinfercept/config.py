@@ -13,7 +13,7 @@ from jinfercept.errors import ConfigError, nearest
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 LoadFormatChoice = Literal["auto", "dummy"]
-PreemptionChoice = Literal["auto", "recompute", "swap"]
+PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
 
@@ -98,8 +98,9 @@ class SchedulingOptions:
         "--enable-chunked-prefill",
     )
     preemption: PreemptionChoice = option(
-        "auto",
-        "what becomes of the context of a running sequence that has to give way: the policy's choice, or forced",
+        "policy",
+        "what becomes of the context of a running sequence that has to give way: the policy's choice; auto: its pages are "
+        "recomputed or swapped, whichever the profile prices lower, as slots are needed; or one of these, all at once",
     )
 
 

@@ -165,7 +165,7 @@ class Simulate:
             max_model_len=self.max_model_len,
             page_size=self.options.get("page_size", CacheOptions.page_size),
             chunked_prefill=self.options.get("chunked_prefill"),
-            preemption=self.options.get("preemption", "auto"),
+            preemption=self.options.get("preemption", "policy"),
         )
 
     def _write(self, reports: Sequence[Report], title: str) -> None:

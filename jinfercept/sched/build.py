@@ -8,9 +8,10 @@ from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
 from jinfercept.sched.policy import Policy
+from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Preemption, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 
 
 class SchedulerLimits(NamedTuple):
@@ -30,7 +31,7 @@ class SchedulerLimits(NamedTuple):
     max_model_len: int
     max_chunk_tokens: int | None = None
     chunked_prefill: bool | None = None
-    preemption: Preemption = "auto"
+    preemption: Preemption = "policy"
 
     def chunks(self, policy: PolicyChoice) -> bool:
         """Whether prefill is chunked under a policy.
@@ -73,7 +74,7 @@ class SchedulerBuild:
             buckets=limits.buckets,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
-            chunk_tokens=limits.max_chunk_tokens or limits.buckets[-1],
+            chunk_tokens=min(limits.max_chunk_tokens or limits.buckets[-1], limits.buckets[-1]),
             whole_prompts=not self.chunks,
             observer=observer,
             preemption=limits.preemption,

@@ -1,22 +1,19 @@
 """Frees device slots while a plan is built: evicts pages of paused contexts, preempts running sequences. Runs nothing.
 
 A slot is taken from the free ones; if there is none, from a finished prefix; then from a paused context, in the policy's order;
-at last from the running sequence that is served last.
+then from a preempted one; at last from the running sequence that is served last.
 """
 
-from typing import Literal, final
+from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.plan_builder import Counters, PlanBuilder
 from jinfercept.sched.policy import Action, Budget, Policy
+from jinfercept.sched.preemption import PreemptedSequences
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.transfers import Transfers
-
-Preemption = Literal["auto", "recompute", "swap"]
-"""What becomes of a preempted sequence's pages: the policy's choice; dropped at once; or offloaded at once, whatever the link
-has left."""
 
 
 @final
@@ -30,7 +27,7 @@ class Eviction:
         policy: the order of eviction.
         transfers: executes the policy's moves.
         counters: preemptions are added here.
-        preemption: what becomes of a preempted sequence's pages.
+        preempted: what becomes of a preempted sequence's pages.
     """
 
     def __init__(
@@ -41,7 +38,7 @@ class Eviction:
         policy: Policy,
         transfers: Transfers,
         counters: Counters,
-        preemption: Preemption,
+        preempted: PreemptedSequences,
     ) -> None:
         self._kv = kv
         self._queues = queues
@@ -49,7 +46,7 @@ class Eviction:
         self._policy = policy
         self._transfers = transfers
         self._counters = counters
-        self._preemption: Preemption = preemption
+        self._preempted = preempted
 
     def free_slot(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Make sure that a device slot is free; False if the running `sequence` has to wait for one."""
@@ -75,11 +72,13 @@ class Eviction:
         builder.victims = None
         sequence.preemptions += 1
         self._counters.preemptions += 1
-        if self._preemption == "auto":
+        if self._preempted.how == "auto":
+            self._preempted.add(sequence)
+        elif self._preempted.how == "policy":
             self._policy.pause(sequence, builder.now)
             self.move_paused(builder)
         else:
-            action = Action.SWAP if self._preemption == "swap" else Action.LOSE
+            action = Action.SWAP if self._preempted.how == "swap" else Action.LOSE
             self._transfers.force_out(builder, sequence, action)
 
     def move_paused(self, builder: PlanBuilder) -> None:
@@ -100,5 +99,10 @@ class Eviction:
         for victims in (builder.victims or iter(()), self._policy.victims(builder.now)):
             builder.victims = victims
             if any(self._transfers.move(builder, move) for move in victims):
+                return True
+        for move in self._preempted.victims():
+            if move.action is Action.SWAP:
+                builder.link_tokens = max(builder.link_tokens, self._kv.page_size)
+            if self._transfers.move(builder, move):
                 return True
         return self._kv.store.evict_paused()

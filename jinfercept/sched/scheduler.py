@@ -10,12 +10,13 @@ from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.eviction import Eviction, Preemption
+from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.plan_builder import Counters, PlanBuilder, PlannedStep
 from jinfercept.sched.policy import Policy
+from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.step_budget import StepBudget
@@ -38,7 +39,7 @@ class Scheduler:
         chunk_tokens: most query tokens of one sequence in one step.
         whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
         observer: called with changes of state and with moves.
-        preemption: what becomes of a preempted sequence's pages; anything but "auto" is for studies.
+        preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
     """
 
     def __init__(
@@ -54,17 +55,17 @@ class Scheduler:
         chunk_tokens: int,
         whole_prompts: bool = False,
         observer: Observer | None = None,
-        preemption: Preemption = "auto",
+        preemption: Preemption = "policy",
     ) -> None:
         self.kv = kv
         self.counters = Counters()
         self.max_model_len = max_model_len
-        self._queues = Queues(max_num_seqs, observer)
-        self.running, self.waiting = self._queues.running, self._queues.waiting
-        self.intercepted = self._queues.intercepted
+        self._queues = queues = Queues(max_num_seqs, observer)
+        self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._fair = FairShare(self._queues)
         self._transfers = Transfers(kv, policy, self.counters, observer)
-        self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preemption)
+        preempted = PreemptedSequences(preemption, cost, chunk_tokens, has_host=kv.store.num_host_pages > 0)
+        self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
         self._policy = policy
         self._estimator = estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)

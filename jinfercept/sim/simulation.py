@@ -16,8 +16,9 @@ from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
+from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.scheduler import Preemption, Scheduler
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
@@ -80,7 +81,7 @@ class Simulation:
     buckets: tuple[int, ...] | None = None
     chunk_tokens: int | None = None
     prefix_caching: bool = False
-    preemption: Preemption = "auto"
+    preemption: Preemption = "policy"
     depth: int = 0
     overlaps: bool = False
     host_s: float = 0.0

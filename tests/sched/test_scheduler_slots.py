@@ -4,7 +4,7 @@ import pytest
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.policy import improved_discard, preserve, swap
-from jinfercept.sched.sequence import State
+from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import POLICIES
 from tests.support.placements import scripted
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies
@@ -52,6 +52,27 @@ def test_preemption_can_be_forced_under_every_policy(policy: str) -> None:
     assert young.preemptions
     assert young.recomputed == 0
     assert young.copied_out >= young.copied_in >= 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_preempted_pages_stay_until_needed_and_are_swapped_or_recomputed_as_is_cheaper(policy: str, depth: int) -> None:
+    def run(link_tokens_per_s: float) -> Sequence:
+        bench = SchedulerBench(
+            POLICIES[policy](), num_pages=6, preemption="auto", link_tokens_per_s=link_tokens_per_s, depth=depth
+        )
+        bench.prefilled("old", 8, max_tokens=10)
+        young = bench.prefilled("young", 7, max_tokens=10)
+        bench.drain()
+        assert young.preemptions
+        return young
+
+    swapped, recomputed = run(1e9), run(1.0)
+    assert 0 < swapped.copied_in <= swapped.copied_out
+    assert swapped.recomputed == 0
+    assert recomputed.copied_in == 0
+    assert 0 < recomputed.recomputed < 8, "the first pages were never needed"
+    assert swapped.tokens == recomputed.tokens
 
 
 def test_a_finished_prefix_goes_before_a_paused_context_and_that_before_a_running_one() -> None:

@@ -9,7 +9,8 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Action, Budget, Move, Policy
-from jinfercept.sched.scheduler import Preemption, Scheduler
+from jinfercept.sched.preemption import Preemption
+from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner
 
@@ -30,7 +31,7 @@ class SchedulerBench:
         chunk_tokens: int = 1 << 30,
         link_tokens_per_s: float = 1e9,
         depth: int = 0,
-        preemption: Preemption = "auto",
+        preemption: Preemption = "policy",
     ) -> None:
         self.kv = KVManager(num_pages, num_host_pages, SIZE)
         self.scheduler = Scheduler(

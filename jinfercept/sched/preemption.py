@@ -1,0 +1,81 @@
+"""What becomes of the pages of preempted sequences: how a context is lost, and which page is next. Evicts nothing itself."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Literal, NamedTuple, final
+
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.policy import Action, Move
+from jinfercept.sched.sequence import Sequence, State
+
+Preemption = Literal["auto", "policy", "recompute", "swap"]
+"""What becomes of a preempted sequence's pages. "auto": they stay until their slots are needed, and are then swapped or
+recomputed, whichever the machine's profile prices lower. "policy": its choice, as for intercepted sequences. "recompute":
+dropped at once. "swap": offloaded at once, whatever the link has left."""
+
+
+def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
+    """`SWAP` if a context is moved out and back in less time than it is recomputed, else `LOSE`.
+
+    Args:
+        cost: prices both.
+        num_tokens: of the context.
+        chunk_tokens: most query tokens of a step that recomputes.
+    """
+    swap_s, recompute_s = 2.0 * cost.swap_s(num_tokens), cost.recompute_s(num_tokens, chunk_tokens)
+    return Action.SWAP if swap_s < recompute_s else Action.LOSE
+
+
+class _Preempted(NamedTuple):
+    """A sequence since one of its preemptions, and the evictions that were not proposed yet."""
+
+    sequence: Sequence
+    preemptions: int
+    paused_s: float
+    moves: Iterator[Move]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sequence has neither run nor paused since."""
+        sequence = self.sequence
+        same = (sequence.preemptions, sequence.paused_s) == (self.preemptions, self.paused_s)
+        return sequence.state is State.WAITING and same
+
+
+@final
+class PreemptedSequences:
+    """The preempted sequences whose pages are lost one by one, as slots are needed.
+
+    Args:
+        how: what becomes of a preempted sequence's pages; only with "auto" are sequences added.
+        cost: prices swapping and recomputing.
+        chunk_tokens: most query tokens of a step that recomputes.
+        has_host: whether pages can be offloaded at all.
+    """
+
+    def __init__(self, how: Preemption, cost: CostModel, chunk_tokens: int, *, has_host: bool) -> None:
+        self.how: Preemption = how
+        self._cost = cost
+        self._chunk_tokens = chunk_tokens
+        self._has_host = has_host
+        self._waiting: list[_Preempted] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """A sequence was preempted: decide how its pages are lost."""
+        action = Action.LOSE
+        if self._has_host:
+            action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)
+        one = _Preempted(sequence, sequence.preemptions, sequence.paused_s, _tail_first(sequence, action))
+        self._waiting = [other for other in self._waiting if other.waits and other.sequence is not sequence]
+        self._waiting.append(one)
+        self._waiting.sort(key=lambda one: -one.sequence.order)
+
+    def victims(self) -> Iterator[Move]:
+        """Evictions that were not proposed before: youngest sequence first, tail first."""
+        return chain.from_iterable(one.moves for one in self._waiting if one.waits)
+
+
+def _tail_first(sequence: Sequence, action: Action) -> Iterator[Move]:
+    for page in reversed(sequence.context.pages):
+        if page.device is not None and not page.refs:
+            yield Move(sequence, page, action, "preempted")

@@ -1,0 +1,74 @@
+"""The choice between swapping and recomputing a preempted sequence's pages, and the order in which these are lost."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.kv.context import Context
+from jinfercept.kv.page import Page
+from jinfercept.sched.policy import Action
+from jinfercept.sched.preemption import PreemptedSequences, cheaper
+from jinfercept.sched.profile import LLAMA_2_7B, Profile, roofline
+from jinfercept.sched.sequence import Sequence
+
+A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Profile:
+    """The A100 with a link of any speed and any cost per copy."""
+    rate = draw(st.floats(1e2, 1e7))
+    copy_s, copy_tokens = draw(st.floats(0.0, 1e-3)), draw(st.sampled_from([0.0, 0.25, 16.0]))
+    rates = {f"link_{way}_tokens_per_s": rate for way in ("out", "in", "both")}
+    return replace(A100, **rates, copy_s=copy_s, copy_tokens=copy_tokens)
+
+
+@given(links(), st.integers(1, 60_000), st.integers(1, 60_000), st.sampled_from([16, 176, 2560]))
+def test_both_prices_grow_with_the_context_and_the_lower_one_decides(
+    profile: Profile, tokens: int, more: int, chunk: int
+) -> None:
+    assert profile.swap_s(tokens) <= profile.swap_s(tokens + more)
+    assert profile.recompute_s(tokens, chunk) <= profile.recompute_s(tokens + more, chunk) * (1 + 1e-9)
+    swaps = cheaper(profile, tokens, chunk) is Action.SWAP
+    assert swaps == (2 * profile.swap_s(tokens) < profile.recompute_s(tokens, chunk))
+
+
+@given(links(), st.floats(1e-4, 10.0))
+def test_what_the_link_moves_in_a_time_takes_no_longer(profile: Profile, seconds: float) -> None:
+    moved = profile.link_tokens(seconds)
+    ceil_s = profile.copy_s if profile.copy_tokens else 0.0  # the last copy is not full
+    assert profile.swap_s(moved) <= seconds * (1 + 1e-9) + ceil_s
+    assert moved <= replace(profile, copy_s=0.0).link_tokens(seconds)
+
+
+def sequence(name: str, order: int, num_pages: int) -> Sequence:
+    context = Context(b"")
+    for slot in range(num_pages):
+        page = Page()
+        page.device, page.evictable_refs, page.filled = slot, 1, 16
+        context.pages.append(page)
+    context.ready = 16 * num_pages
+    made = Sequence(name, [], context, max_tokens=1)
+    made.order = order
+    return made
+
+
+def test_the_youngest_loses_its_last_page_first_and_nothing_is_proposed_twice() -> None:
+    preempted = PreemptedSequences("auto", A100, 176, has_host=True)
+    old, young = sequence("old", 1, 2), sequence("young", 2, 3)
+    preempted.add(young)
+    preempted.add(old)
+    first = next(preempted.victims())
+    assert (first.sequence, first.page, first.action) == (young, young.context.pages[-1], Action.SWAP)
+    rest = [(move.sequence.id, move.page.device) for move in preempted.victims()]
+    assert rest == [("young", 1), ("young", 0), ("old", 1), ("old", 0)]
+
+
+def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
+    preempted = PreemptedSequences("auto", A100, 176, has_host=False)
+    one = sequence("one", 1, 2)
+    preempted.add(one)
+    assert next(preempted.victims()).action is Action.LOSE  # there is no host to swap to
+    one.paused_s = 3.0
+    assert not list(preempted.victims())
