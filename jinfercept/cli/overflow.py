@@ -1,0 +1,100 @@
+"""`jinfercept study overflow`: what it costs when running requests overflow the KV pool, by the figures of an SC24 poster.
+
+Writes a folder: `overflow.md` (tables and trend checks) and `overflow.png`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.errors import ConfigError
+from jinfercept.sim.batch_run import BatchRun
+from jinfercept.sim.overflow import RECOMPUTE_2024, SWAP_PINNED, Overflow, OverflowMode, shared, simulate
+from jinfercept.sim.overflow_checks import Ways
+from jinfercept.sim.overflow_figures import (
+    FIGURE_6_SHARE,
+    MODES_2024,
+    OUR_MODES,
+    POSTER,
+    QUICK,
+    OverflowStudy,
+    figures,
+)
+from jinfercept.sim.overflow_report import OverflowReport, draw_report, markdown
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.tables import numbers
+
+NUMBERS = (2, 3, 4, 5, 6)
+SIMULATED = "Simulated: Yarn-Llama-2-7B-64k on an A100 with 40 GB"
+
+
+@dataclass(frozen=True)
+class StudyOverflow:
+    """The command."""
+
+    figure: Several = ()
+    """2 (page size), 3 (evicted tokens), 4 (sequence length), 5 (pool) or 6 (over time) (default: all)"""
+    quick: Switch = False
+    """fewer and smaller cells, in under a minute"""
+    out: Maybe[str] = None
+    """folder to write overflow.md and overflow.png to; made if it does not exist"""
+
+    def run(self) -> int:
+        """Run the figures, and print tables and trend checks; returns 0.
+
+        Raises:
+            ConfigError: the options make no sense.
+        """
+        asked = self._numbers()
+        folder = self._folder()
+        sizes = QUICK if self.quick else POSTER
+        study = OverflowStudy(_simulated, sizes, (*MODES_2024, *OUR_MODES), _simulated)
+        report = _report(study, asked, SIMULATED, Ways(RECOMPUTE_2024.name, SWAP_PINNED.name))
+        text = markdown(report)
+        print(text)
+        if folder is not None:
+            paths = folder / "overflow.md", folder / "overflow.png"
+            write_all(
+                {
+                    str(paths[0]): lambda: paths[0].write_text(text, encoding="utf-8"),
+                    str(paths[1]): lambda: draw_report(paths[1], report),
+                }
+            )
+            print(f"written: {paths[0]}, {paths[1]}")
+        return 0
+
+    def _numbers(self) -> list[int]:
+        asked = numbers("--figure", self.figure or ("2,3,4,5,6",), int)
+        if wrong := [number for number in asked if number not in NUMBERS]:
+            raise ConfigError("the study has no such figure", got=", ".join(map(str, wrong)), fix="2, 3, 4, 5 or 6")
+        return asked
+
+    def _folder(self) -> Path | None:
+        """The folder to write to. Raises `ConfigError` if the files cannot be written into it."""
+        if self.out is None:
+            return None
+        folder = Path(self.out)
+        check_drawing(folder / "overflow.png")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
+        check_outputs(("--out", folder / name) for name in ("overflow.md", "overflow.png"))
+        return folder
+
+
+def _simulated(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
+    return simulate(mode, overflow)
+
+
+def _report(study: OverflowStudy, asked: Sequence[int], title: str, ways: Ways) -> OverflowReport:
+    with Console(stderr=True).status("") as status:
+        found = list(figures(study, asked, status.update))
+        over_time = study.figure_6(status.update) if 6 in asked else {}
+    pool_pages = shared(study.sizes.batch, FIGURE_6_SHARE).pool_pages
+    assert pool_pages is not None
+    return OverflowReport(title, found, over_time, pool_pages, ways)

@@ -1,0 +1,128 @@
+"""Requests that arrive at once, played on an engine whose device pool may be too small for them. Imports no JAX.
+
+No request calls out: what overflows are running requests. One loop plays them, whether the engine computes or prices plans.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+from jinfercept.engine.clock import Clock
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.protocols import Runner
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.plan_builder import Counters, PlannedStep
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sim.scripted import ScriptedEndpoints, Writer, make_request, play
+from jinfercept.sim.workload import Script, Segment
+
+MOST_S = 1e7
+"""Seconds that a batch may take."""
+
+
+class BatchRequest(NamedTuple):
+    """Tokens of a prompt, and tokens to generate."""
+
+    prompt: int
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of KV at its end: the last token's are never needed."""
+        return self.prompt + self.output - 1
+
+
+class BatchStep(NamedTuple):
+    """A step of a run.
+
+    Attributes:
+        at_s: its end, in seconds since the start of the run.
+        prompt_tokens: query tokens in chunks of several: prompts, and what is recomputed.
+        decode_tokens: query tokens in chunks of one.
+        used_pages: pages of running sequences after it was planned.
+        preemptions: sequences that were preempted up to now.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    decode_tokens: int
+    used_pages: int
+    preemptions: int
+
+
+class BatchRun(NamedTuple):
+    """A batch that was served.
+
+    Attributes:
+        seconds: from its arrival to its last token.
+        counters: the scheduler's.
+        steps: in order.
+        streams: the tokens of every request.
+    """
+
+    seconds: float
+    counters: Counters
+    steps: Sequence[BatchStep]
+    streams: Mapping[str, Sequence[int]]
+
+    @property
+    def peak_pages(self) -> int:
+        """Most pages that running sequences had at once."""
+        return max(step.used_pages for step in self.steps)
+
+
+@final
+class _Steps:
+    """Collects the steps of an engine: its `observe` hook."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+        self.steps: list[BatchStep] = []
+        self._scheduler, self._clock, self._started_s = scheduler, clock, clock.now()
+
+    def __call__(self, planned: PlannedStep, result: StepResult) -> None:
+        sizes = [len(chunk.tokens) for chunk in planned.plan.chunks]
+        decoded = sizes.count(1)
+        self.steps.append(
+            BatchStep(
+                self._clock.now() - self._started_s,
+                sum(sizes) - decoded,
+                decoded,
+                self._scheduler.kv.store.occupancy().used,
+                self._scheduler.counters.preemptions,
+            )
+        )
+
+
+def play_batch(
+    scheduler: Scheduler,
+    runner: Runner,
+    clock: Clock,
+    requests: Sequence[BatchRequest],
+    write: Writer,
+    *,
+    depth: int,
+    vocab_size: int,
+) -> BatchRun:
+    """Serve requests that all arrive now, in their order.
+
+    Args:
+        scheduler: without sequences.
+        runner: executes or prices its plans.
+        clock: the runner's.
+        write: makes the prompts.
+        depth: the engine's pipeline depth.
+        vocab_size: the model's.
+    """
+    endpoints, steps = ScriptedEndpoints(clock, write), _Steps(scheduler, clock)
+    engine = Engine(
+        scheduler, runner, endpoints, clock, threading.Event(), depth=depth, vocab_size=vocab_size, observe=steps
+    )
+    scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
+    coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
+    try:
+        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, lambda: None)
+    finally:
+        engine.close()
+    assert len(played.outputs) == len(requests), "a request was not served"
+    streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
+    return BatchRun(played.seconds, scheduler.counters, steps.steps, streams)
