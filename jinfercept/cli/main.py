@@ -36,6 +36,9 @@ COMMANDS: Mapping[str, Entry] = {
     "bench sessions": Entry(
         "jinfercept.cli.sessions:Sessions", "sessions that take turns: time of a turn, and tokens that are recomputed"
     ),
+    "study overflow": Entry(
+        "jinfercept.cli.overflow:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
+    ),
 }
 
 
