@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jinfercept.chat.markup_prompt import markup_prompt as markup_prompt
     from jinfercept.chat.options import ChatOptions as ChatOptions
     from jinfercept.endpoints.load import LoadedTools as LoadedTools
     from jinfercept.endpoints.load import load_tools as load_tools
@@ -64,6 +65,7 @@ _HOMES = {
     "CallStarted": "jinfercept.events",
     "Content": "jinfercept.events",
     "Reasoning": "jinfercept.events",
+    "markup_prompt": "jinfercept.chat.markup_prompt",
     "ChatOptions": "jinfercept.chat.options",
     "LLM": "jinfercept.llm",
     "LoadedTools": "jinfercept.endpoints.load",

@@ -118,7 +118,7 @@ def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None)
     pieces = _STRING.split(text)
     pieces[::2] = [_RESERVED.sub(rf"{_MARK}\1", piece) for piece in pieces[::2]]  # `from=` is no Python
     call = parse_expression("".join(pieces))
-    if not isinstance(call, ast.Call) or not _NAME.fullmatch(name):
+    if not isinstance(call, ast.Call) or not _NAME.fullmatch(name) or ast.unparse(call.func) != name:
         raise ValueError("not a call with keyword arguments")
     names = (parameters or {}).get(name, ())
     if len(call.args) > len(names):

@@ -169,6 +169,8 @@ def test_the_code_of_a_call_is_read_and_never_run() -> None:
         "f() + 1",
         "1(2)",
         "f(a=1, a=2)",
+        "f(1)(2)",
+        "f(1).g()",
         "",
     ):
         with pytest.raises(UNREADABLE):
