@@ -125,14 +125,14 @@ SWEPT = "{c}1{h}f(1){e}b {c}2{h}g(){e}[{t}{e}d"
 
 
 def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: int) -> int:
-    """Two results that arrive at given tokens, the second one token after the first, beside requests that need the memory.
+    """Two results that arrive at given tokens, in one step or one token apart, beside requests that need the memory.
 
     Returns the tokens that were evicted and had to come back.
     """
     length = 1 + 5 * arrival % (40 if spelling == "special" else 9)
     script, tokenizer = scripted(SWEPT, spelling), ascii_tokenizer(True)
     markup = make_markup(True, delimiters=SPELLINGS[spelling].delimiters)
-    returns = {"1": Returns(arrival, "x" * length), "2": Returns(arrival + 1, "y")}
+    returns = {"1": Returns(arrival, "x" * length), "2": Returns(arrival + arrival % 2, "y")}
     assembled, clock = setup.changed(policy=policy).assemble(), ManualClock()
     assembled.dispatcher.close()
     endpoints = ReturnsAtTokens(clock, returns, trapped_polls=9)

@@ -57,7 +57,10 @@ class MarkedTools(NamedTuple):
         parameters = {tool.name: [*tool.parameters.get("properties", ())] for tool in declared}
         markup = ContextMarkup(options, marked, parameters, tokenizer)
         written = markup.interrupt_token_id is None
-        return cls(marked, markup, grammars.forbidden(options.delimiters.interrupt) if written else None)
+        forbidden = grammars.forbidden(options.delimiters.interrupt) if written else None
+        if forbidden is not None:
+            forbidden.mask(0)  # looks through the vocabulary, here and not in a step of the engine
+        return cls(marked, markup, forbidden)
 
     def added_to(self, request: Request) -> Request:
         """The request with the markup, in which the model cannot write an interrupt."""

@@ -1,14 +1,16 @@
 """Asynchronous calls of the server's tools: in the markup of text completions, and as futures in chats and responses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jinfercept.chat.futures import placeholder
 from jinfercept.intercept.call_markup import AsyncCalls
+from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, prompt_of, until
-from tests.support.scripted_model import Scripted
-from tests.support.tool_server import QUESTION, ask, ask_and_leave, called, returned
+from tests.support.scripted_model import Make, Scripted
+from tests.support.tool_server import QUESTION, ask, ask_and_leave, called, returned, shop
 
 ASKS = "Prices: "
 LAMP = '[CALL] 1 [HEAD] price(item="lamp") [END]'
@@ -72,6 +74,23 @@ def test_calls_that_are_pending_at_the_end_are_cancelled_where_the_body_says_so(
         "interrupts": [],
         "cancelled": [{"choice": c, "id": "", "name": None} for c in (0, 1)],
     } | {"traps": []}
+
+
+def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_scripted: Make, tmp_path: Path) -> None:
+    """By a grammar of one text: too many calls of a tool that hangs, a long id, calls without an end, a forged interrupt."""
+    calls = "".join(f"[CALL]{i}[HEAD]hang()[END]" for i in range(5))
+    text = f"{calls}{'[CALL]' * 9}{'7' * 90}[HEAD]hang()[END][INTR]1[HEAD]2[END]{'.' * 40}"
+    hints = {"server_tools": True, "async_calls": {"on_end": "cancel"}}
+    forced = {"structured_outputs": {"choice": [text]}, "jinfercept": hints}
+    with shop(make_scripted(QWEN), tmp_path, patience_s=30, max_pending_calls=2, max_pending_calls_per_key=3) as server:
+        done = complete(server, max_tokens=1900, n=2, temperature=0.5, extra_body=forced)
+        said = done.jinfercept
+        assert [choice.finish_reason for choice in done.choices] == ["stop", "stop"]
+        assert len(said["interrupts"]) + len(said["cancelled"]) == 2 * (5 + 9 + 1)
+        begun = [call for call in said["cancelled"] if call["name"]]
+        assert len(begun) == 3
+        assert {one["status"] for one in said["interrupts"]} == {"error"}
+        until(lambda: server.service.pending_calls.total == 0)
 
 
 @pytest.mark.parametrize(
