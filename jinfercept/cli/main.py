@@ -36,6 +36,10 @@ COMMANDS: Mapping[str, Entry] = {
     "bench sessions": Entry(
         "jinfercept.cli.sessions:Sessions", "sessions that take turns: time of a turn, and tokens that are recomputed"
     ),
+    "study calls": Entry(
+        "jinfercept.cli.study_calls:StudyCalls",
+        "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
+    ),
     "study overflow": Entry(
         "jinfercept.cli.overflow:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),

@@ -10,9 +10,10 @@ where prose counts to the `G` of what follows it, the trap included. Rounds depe
 of the prompt and of the answer too. Reading results is not in the formulas.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
+from jinfercept.request import CallMode
 from jinfercept.sched.cost import CostModel
 from jinfercept.sim.call_scripts import CallScript, WrittenRound
 
@@ -21,17 +22,29 @@ Written = Callable[[int], float]
 
 
 def formula_s(script: CallScript, written: Written) -> float:
-    """Seconds from the request's arrival to its last token."""
-    return written(script.generated) + sum(_waited_s(script, one, written) for one in script.ends())
+    """Seconds from a request's arrival to its last token."""
+    return formula_of_s(script.calls, script.written_rounds(), script.generated, written)
 
 
-def _waited_s(script: CallScript, one: WrittenRound, written: Written) -> float:
+def formula_of_s(mode: CallMode, rounds: Iterable[WrittenRound], generated: int, written: Written) -> float:
+    """Seconds from a request's arrival to its last token, in any vocabulary.
+
+    Args:
+        mode: when its calls run.
+        rounds: where its calls and traps stand.
+        generated: number of its tokens.
+        written: when they are written.
+    """
+    return written(generated) + sum(_waited_s(mode, one, written) for one in rounds)
+
+
+def _waited_s(mode: CallMode, one: WrittenRound, written: Written) -> float:
     """Seconds in which the request waits for the calls of a round."""
-    if script.calls == "sync":
-        return sum(call.seconds for _, call in one.calls)
-    if script.calls == "parallel":
-        return max(call.seconds for _, call in one.calls)
-    last_s = max(written(end) + call.seconds for end, call in one.calls)
+    if mode == "sync":
+        return sum(seconds for _, seconds in one.calls)
+    if mode == "parallel":
+        return max((seconds for _, seconds in one.calls), default=0.0)
+    last_s = max((written(end) + seconds for end, seconds in one.calls), default=0.0)
     return max(0.0, last_s - written(one.trap))
 
 

@@ -71,13 +71,13 @@ class CallScript(NamedTuple):
         """
         return self._replace(rounds=tuple(map(_longest_first, self.rounds)))
 
-    def ends(self) -> "Iterator[WrittenRound]":
-        """The rounds, with the numbers of generated tokens at which their calls and their trap are complete."""
+    def written_rounds(self) -> "Iterator[WrittenRound]":
+        """Where the rounds stand in the generated tokens."""
         generated = 0
         for calls in self.rounds:
-            placed = list[tuple[int, ScriptedCall]]()
+            placed = list[tuple[int, float]]()
             for call in calls:
-                placed.append((generated + call.decode, call))
+                placed.append((generated + call.decode, call.seconds))
                 generated += call.decode + call.prose
             generated += TRAP_TOKENS
             yield WrittenRound(placed, generated)
@@ -87,11 +87,11 @@ class WrittenRound(NamedTuple):
     """Where a round stands in the generated tokens.
 
     Attributes:
-        calls: each with the number of tokens that are generated when it is complete.
+        calls: for each the number of tokens that are generated when it is complete, and its seconds.
         trap: the number of tokens when the trap is complete.
     """
 
-    calls: list[tuple[int, ScriptedCall]]
+    calls: list[tuple[int, float]]
     trap: int
 
 

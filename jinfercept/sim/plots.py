@@ -1,9 +1,10 @@
-"""Plots of reports: latency against load, and groups of bars.
+"""Plots of reports: latency against load, groups of bars, and tables of numbers as colours.
 
 matplotlib is imported where something is drawn, and is an extra: `check_drawing` says so before the work begins.
 """
 
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -55,11 +56,21 @@ class PlottedCurve(NamedTuple):
 
 
 class CurvePanel(NamedTuple):
-    """A panel of curves, latency on a logarithmic axis."""
+    """A panel of curves, latency on a logarithmic axis.
+
+    Attributes:
+        title: over the panel.
+        curves: its lines.
+        threshold: a horizontal line; None: none.
+        unit: on the vertical axis.
+        span: least and largest value of that axis; None: as the curves need.
+    """
 
     title: str
     curves: Sequence[PlottedCurve]
     threshold: float | None = None
+    unit: str = "mean normalized latency, ms/token\n(InferCept's definition)"
+    span: tuple[float, float] | None = None
 
 
 class Bars(NamedTuple):
@@ -78,7 +89,28 @@ class Bars(NamedTuple):
     beside: bool = False
 
 
-Panel = CurvePanel | Bars
+class HeatMap(NamedTuple):
+    """A panel of numbers in rows and columns, from 1 on a logarithmic scale of colours.
+
+    Attributes:
+        title: over the panel.
+        names: of the vertical and of the horizontal axis.
+        rows, columns: their values, from below and from the left.
+        values: by row and column; None: an empty cell.
+        most: the number of the darkest colour.
+        framed: numbers from the first to the second have a frame.
+    """
+
+    title: str
+    names: tuple[str, str]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    most: float
+    framed: tuple[float, float]
+
+
+Panel = CurvePanel | Bars | HeatMap
 
 
 def check_drawing(path: str | Path) -> None:
@@ -98,6 +130,9 @@ def draw(path: str | Path, rows: Sequence[Sequence[Panel]]) -> None:
     for part, panels in zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True):
         for axes, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             axes.set_title(panel.title)
+            if isinstance(panel, HeatMap):
+                _draw_heat(axes, panel)
+                continue
             axes.grid(alpha=0.3)
             if isinstance(panel, CurvePanel):
                 _draw_curves(axes, panel)
@@ -122,9 +157,11 @@ def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
     if panel.threshold is not None:
         axes.axhline(panel.threshold, color="black", linewidth=0.6, linestyle=":")
     axes.set_xlabel("requests per second")
-    axes.set_ylabel("mean normalized latency, ms/token\n(InferCept's definition)")
+    axes.set_ylabel(panel.unit)
     if drawn:
-        _latency_axis(axes, [latency.mean for curve in drawn for _, latency in curve.points])
+        _latency_axis(axes, panel.span or [latency.mean for curve in drawn for _, latency in curve.points])
+    if panel.span is not None:
+        axes.set_ylim(*panel.span)
     if any(curve.name for curve in drawn):
         title = "shaded: range over seeds" if any_range else None
         axes.legend(fontsize="small", title=title, title_fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
@@ -172,3 +209,24 @@ def _draw_bars(axes: "Axes", panel: Bars) -> None:
         axes.set_ylim(0, 1.08 * highest)
     if len(parts) > 1:
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _draw_heat(axes: "Axes", panel: HeatMap) -> None:
+    from matplotlib.colors import LogNorm
+    from matplotlib.patches import Rectangle
+
+    numbers = [[math.nan if value is None else max(1.0, value) for value in row] for row in panel.values]
+    norm = LogNorm(1.0, max(panel.most, 1.1))
+    axes.imshow(numbers, norm=norm, cmap="Greens", aspect="auto", origin="lower")
+    for row, values in enumerate(panel.values):
+        for column, value in enumerate(values):
+            if value is None:
+                continue
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if norm(value) > 0.6 else "k")
+            if panel.framed[0] <= value <= panel.framed[1]:
+                place = (column - 0.46, row - 0.46)
+                axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#d62728", linewidth=2))
+    axes.set_xticks(range(len(panel.columns)), list(panel.columns))
+    axes.set_yticks(range(len(panel.rows)), list(panel.rows))
+    axes.set_ylabel(panel.names[0])
+    axes.set_xlabel(panel.names[1])

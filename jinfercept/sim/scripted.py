@@ -18,7 +18,7 @@ from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted_calls import forced_calls, scripted_tokenizer
+from jinfercept.sim.scripted_calls import scripted_tokens
 from jinfercept.sim.workload import Script, Segment
 
 Writer = Callable[[int, int, int], tuple[int, ...]]
@@ -57,7 +57,7 @@ def make_request(number: int, script: Script, write: Writer, known_durations: bo
 def returned_tokens(request: Request) -> int:
     """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
     if request.markup is not None:
-        return sum(json.loads(call.arguments)["tokens"] for call in forced_calls(request, scripted_tokenizer()))
+        return scripted_tokens(request)
     assert isinstance(request.detector, ScriptedDetector)
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
 

@@ -4,7 +4,7 @@ The vocabulary has a token for each printable character, and the five delimiters
 and the engine reads the markup as that of any model.
 """
 
-from collections.abc import Iterator
+import json
 from functools import cache
 
 import tokenizers
@@ -14,7 +14,7 @@ from jinfercept.engine.text_stream import TextStream
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.parsers.cml import DELIMITERS
 from jinfercept.request import Call, CallMode, Request, SamplingParams, Tool
-from jinfercept.sim.call_scripts import DURATIONS, CallScript, ScriptedCall
+from jinfercept.sim.call_scripts import DURATIONS, CallScript, ScriptedCall, WrittenRound
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 PARAMETERS = ("seconds", "tokens")
@@ -39,18 +39,22 @@ def scripted_markup(calls: CallMode) -> ContextMarkup:
     return ContextMarkup(AsyncCalls(calls), tools, dict.fromkeys(tools, PARAMETERS), scripted_tokenizer())
 
 
-def text_of(script: CallScript) -> str:
+def text_of(script: CallScript, word: str = ".") -> str:
     """What the model writes; of `script.generated` tokens in the scripted vocabulary.
 
-    Every call has as many tokens as its script says, at least those that its text needs.
+    Every call is filled with spaces to as many characters as its script has tokens.
+
+    Args:
+        script: rounds, whose calls have room for their code.
+        word: a token of prose and of the answer.
     """
     number, parts = 0, list[str]()
     for calls in script.rounds:
         for call in calls:
             number += 1
-            parts += [_call_text(str(number), call), "." * call.prose]
+            parts += [_call_text(str(number), call), word * call.prose]
         parts.append(f"{DELIMITERS.trap}{DELIMITERS.end}")
-    return "".join([*parts, "." * script.answer])
+    return "".join([*parts, word * script.answer])
 
 
 def _call_text(call_id: str, call: ScriptedCall) -> str:
@@ -78,9 +82,23 @@ def open_scripted_text(request: Request) -> TextStream:
     return TextStream(scripted_tokenizer(), (), False, False)
 
 
-def forced_calls(request: Request, tokenizer: Tokenizer) -> Iterator[Call]:
-    """The calls in what a request is forced to generate; their spans leave out what it reads."""
+def scripted_tokens(request: Request) -> int:
+    """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
     assert request.markup is not None
-    watch = request.markup.watch("", ())
+    watch, text = request.markup.watch("", ()), scripted_tokenizer().token_text
+    found = (one for token in request.params.forced_output_ids for one in watch.feed(0, token, text(token)))
+    return sum(json.loads(call.arguments)["tokens"] for call in found if isinstance(call, Call))
+
+
+def forced_rounds(request: Request, tokenizer: Tokenizer) -> list[WrittenRound]:
+    """The rounds in what a request is forced to generate, whatever its vocabulary: where its calls and traps are complete."""
+    assert request.markup is not None
+    watch, rounds, calls = request.markup.watch("", ()), list[WrittenRound](), list[tuple[int, float]]()
     for index, token in enumerate(request.params.forced_output_ids):
-        yield from (found for found in watch.feed(index, token, tokenizer.token_text(token)) if isinstance(found, Call))
+        for found in watch.feed(index, token, tokenizer.token_text(token)):
+            if isinstance(found, Call):
+                calls.append((index + 1, json.loads(found.arguments)["seconds"]))
+            else:
+                rounds.append(WrittenRound(calls, index + 1))
+                calls = []
+    return rounds

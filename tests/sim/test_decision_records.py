@@ -295,8 +295,8 @@ def test_a_trap_of_several_calls_is_forecast_from_the_age_of_each(tmp_path: Path
     run.run([CallArrival(0.0, script)], records=RecordFiles(str(path)))
     [outcome] = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] == "outcome"]
     written = priced(script, machine)
-    [one] = script.ends()
-    [_, *waited] = [(call.seconds, written(one.trap) - written(end)) for end, call in one.calls]
+    [one] = script.written_rounds()
+    [_, *waited] = [(seconds, written(one.trap) - written(end)) for end, seconds in one.calls]
     assert outcome["tools"] == ["heavy"] * 3
     assert outcome["returned"]
     assert outcome["call_s"] == pytest.approx(max(seconds - age_s for seconds, age_s in waited), abs=0.02)

@@ -36,12 +36,12 @@ def test_a_script_is_written_with_as_many_tokens_as_it_says() -> None:
     request = make_call_request(7, script)
     tokens = scripted_tokenizer().encode(text_of(script))
     assert request.params.max_tokens == len(tokens) == script.generated == 24 + 2 + 22 + 2 + 24 + 2 + 2 + 3
-    assert [(end, call.seconds) for one in script.ends() for end, call in one.calls] == [
+    assert [call for one in script.written_rounds() for call in one.calls] == [
         (24, 0.25),
         (48, 1.5),
         (74, 0.25),
     ]
-    assert [one.trap for one in script.ends()] == [50, 78]
+    assert [one.trap for one in script.written_rounds()] == [50, 78]
 
 
 @pytest.mark.parametrize("profile", [GPTJ, LLAMA], ids=lambda profile: profile.name)
