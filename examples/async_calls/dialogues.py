@@ -1,15 +1,16 @@
 """Dialogues with asynchronous calls in context markup language (AsyncLM, arXiv 2412.07017), made from a seed.
 
-A prompt asks up to four things that tools know, and sometimes the sum of two of the answers. The agent calls the tools, writes
-a sentence while each of them works, waits in a trap, and answers line by line. The runtime's interrupts stand where a runtime
-would have put them: at any token outside of frames. The prompt's first line says whether calls are asynchronous or synchronous.
+A prompt asks up to four things that tools know, and sometimes the total of two of the answers. The agent calls the tools,
+writes a sentence while each of them works, waits in a trap, and answers line by line. The runtime's interrupts stand where a
+runtime would have put them: at any token outside of frames. The prompt's first line says whether calls are asynchronous or
+synchronous.
 
 Knows a tokenizer, and neither models nor engines.
 """
 
 import random
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -20,28 +21,33 @@ MAX_QUESTIONS = 4
 IDS = "pqrst"
 """The id of a question and of its call, by its place in the list: tokens that mean nothing else."""
 MOST = 99
-"""The largest value of a lookup; no sum of two answers is larger than twice that."""
-HELD_OUT = 6
-"""One of so many pairs of a tool and its arguments is in no dialogue for training, and held-out dialogues have no others."""
+"""The largest number; all from 1 on are as likely to be the value of a lookup."""
+TOTAL = "total"
+"""The tool that adds the values of two other questions, named by their ids."""
+NUM_PARTS = 8
+"""Pairs of a tool and its arguments are divided into so many parts. Validation and test have one each, training the rest."""
 
 Mode = Literal["async", "sync"]
-Split = Literal["training", "held_out"]
+Split = Literal["training", "validation", "test"]
 
 
 class Question(NamedTuple):
     """One thing to find out.
 
     Attributes:
-        tool: a name in `LOOKUPS`, or "add".
+        tool: a name in `LOOKUPS`, "add" or `TOTAL`.
         item: what a lookup is about.
-        terms: what a sum adds; if it is `dependent`, the places of two other questions, from 0.
-        dependent: whether it is the sum of two answers.
+        terms: the numbers that "add" adds; for `TOTAL`, the places of two other questions, from 0.
     """
 
     tool: str
     item: str = ""
     terms: tuple[int, int] = (0, 0)
-    dependent: bool = False
+
+    @property
+    def dependent(self) -> bool:
+        """Whether it needs answers of others."""
+        return self.tool == TOTAL
 
 
 class Dialogue(NamedTuple):
@@ -67,7 +73,7 @@ class Tokens(NamedTuple):
 
 
 def dialogues(seed: int, split: Split, most: int = MAX_QUESTIONS) -> Iterator[Dialogue]:
-    """Dialogues without an end, of 1 to `most` questions and perhaps a sum of two answers; the same ones for the same seed."""
+    """Dialogues without an end, of 1 to `most` questions and perhaps a total; the same ones for the same seed and split."""
     rng = random.Random(f"{split} {seed}")
     while True:
         number = rng.randint(1, most)
@@ -75,9 +81,11 @@ def dialogues(seed: int, split: Split, most: int = MAX_QUESTIONS) -> Iterator[Di
         if len(set(questions)) < number:
             continue
         values = [sum(q.terms) if q.tool == "add" else rng.randint(1, MOST) for q in questions]
-        if number > 1 and rng.random() < 0.5:
+        if number > 1 and rng.random() < 0.6:
             first, second = sorted(rng.sample(range(number), 2))
-            questions.append(Question("add", terms=(first, second), dependent=True))
+            if values[first] + values[second] > MOST:
+                continue
+            questions.append(Question(TOTAL, terms=(first, second)))
             values.append(values[first] + values[second])
         yield Dialogue(tuple(questions), tuple(values))
 
@@ -86,13 +94,25 @@ def _question(rng: random.Random, split: Split) -> Question:
     while True:
         tool = rng.choice([*LOOKUPS, "add"])
         if tool == "add":
-            question = Question(tool, terms=(rng.randint(1, MOST // 2), rng.randint(1, MOST // 2)))
+            total = rng.randint(2, MOST)
+            first = rng.randint(1, total - 1)
+            question = Question(tool, terms=(first, total - first))
         else:
             question = Question(tool, rng.choice(list(ITEMS)))
         arguments = question.terms if tool == "add" else (question.item,)
-        held_out = zlib.crc32(f"{tool} {arguments}".encode()) % HELD_OUT == 0
-        if held_out == (split == "held_out"):
+        if _split(f"{tool} {arguments}") == split:
             return question
+
+
+def _split(call: str) -> Split:
+    """The dialogues that have a call."""
+    match zlib.crc32(call.encode()) % NUM_PARTS:
+        case 0:
+            return "validation"
+        case 1:
+            return "test"
+        case _:
+            return "training"
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -100,18 +120,13 @@ def _question(rng: random.Random, split: Split) -> Question:
 
 def prompt(questions: Sequence[Question], mode: Mode) -> str:
     """The text that the agent continues."""
-    lines = [f"- {id_}: {_asked(question)}\n" for id_, question in zip(IDS, questions, strict=False)]
-    return f"Calls: {mode}\n{''.join(lines)}\n"
+    lines = [f"\n- {id_}: {_asked(question)}" for id_, question in zip(IDS, questions, strict=False)]
+    return f"Calls: {mode}{''.join(lines)}\n\n"
 
 
 def answer(dialogue: Dialogue) -> str:
-    """The text behind the last frame."""
-    return _told(dialogue, range(len(dialogue.values)))
-
-
-def _told(dialogue: Dialogue, places: Iterable[int]) -> str:
-    """Lines with the values of some questions."""
-    return "".join(f"\n- {IDS[place]}: is {dialogue.values[place]}" for place in places)
+    """The text behind the last frame: lines with all values."""
+    return "".join(f"\n- {id_}: {value}" for id_, value in zip(IDS, dialogue.values, strict=False))
 
 
 def script(dialogue: Dialogue, mode: Mode) -> list[Piece]:
@@ -120,11 +135,9 @@ def script(dialogue: Dialogue, mode: Mode) -> list[Piece]:
     for place, question in enumerate(dialogue.questions):
         if question.dependent and mode == "async":
             pieces.append(trap)
-        if question.dependent:
-            pieces.append(Piece("prose", f"{_told(dialogue, question.terms)}\n"))
         pieces.append(Piece("call", f"{CALL} {IDS[place]} {HEAD} {code(dialogue, question)} {END}", place))
         pieces += [trap] if mode == "sync" else []
-        pieces.append(Piece("prose", f" {_prose(question)}\n"))
+        pieces.append(Piece("prose", f"{_prose(question)}.\n"))
     pieces += [trap] if mode == "async" else []
     return [*pieces, Piece("prose", answer(dialogue))]
 
@@ -132,8 +145,9 @@ def script(dialogue: Dialogue, mode: Mode) -> list[Piece]:
 def code(dialogue: Dialogue, question: Question) -> str:
     """The call of a question's tool."""
     if question.tool == "add":
-        first, second = terms(dialogue, question)
-        return f"add({first}, {second})"
+        return f"add({question.terms[0]}, {question.terms[1]})"
+    if question.dependent:
+        return f"{TOTAL}({', '.join(f'{IDS[place]}={dialogue.values[place]}' for place in question.terms)})"
     return f'{question.tool}("{question.item}")'
 
 
@@ -142,18 +156,12 @@ def interrupt(id_: str, value: int) -> str:
     return f"{INTERRUPT} {id_} {HEAD} {value} {END}"
 
 
-def terms(dialogue: Dialogue, question: Question) -> tuple[int, int]:
-    """The numbers that a sum adds."""
-    first, second = question.terms
-    return (dialogue.values[first], dialogue.values[second]) if question.dependent else (first, second)
-
-
 def _asked(question: Question) -> str:
-    """A question; its words have the same distances from its id in all of a kind, which a small model learns soon."""
-    if question.tool != "add":
-        return f"{question.tool} of {question.item}"
+    """A question; its words have the distances from its id that they have in the call, which a small model learns soon."""
+    if question.item:
+        return f"{question.tool}: {question.item}"
     first, second = (IDS[term] if question.dependent else term for term in question.terms)
-    return f"add {first} and {second}"
+    return f"{question.tool}: {first} + {second}"
 
 
 def _prose(question: Question) -> str:

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from tyro import conf
 
-from examples.async_calls.dialogues import IDS, Dialogue, Mode, answer, dialogues, prompt, terms
+from examples.async_calls.dialogues import IDS, MAX_QUESTIONS, TOTAL, Dialogue, Mode, answer, dialogues, prompt
 from examples.async_calls.items import LOOKUPS
-from examples.async_calls.train import HELD_OUT_SEED
 from jinfercept import LLM, SamplingParams, Tool
 from jinfercept.errors import ConfigError
 from jinfercept.parsers.cml import BadFrame, CMLParser
@@ -48,7 +47,9 @@ class Evaluate:
     model: conf.Positional[str]
     """a directory that `train` wrote"""
     dialogues: int = 100
-    """held-out dialogues"""
+    """held-out dialogues, of the test split: `train` shows scores of the validation split"""
+    seed: int = 0
+    """of the dialogues"""
     fastest_s: float = 0.03
     """least seconds that a call takes"""
     slowest_s: float = 0.5
@@ -69,7 +70,7 @@ class Evaluate:
                 got=self,
                 fix="--dialogues 100",
             )
-        held_out = list(islice(dialogues(HELD_OUT_SEED + 1, "held_out"), self.dialogues))
+        held_out = list(islice(dialogues(self.seed, "test"), self.dialogues))
         with LLM(self.model, dtype="float32", max_num_seqs=max(2, self.concurrency), max_num_batched_tokens=64) as llm:
             outcomes = {mode: self._serve(llm, held_out, mode) for mode in get_args(Mode)}
         Console().print(table(outcomes))
@@ -100,7 +101,11 @@ def tools(dialogue: Dialogue, waits_s: Sequence[float]) -> list[Tool]:
     """The tools of one dialogue, which return its values after some seconds."""
     known = dict[tuple[str | int, ...], tuple[int, float]]()
     for question, value, wait_s in zip(*dialogue, waits_s, strict=True):
-        arguments = terms(dialogue, question) if question.tool == "add" else (question.item,)
+        arguments = (question.item,) if question.item else question.terms
+        if question.dependent:
+            arguments = tuple(
+                dialogue.values[place] if place in question.terms else 0 for place in range(MAX_QUESTIONS)
+            )
         known[question.tool, *arguments] = value, wait_s
 
     def returned(*call: str | int) -> int:
@@ -112,6 +117,10 @@ def tools(dialogue: Dialogue, waits_s: Sequence[float]) -> list[Tool]:
         """The sum of two numbers."""
         return returned("add", first, second)
 
+    def total(p: int = 0, q: int = 0, r: int = 0, s: int = 0) -> int:
+        """The total of answers, which have the ids of their questions."""
+        return returned(TOTAL, p, q, r, s)
+
     def lookup(name: str) -> Tool:
         def look(item: str) -> int:
             """Looks something up about an item."""
@@ -119,7 +128,7 @@ def tools(dialogue: Dialogue, waits_s: Sequence[float]) -> list[Tool]:
 
         return Tool(look, name=name, calls="async")
 
-    return [Tool(add, calls="async"), *map(lookup, LOOKUPS)]
+    return [Tool(add, calls="async"), Tool(total, calls="async"), *map(lookup, LOOKUPS)]
 
 
 def outcome(llm: LLM, dialogue: Dialogue, output: RequestOutput) -> Outcome:

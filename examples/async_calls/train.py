@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -14,7 +14,7 @@ from tyro import conf
 from examples.async_calls.batches import Batch, batch, batches, pack
 from examples.async_calls.dialogues import MAX_QUESTIONS, MOST, Mode, Tokens, dialogues, prompt, script, woven
 from examples.async_calls.learning import Learner, optimiser, scores, start, stepper
-from examples.async_calls.vocabulary import Codec, learn
+from examples.async_calls.vocabulary import Codec, vocabulary
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
@@ -26,9 +26,7 @@ from jinfercept.models.model import Model, tied
 from jinfercept.models.protocol import Params
 from jinfercept.tokenizer.load import load_tokenizer
 
-VOCAB_SIZE = 1280
-HELD_OUT_SEED = 1
-NUM_EXAMINED = 32
+NUM_EXAMINED = 64
 _REPORTS = 12
 
 
@@ -90,12 +88,12 @@ class Train:
         peak = self.learning_rate or (0.006 if self.model is None else 1e-4)
         rule = optimiser(self.steps, peak)
         learner, step = start(first.model, first.params, rule), stepper(first.model, rule)
-        held_out = Examination(first.model, woven(HELD_OUT_SEED, "held_out", first.codec), self.width)
+        held_out = Examination(first.model, woven(0, "validation", first.codec), self.width)
         for number, one in enumerate(self._lessons(first.codec), 1):
             learner, loss = step(learner, one)
             if number % -(-self.steps // _REPORTS) == 0 or number == self.steps:
                 right, total = held_out.take(learner)
-                shown = f"{right} of {total} held-out dialogues without a mistake"
+                shown = f"{right} of {total} validation dialogues without a mistake"
                 print(f"{number:6} steps  loss {float(loss):.4f}  {shown}", flush=True)
         return tied(first.model.config, learner.params)
 
@@ -108,13 +106,10 @@ class Train:
 
 def small_llama(seed: int) -> Start:
     """A model of 0.86 million random weights, with a vocabulary for the dialogues."""
-    sample, modes = islice(dialogues(0, "training"), 3000), cycle(get_args(Mode))
-    texts = (
-        prompt(one.questions, mode) + "".join(p.text for p in script(one, mode))
-        for one, mode in zip(sample, modes, strict=False)
-    )
-    numbers = [str(number) for number in range(2 * MOST + 1)]
-    codec = Codec(learn([*texts, *numbers, *numbers], VOCAB_SIZE))
+    sample = list(islice(dialogues(0, "training"), 1000))
+    texts = [prompt(one.questions, mode) for one in sample for mode in get_args(Mode)]
+    texts += (piece.text for one in sample for piece in script(one, "async"))
+    codec = Codec(vocabulary([*texts, *map(str, range(MOST + 1))]))
     config = ModelConfig(
         family="llama",
         vocab_size=codec.tokenizer.vocab_size,

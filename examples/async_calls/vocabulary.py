@@ -1,11 +1,12 @@
 """Text to tokens: the vocabulary of a checkpoint, or one for the dialogues with the delimiters as special tokens."""
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import final
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jinfercept.errors import ModelError
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -38,19 +39,22 @@ class Codec:
         return self._parts(text)
 
 
-def learn(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE of at most `size` tokens, learnt from texts; delimiters are special, and numbers no part of words."""
-    backend = Backend(models.BPE())
-    numbers, words = pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([numbers, words])  # pyright: ignore[reportAttributeAccessIssue]
+def vocabulary(texts: Iterable[str]) -> Tokenizer:
+    """Every word, number and punctuation of texts as one token, and single bytes for all else; delimiters are special.
+
+    A word takes the space behind it along. Spaces around delimiters are dropped. So an id or a number is the same token in a
+    prompt, a call and a result, and a model copies it without a translation.
+    """
+    splits = pre_tokenizers.Split(Regex("[A-Za-z]{2,} ?|[A-Za-z]|[0-9]+|[^A-Za-z0-9]+"), "isolated")
+    pieces = pre_tokenizers.Sequence([splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    special, alphabet = [END_OF_TEXT, *DELIMITERS], sorted(pre_tokenizers.ByteLevel.alphabet())
+    parts = {part.strip(" ") for text in texts for part in re.split("|".join(map(re.escape, DELIMITERS)), text)}
+    words = sorted({word for part in parts for word, _ in pieces.pre_tokenize_str(part)})
+    ids = {token: id_ for id_, token in enumerate(dict.fromkeys([*special, *alphabet, *words]))}
+    backend = Backend(models.BPE(vocab=ids, merges=[], ignore_merges=True))
+    backend.add_special_tokens(special)
+    backend.normalizer = normalizers.Replace(Regex("^ +| +$"), "")  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pieces  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    special = [END_OF_TEXT, *DELIMITERS]
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    end = special.index(END_OF_TEXT)  # special tokens come first
+    end = ids[END_OF_TEXT]
     return Tokenizer(backend, eos_token_ids=frozenset({end}), special_tokens={"eos_token": END_OF_TEXT})

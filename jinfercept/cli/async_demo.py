@@ -29,14 +29,14 @@ Mode = Literal["async", "sync"]
 
 CHECKPOINT = Path(__file__).parents[2] / "examples" / "async_calls" / "checkpoint"
 QUESTIONS = """\
-- p: price of lamp
-- q: shelf of kettle
-- r: age of violin
-- s: add 48 and 17
-- t: add p and s
+- p: price: lamp
+- q: shelf: kettle
+- r: age: violin
+- s: add: 48 + 17
+- t: total: p + s
 """
 ANSWERS = {("price", "lamp"): 23, ("shelf", "kettle"): 7, ("age", "violin"): 92}
-SHARES = {"price": 0.7, "shelf": 0.5, "age": 1.0, "add": 0.3}
+SHARES = {"price": 0.7, "shelf": 0.5, "age": 1.0, "add": 0.3, "total": 0.3}
 """Seconds that the tools take, as shares of the slowest one's."""
 LANE = 48
 """Characters of a lane."""
@@ -110,6 +110,12 @@ def tools(lanes: Lanes, slow_s: float) -> list[Tool]:
         """The sum of two numbers."""
         return lanes.run(f"add({first}, {second})", slow_s * SHARES["add"], lambda: first + second)
 
+    def total(p: int = 0, q: int = 0, r: int = 0, s: int = 0) -> int:
+        """The total of answers, which have the ids of their questions."""
+        terms = {id_: value for id_, value in zip("pqrs", (p, q, r, s), strict=True) if value}
+        code = ", ".join(f"{id_}={value}" for id_, value in terms.items())
+        return lanes.run(f"total({code})", slow_s * SHARES["total"], lambda: sum(terms.values()))
+
     def lookup(name: str) -> Tool:
         def look(item: str) -> int:
             """Looks something up about an item."""
@@ -117,7 +123,7 @@ def tools(lanes: Lanes, slow_s: float) -> list[Tool]:
 
         return Tool(look, name=name, calls="async")
 
-    return [Tool(add, calls="async"), *(lookup(name) for name, _ in ANSWERS)]
+    return [Tool(add, calls="async"), Tool(total, calls="async"), *(lookup(name) for name, _ in ANSWERS)]
 
 
 def run_async_demo(model: str | None, slow_s: float) -> int:
@@ -140,7 +146,7 @@ def run_async_demo(model: str | None, slow_s: float) -> int:
     with start_log(), LLM(model or CHECKPOINT, dtype="float32", max_num_seqs=2, max_num_batched_tokens=64) as llm:
         _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
         lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
-        full_s = 1.5 * slow_s * (sum(SHARES.values()) + SHARES["add"])
+        full_s = 1.5 * slow_s * sum(SHARES.values())
         with Live(console=console, get_renderable=lambda: _picture(lanes, full_s), refresh_per_second=15):
             _serve(llm, lanes, slow_s)
     console.print()

@@ -4,6 +4,7 @@ import random
 import re
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from examples.async_calls import evaluate, train
 from examples.async_calls.batches import batch, pack
-from examples.async_calls.dialogues import IDS, Mode, Tokens, delays, dialogues, interrupt, script, weave, woven
+from examples.async_calls.dialogues import IDS, Mode, Split, Tokens, delays, dialogues, interrupt, script, weave, woven
 from examples.async_calls.learning import logits
 from examples.async_calls.vocabulary import DELIMITERS, Codec
 from jinfercept import LLM, SamplingParams
@@ -69,32 +70,36 @@ def test_the_agent_writes_sound_calls_and_every_call_is_answered_once_outside_of
         assert [name for name, _ in calls.values()] == [question.tool for question in dialogue.questions]
 
 
-_PARAMETERS = dict.fromkeys(("weight", "shelf", "height", "age"), ("item",)) | {"add": ("first", "second")}
+_PARAMETERS = dict.fromkeys(("weight", "shelf", "height", "age"), ("item",)) | {
+    "add": ("first", "second"),
+    "total": ("p", "q", "r", "s"),
+}
 
 
 def test_dialogues_are_the_same_for_a_seed_and_held_out_questions_are_never_learnt(beginner: train.Start) -> None:
     first, again = (list(islice(woven(7, "training", beginner.codec), 20)) for _ in range(2))
     assert first == again
-    learnt, held_out = (
+    learnt, validated, tested = (
         {q for one in islice(dialogues(7, split), 800) for q in one.questions if not q.dependent}
-        for split in ("training", "held_out")
+        for split in get_args(Split)
     )
-    assert not learnt & held_out
-    assert {q.tool for q in held_out} == {q.tool for q in learnt}
+    assert not learnt & validated
+    assert not (learnt | validated) & tested
+    assert {q.tool for q in learnt} == {q.tool for q in validated} == {q.tool for q in tested}
 
 
 def test_a_row_keeps_its_dialogues_apart_and_learns_what_the_agent_wrote(beginner: train.Start) -> None:
     some = list(islice(woven(1, "training", beginner.codec), 12))
-    packed = pack(some, 352)
+    packed = pack(some, 192)
     assert sorted(map(id, (one for row in packed for one in row))) == sorted(map(id, some))
-    together = batch(packed, 352)
+    together = batch(packed, 192)
     row = next(i for i, row in enumerate(packed) if len(row) > 1)
     begin, second = len(packed[row][0].ids), packed[row][1]
     end = begin + len(second.ids)
     assert together.learnt[row, begin : end - 1].tolist() == second.written[1:]
     assert not together.learnt[row, end - 1]
     assert np.bincount(together.learnt.ravel())[1] == sum(sum(one.written) for one in some)
-    alone = logits(beginner.model, beginner.params, batch([[second]], 352))[0, : len(second.ids)]
+    alone = logits(beginner.model, beginner.params, batch([[second]], 192))[0, : len(second.ids)]
     np.testing.assert_allclose(logits(beginner.model, beginner.params, together)[row, begin:end], alone, atol=1e-4)
 
 
@@ -102,7 +107,7 @@ def test_a_few_steps_lower_the_loss_and_the_model_is_loaded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "model"
-    assert train.Train(str(directory), steps=8, rows=2, width=352).run() == 0
+    assert train.Train(str(directory), steps=8, rows=2, width=192).run() == 0
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", capsys.readouterr().out)]
     assert losses[-1] < losses[0] - 1
     with pytest.raises(ModelError, match="holds a model already"):
@@ -119,7 +124,7 @@ def test_the_engine_runs_a_dialogue_that_is_forced_and_interrupts_it_as_in_train
     mode: Mode, beginner: train.Start
 ) -> None:
     model, params, codec = beginner
-    some = list(islice(dialogues(9, "held_out"), 4))
+    some = list(islice(dialogues(9, "test"), 4))
     with LLM(model, params=params, tokenizer=codec.tokenizer, max_num_seqs=4, max_num_batched_tokens=32) as llm:
         for dialogue in some:
             forced = [id_ for piece in script(dialogue, mode) for id_ in codec.part(piece.text)] + [codec.end]
