@@ -23,7 +23,7 @@ def test_the_example_runs_and_the_model_reads_the_price(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_one_and_has_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = command.split()
-    name = words[:2] if words[0] == "bench" else words[:1]
+    name = words[:2] if words[0] in ("bench", "study") else words[:1]
     with pytest.raises(SystemExit) as ended:
         main([*name, "--help"])
     assert ended.value.code == 0

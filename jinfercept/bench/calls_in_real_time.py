@@ -46,7 +46,8 @@ class RealLatency(NamedTuple):
         formula_s: seconds by the formula.
         reading_s: seconds by which the request is longer than `writing_s` if its tools return at once: reading the results, and
             the engine's work for calls.
-        latency_s: seconds that it took; the median of several runs.
+        latency_s: seconds that it took.
+        ratio: latency over formula. All are medians of several runs, the ratio that of the ratios.
     """
 
     mix: str
@@ -56,6 +57,7 @@ class RealLatency(NamedTuple):
     formula_s: float
     reading_s: float
     latency_s: float
+    ratio: float
 
 
 def tiny_llm() -> LLM:
@@ -98,28 +100,53 @@ def measure_calls(
         seed: of the requests.
         mixes: names of `MIXES`.
         repeats: runs of each, of which the median counts.
-        done: called after each mode of each mix.
+        done: called after each mix.
     """
     scripts = {name: MIXES[name].draw(Random(f"{seed} {name}")) for name in mixes}
     for script in scripts.values():  # what is imported or made at first use
         _serve(llm, script._replace(rounds=script.rounds[:1]), "async")
     found = list[RealLatency]()
     for name, script in scripts.items():
-        rounds, ends_s = _rounds(llm, script), _written_s(llm, script, repeats)
+        rounds, turns = _rounds(llm, script), [_serve_all(llm, script) for _ in range(repeats)]
         for mode in CALL_MODES:
-            formula = formula_of_s(mode, rounds, len(ends_s) - 1, ends_s.__getitem__)
-            at_once_s = median(_serve(llm, script, mode, waits=False)[-1] for _ in range(repeats))
-            latency_s = median(_serve(llm, script, mode)[-1] for _ in range(repeats))
-            reading_s = max(0.0, at_once_s - ends_s[-1])
-            found.append(RealLatency(name, mode, len(ends_s) - 1, ends_s[-1], formula, reading_s, latency_s))
-            done()
+            formulas = [formula_of_s(mode, rounds, len(turn.ends_s) - 1, turn.ends_s.__getitem__) for turn in turns]
+            found.append(
+                RealLatency(
+                    name,
+                    mode,
+                    tokens=len(turns[0].ends_s) - 1,
+                    writing_s=median(turn.ends_s[-1] for turn in turns),
+                    formula_s=median(formulas),
+                    reading_s=max(0.0, median(turn.at_once_s[mode] - turn.ends_s[-1] for turn in turns)),
+                    latency_s=median(turn.latency_s[mode] for turn in turns),
+                    ratio=median(turn.latency_s[mode] / one for turn, one in zip(turns, formulas, strict=True)),
+                )
+            )
+        done()
     return found
 
 
-def _written_s(llm: LLM, script: CallScript, repeats: int) -> list[float]:
-    """Seconds until so many tokens are written without tools, of the run with the median length; 0 for none."""
-    runs = sorted((_serve(llm, script, None) for _ in range(repeats)), key=lambda ends_s: ends_s[-1])
-    return [0.0, *runs[repeats // 2]]
+class _Turn(NamedTuple):
+    """A request served in every way, one right after another: what slows the machine for a while slows all of them.
+
+    Attributes:
+        ends_s: seconds until so many tokens are written, from 0 on, without tools.
+        latency_s: seconds until the last token, by mode.
+        at_once_s: the same with tools that return at once.
+    """
+
+    ends_s: list[float]
+    latency_s: Mapping[CallMode, float]
+    at_once_s: Mapping[CallMode, float]
+
+
+def _serve_all(llm: LLM, script: CallScript) -> _Turn:
+    ends_s = [0.0, *_serve(llm, script, None)]
+    latency_s, at_once_s = dict[CallMode, float](), dict[CallMode, float]()
+    for mode in CALL_MODES:
+        latency_s[mode] = _serve(llm, script, mode)[-1]
+        at_once_s[mode] = _serve(llm, script, mode, waits=False)[-1]
+    return _Turn(ends_s, latency_s, at_once_s)
 
 
 def _rounds(llm: LLM, script: CallScript) -> list[WrittenRound]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from jinfercept.sim.calls_alone import LONGEST_FIRST, PUBLISHED, Row, excess
+from jinfercept.sim.calls_alone import FASTER, PUBLISHED, Row, excess
 from jinfercept.sim.calls_load import CALL_MODES, memory_token_s
 from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, HeatMap, Panel, PlottedCurve
 from jinfercept.sim.reports import Range, group
@@ -62,13 +62,13 @@ def formula_text(rows: Sequence[Row]) -> str:
     least, most, reading = excess(rows)
     num = sum(4 * row["requests"] for row in rows)
     return (
-        f"{num:,} runs; latency less the formula and less at most the reading of interrupts: {least:.2g} to {most:.2g} steps; "
-        f"reading all interrupts of a request took at most {reading:.1f} steps"
+        f"{num:,} runs: none was shorter than its formula by over {abs(least):.3f} steps, and none longer than formula and "
+        f"reading of all its interrupts by over {abs(most):.3f} steps; this reading took at most {reading:.1f} steps"
     )
 
 
 def _ways(speedup: Mapping[str, float]) -> str:
-    return " / ".join(f"{speedup[way]:.2f}" for way in ("parallel", "async", LONGEST_FIRST))
+    return " / ".join(f"{speedup[way]:.2f}" for way in FASTER)
 
 
 def load_table(reports: Sequence[Report]) -> TextTable:

@@ -22,6 +22,9 @@ PUBLISHED = (1.6, 5.4)
 LONGEST_FIRST = "longest first"
 """Asynchronous calls in the best order, beside those in the order of the script."""
 
+FASTER = ("parallel", "async", LONGEST_FIRST)
+"""Ways to call that are compared with synchronous calls."""
+
 Row = dict[str, Any]
 """The numbers of a cell, as JSON values."""
 
@@ -84,24 +87,10 @@ def play_cell(cell: AloneCell) -> Row:
         (`least`) and above the formula and the reading of all interrupts (`most`); `reading_steps`, that reading at most.
     """
     token_s = cell.profile.step_s(1, 0)
-    ratios: dict[str, list[float]] = {"parallel": [], "async": [], LONGEST_FIRST: []}
-    work, excess, reading = list[float](), list[float](), list[float]()
-    for number in range(cell.num_requests):
-        script = cell.mix.draw(Random(f"{cell.seed + number} {cell.mix}"))
-        ways = {
-            "sync": script._replace(calls="sync"),
-            "parallel": script._replace(calls="parallel"),
-            "async": script,
-            LONGEST_FIRST: script.longest_first,
-        }
-        found = {way: play_alone(one, cell.profile) for way, one in ways.items()}
-        for way, latencies in ratios.items():
-            latencies.append(found["sync"].latency_s / found[way].latency_s)
-        work.append(script.seconds / (token_s * script.generated))
-        for one in found.values():
-            over_s = one.latency_s - one.formula_s
-            excess += [min(0.0, over_s) / token_s, max(0.0, over_s - one.reading_s) / token_s]
-            reading.append(one.reading_s / token_s)
+    scripts = [cell.mix.draw(Random(f"{cell.seed + number} {cell.mix}")) for number in range(cell.num_requests)]
+    served = [_play_every_way(script, cell.profile) for script in scripts]
+    runs = [one for ways in served for one in ways.values()]
+    over_s = [(one.latency_s - one.formula_s, one.reading_s) for one in runs]
     return {
         "tool": cell.mix.tool,
         "token_ms": round(1e3 * token_s, 6),
@@ -109,12 +98,20 @@ def play_cell(cell: AloneCell) -> Row:
         "calls": cell.mix.calls,
         "prose": cell.mix.prose,
         "requests": cell.num_requests,
-        "speedup": {way: median(values) for way, values in ratios.items()},
-        "work": median(work),
-        "excess_steps": {"least": min(excess), "most": max(excess)},
-        "reading_steps": max(reading),
+        "speedup": {way: median(ways["sync"].latency_s / ways[way].latency_s for ways in served) for way in FASTER},
+        "work": median(script.seconds / (token_s * script.generated) for script in scripts),
+        "excess_steps": {
+            "least": min(0.0, *(excess_s for excess_s, _ in over_s)) / token_s,
+            "most": max(0.0, *(excess_s - reading_s for excess_s, reading_s in over_s)) / token_s,
+        },
+        "reading_steps": max(reading_s for _, reading_s in over_s) / token_s,
         "mix": asdict(cell.mix),
     }
+
+
+def _play_every_way(script: CallScript, profile: Profile) -> dict[str, AloneLatency]:
+    ways = {mode: script._replace(calls=mode) for mode in ("sync", "parallel", "async")}
+    return {way: play_alone(one, profile) for way, one in (ways | {LONGEST_FIRST: script.longest_first}).items()}
 
 
 def play_cells(cells: Sequence[AloneCell], jobs: int, done: Callable[[], None]) -> list[Row]:
