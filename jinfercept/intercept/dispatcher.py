@@ -172,7 +172,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Cancel all calls and stop the event loop; hung threads end with the process."""
-        for request_id in {*self._open, *self._ends}:
+        with self._lock:
+            unfinished = {*self._open, *self._ends}
+        for request_id in unfinished:
             self.cancel(request_id)
         with self._lock:
             if self._loop is not None:

@@ -121,10 +121,11 @@ def test_beyond_the_limit_a_call_is_waited_for(make_scripted: Make) -> None:
         ["started", "ok"],
         ["ok"],
     ]
-    full = SharedLimitOf(1)
+    full = Full()
+    written = [CALL + "\n" + CALL.replace("lamp", "pen"), first.replace(placeholder(1), "23"), "26.", END]
     output = ask_with(scripted, written, tool, options=AsyncCalls(shared_limit=full))
     assert output.outputs[0].messages[-1]["content"] == "26."
-    assert (full.left, full.refused) == (1, 1)
+    assert full.refused == 2
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -187,19 +188,18 @@ def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_script
         scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore
 
 
-class SharedLimitOf:
-    """A limit of so many calls, which counts refusals."""
+class Full:
+    """A limit that is reached, by calls of other requests. Counts refusals."""
 
-    def __init__(self, most: int) -> None:
-        self.left, self.refused = most, 0
+    def __init__(self) -> None:
+        self.refused = 0
 
     def take(self) -> bool:
-        self.refused += not self.left
-        self.left -= (taken := bool(self.left))
-        return taken
+        self.refused += 1
+        return False
 
     def release(self, number: int = 1) -> None:
-        self.left += number
+        raise AssertionError("nothing was taken")
 
 
 def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:
