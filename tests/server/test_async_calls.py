@@ -178,16 +178,22 @@ def test_a_chat_cancels_its_futures_at_its_end_where_the_body_says_so(server: Ru
     until(lambda: server.service.pending_calls.total == 0)
 
 
-def test_a_client_that_leaves_cancels_what_is_pending(server: Running, scripted: Scripted) -> None:
-    """Of a completion that waits for its calls, and of a chat that goes on."""
-    hears(scripted, server, "." * 900, [*QUESTION, called("", ("hang", None)), returned(placeholder("future_1"))])
-    body = {"jinfercept": FUTURES, "max_tokens": 1000}
-    ask_and_leave(server, QUESTION, lambda: server.service.pending_calls.total == 1, **body)
-    until(lambda: server.service.pending_calls.total == 0)
-    scripted.follow(ASKS + "[CALL]1[HEAD]hang()[END]" + TRAP)
-    body = {"prompt": ASKS, "jinfercept": FUTURES, "max_tokens": 300}
-    ask_and_leave(server, None, lambda: server.service.pending_calls.total == 1, path="/v1/completions", **body)
-    until(lambda: server.service.pending_calls.total == 0)
+def test_a_client_that_leaves_cancels_what_is_pending(make_scripted: Make, tmp_path: Path) -> None:
+    """Of a chat that goes on, and of a completion that waits for its calls."""
+    scripted = make_scripted(QWEN)
+    with shop(scripted, tmp_path, patience_s=30) as server:
+        pending, cancelled = server.service.pending_calls, tmp_path / "cancelled"
+        hears(scripted, server, "." * 900, [*QUESTION, called("", ("hang", None)), returned(placeholder("future_1"))])
+        body = {"jinfercept": FUTURES, "max_tokens": 1000}
+        ask_and_leave(server, QUESTION, lambda: pending.total == 1 and (tmp_path / "begun").exists(), **body)
+        until(lambda: pending.total == 0 and cancelled.exists())
+        cancelled.unlink()
+        scripted.follow(ASKS + "[CALL]1[HEAD]hang()[END]" + TRAP)
+        body = {"prompt": ASKS, "jinfercept": FUTURES, "max_tokens": 300}
+        (tmp_path / "begun").unlink()
+        is_there = (tmp_path / "begun").exists
+        ask_and_leave(server, None, lambda: pending.total == 1 and is_there(), path="/v1/completions", **body)
+        until(lambda: pending.total == 0 and cancelled.exists())
 
 
 def test_a_response_has_events_for_a_call_a_trap_and_an_interrupt(server: Running, scripted: Scripted) -> None:
