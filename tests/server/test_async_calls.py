@@ -232,3 +232,29 @@ def test_a_response_has_events_for_a_call_a_trap_and_an_interrupt(server: Runnin
     ]
     assert create(input=[*sent, thanks], **given).output_text == "Bye."
     assert after.usage.input_tokens == len(scripted.tokenizer.encode(there)) - len("Bye.") - 1
+
+
+def test_a_response_that_waits_for_a_future_by_its_name(server: Running, scripted: Scripted) -> None:
+    waits = {"name": "await_future", "arguments": {"future": "future_1"}}
+    turns = [
+        *QUESTION,
+        called("", ("price", "lamp")),
+        returned(placeholder("future_1")),
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": waits}]},
+        returned("23"),
+    ]
+    hears(scripted, server, "It costs 23.", turns)
+    create: Any = server.client.responses.create
+    given = {"model": MODEL, "temperature": 0, "extra_body": {"jinfercept": FUTURES}}
+    done = create(input=QUESTION[0]["content"], **given)
+    price, await_future, answer = done.output
+    assert [(one.name, one.output, one.status) for one in (price, await_future)] == [
+        ("price", "23", "completed"),
+        ("await_future", "23", "completed"),
+    ]
+    assert (answer.content[0].text, done.jinfercept["cancelled"]) == ("It costs 23.", [])
+    thanks: Any = {"role": "user", "content": "Thanks"}
+    there = hears(scripted, server, "Bye.", [*turns, COSTS, thanks])
+    after = create(input=[thanks], previous_response_id=done.id, **given)
+    assert after.output_text == "Bye."
+    assert after.usage.input_tokens == len(scripted.tokenizer.encode(there)) - len("Bye.") - 1
