@@ -151,13 +151,13 @@ def test_what_is_not_read_at_the_end_is_cancelled(make_scripted: Make, ends: boo
 
 def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -> None:
     """At the same time, which is the default, or one after the other."""
-    scripted, both = make_scripted(QWEN), threading.Barrier(2, timeout=0.2)
-    met: list[bool] = []
+    scripted, both = make_scripted(QWEN), threading.Barrier(2)
+    met, patience_s = list[bool](), [0.0]
 
     def price(item: str) -> str:
         """The price of an item."""
         try:
-            both.wait()
+            both.wait(patience_s[0])
             met.append(True)
         except threading.BrokenBarrierError:
             met.append(False)
@@ -168,6 +168,7 @@ def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -
     written = [CALL + "\n" + CALL.replace("lamp", "pen"), answered, "26.", END]
     for options, together in ((AsyncCalls("parallel"), True), (AsyncCalls("sync"), False), (None, True)):
         both.reset()
+        patience_s[0] = 20.0 if together else 0.1
         output = ask(scripted, *written, tools=[price], async_calls=options)
         assert output.outputs[0].messages[-1]["content"] == "26."
         assert met == [together] * 2

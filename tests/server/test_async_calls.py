@@ -179,7 +179,7 @@ def test_a_chat_cancels_its_futures_at_its_end_where_the_body_says_so(server: Ru
 
 
 def test_a_client_that_leaves_cancels_what_is_pending(make_scripted: Make, tmp_path: Path) -> None:
-    """Of a chat that goes on, and of a completion that waits for its calls."""
+    """Of a chat that goes on, of a completion that waits for its calls, and of a response in the background."""
     scripted = make_scripted(QWEN)
     with shop(scripted, tmp_path, patience_s=30) as server:
         pending, cancelled = server.service.pending_calls, tmp_path / "cancelled"
@@ -194,6 +194,13 @@ def test_a_client_that_leaves_cancels_what_is_pending(make_scripted: Make, tmp_p
         is_there = (tmp_path / "begun").exists
         ask_and_leave(server, None, lambda: pending.total == 1 and is_there(), path="/v1/completions", **body)
         until(lambda: pending.total == 0 and cancelled.exists())
+        hears(scripted, server, "." * 900, [*QUESTION, called("", ("hang", None)), returned(placeholder("future_1"))])
+        create: Any = server.client.responses.create
+        given = {"model": MODEL, "input": QUESTION[0]["content"], "temperature": 0, "background": True}
+        begun = create(**given, extra_body={"jinfercept": FUTURES})
+        until(lambda: pending.total == 1)
+        assert server.client.responses.cancel(begun.id).status == "cancelled"
+        until(lambda: pending.total == 0)
 
 
 def test_a_response_has_events_for_a_call_a_trap_and_an_interrupt(server: Running, scripted: Scripted) -> None:
