@@ -115,7 +115,9 @@ def panels(rows: Sequence[Row], reports: Sequence[Report]) -> list[list[Panel]]:
         means = [one["latency_s"]["mean"] for one in done if one["latency_s"]["mean"]]
         span = (0.9 * min(means), 1.1 * max(means))
         drawn.append([_curves(mode, [one for one in done if one["workload"] == mode], span) for mode in CALL_MODES])
-        drawn.append([_memory(rate, [one for one in done if one["rate"] == rate]) for rate in _some_rates(done)])
+        rates = sorted({one["rate"] for one in done})
+        rate = rates[len(rates) // 2]
+        drawn.append([_memory(rate, [one for one in done if one["rate"] == rate])])
     return drawn
 
 
@@ -144,9 +146,3 @@ def _curves(mode: str, reports: Sequence[Report], span: tuple[float, float]) -> 
 def _memory(rate: float, reports: Sequence[Report]) -> Bars:
     bars = {f"{one['policy']}, {one['workload']}": memory_token_s(one) for one in reports}
     return Bars(f"device memory at {rate_text(rate)} requests/s", "token·seconds per finished request", bars)
-
-
-def _some_rates(reports: Sequence[Report]) -> list[float]:
-    """The lowest, a middle and the highest rate."""
-    rates = sorted({report["rate"] for report in reports})
-    return sorted({rates[0], rates[len(rates) // 2], rates[-1]})

@@ -52,7 +52,7 @@ class StudyCalls:
     """a named profile, or a JSON file"""
     token_ms: Several = ()
     """milliseconds in which a request alone writes a token: the profile's prices are scaled (default: 1,3,10)"""
-    requests: int = 6
+    requests: int = 8
     """requests of each mix that are served alone"""
     policy: Annotated[Several, conf.arg(help=f"{POLICY_NAMES} (default: {', '.join(POLICIES)})")] = ()
     rate: Several = ()

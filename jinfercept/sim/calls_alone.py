@@ -36,7 +36,7 @@ class AloneCell(NamedTuple):
         mix: what they look like.
         profile: prices of the machine.
         num_requests: how many are drawn.
-        seed: of the first; the next ones follow.
+        seed: of the first; the next ones follow. Mixes that differ in prose, rounds or machine have the same calls.
     """
 
     mix: CallMix
@@ -87,7 +87,7 @@ def play_cell(cell: AloneCell) -> Row:
         (`least`) and above the formula and the reading of all interrupts (`most`); `reading_steps`, that reading at most.
     """
     token_s = cell.profile.step_s(1, 0)
-    scripts = [cell.mix.draw(Random(f"{cell.seed + number} {cell.mix}")) for number in range(cell.num_requests)]
+    scripts = [cell.mix.draw(Random(cell.seed + number)) for number in range(cell.num_requests)]
     served = [_play_every_way(script, cell.profile) for script in scripts]
     runs = [one for ways in served for one in ways.values()]
     over_s = [(one.latency_s - one.formula_s, one.reading_s) for one in runs]
