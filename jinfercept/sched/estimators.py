@@ -25,4 +25,5 @@ def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Est
         check_name("estimator", choice, names)
         return names[choice]()
     made = build_plugin("estimator", choice, Estimator)
-    return made if type(made) in ESTIMATORS.values() else GuardedEstimator(made, label(choice))
+    name = choice if isinstance(choice, str) else label(made)
+    return made if type(made) in ESTIMATORS.values() else GuardedEstimator(made, name)

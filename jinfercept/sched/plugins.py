@@ -33,7 +33,7 @@ def label(choice: object) -> str:
     if isinstance(choice, str):
         return choice
     named = choice if isinstance(choice, type) or inspect.isfunction(choice) else type(choice)
-    return named.__qualname__
+    return named.__name__
 
 
 def check_name(what: str, name: str, known: Mapping[str, object]) -> None:

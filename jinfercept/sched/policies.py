@@ -39,7 +39,9 @@ class PolicyInputs(NamedTuple):
             check_name("policy", choice, SETTINGS)
             return SETTINGS[choice].make(self)
         made = build_plugin("policy", choice, Policy, self)
-        return made if type(made) in BUILT_IN else GuardedPolicy(made, label(choice))
+        return (
+            made if type(made) in BUILT_IN else GuardedPolicy(made, choice if isinstance(choice, str) else label(made))
+        )
 
 
 type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]

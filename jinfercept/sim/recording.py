@@ -1,5 +1,6 @@
 """Records of a run: a decision log, a Chrome trace, or both, opened and closed together."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from glob import escape
@@ -30,7 +31,8 @@ class RecordFiles(NamedTuple):
         return self.decisions is not None or self.chrome_trace is not None
 
     def of(self, name: str) -> Self:
-        """The files of one of several runs: the run's name stands before each suffix."""
+        """The files of one of several runs: the run's name stands before each suffix, with `_` for slashes and colons."""
+        name = re.sub(r"[^\w.-]+", "_", name)
         return self._replace(
             decisions=self.decisions and _insert(self.decisions, name),
             chrome_trace=self.chrome_trace and _insert(self.chrome_trace, name),

@@ -6,7 +6,6 @@ the reports of finished ones remain.
 
 import contextlib
 import multiprocessing
-import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,8 +73,7 @@ class SweepRun:
     @property
     def file_name(self) -> str:
         """The part of its files' names that distinguishes the run in a sweep."""
-        policy = re.sub(r"[^\w.]+", "_", self.simulation.policy_name)  # a place has slashes and a colon
-        return f"{policy}-{rate_text(self.load.rate)}-{self.load.seed}"
+        return f"{self.simulation.policy_name}-{rate_text(self.load.rate)}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
         """Simulate; an exception becomes the report's `error`.

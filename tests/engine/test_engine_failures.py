@@ -128,7 +128,7 @@ def test_an_engine_that_cannot_be_rebuilt_says_what_failed_until_a_restart(llm: 
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
 
 
-class FailsOnce(Breaks):
+class BreaksInAPlan(Breaks):
     """Raises in its second plan only, and ends requests as it should."""
 
     def __init__(self) -> None:
@@ -143,8 +143,8 @@ class FailsOnce(Breaks):
 
 def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(llm: LLM) -> None:
     expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
-    llm.restart(policy=FailsOnce, estimator=ElapsedEstimator)
-    with pytest.raises(EngineError, match=r"PluginError: the policy FailsOnce raises KeyError: 'moves' in moves"):
+    llm.restart(policy=BreaksInAPlan, estimator=ElapsedEstimator)
+    with pytest.raises(EngineError, match=r"PluginError: the policy BreaksInAPlan raises KeyError: 'moves' in moves"):
         llm.generate(PROMPT, SHORT)
     assert llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids == expected
     llm.engine.check_pages()

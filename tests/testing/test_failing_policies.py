@@ -1,0 +1,71 @@
+"""A policy that raises, in whatever call, costs the requests of one step: no page is lost, and later ones have their tokens."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from jinfercept.errors import PluginError
+from jinfercept.sched.lru import LeastRecentlyUsed
+from jinfercept.sched.policy import Budget, Move, Policy
+from jinfercept.sched.sequence import Sequence
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.workload import Script, Segment
+from jinfercept.testing.fake_runner import next_token
+from jinfercept.testing.scenarios import Scenario, ScenarioRun
+
+
+class FailsOnce(Policy):
+    """`lru_host` whose method of this name raises when it is called for the fifth time."""
+
+    def __init__(self, method: str) -> None:
+        self._inner = LeastRecentlyUsed(writes_through=True)
+        self._left = {method: 5}
+
+    def _count(self, method: str) -> None:
+        if method in self._left:
+            self._left[method] -= 1
+            if not self._left[method]:
+                raise OSError("no disk")
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._count("pause")
+        self._inner.pause(sequence, now)
+
+    def wait(self, sequence: Sequence) -> None:
+        self._count("wait")
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._count("resume")
+        self._inner.resume(sequence, now)
+
+    def moves(self, budget: Budget, now: float) -> Iterator[Move]:
+        for move in self._inner.moves(budget, now):
+            yield move
+            self._count("moves")  # a move was executed
+
+    def victims(self, now: float) -> Iterator[Move]:
+        for move in self._inner.victims(now):
+            yield move
+            self._count("victims")
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        self._count("host_victims")
+        return self._inner.host_victims(sequence, now)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("method", ["pause", "wait", "resume", "moves", "victims", "host_victims"])
+def test_a_policy_that_raises_loses_no_page_and_no_later_request(method: str, depth: int) -> None:
+    script = Script("chat", 13, (Segment(3, 0.2, 6), Segment(3, 0.2, 6), Segment(4, None, 0)))
+    coming = tuple(Arrival(0.05 * number, script) for number in range(24))
+    run = ScenarioRun(Scenario(coming, lambda: FailsOnce(method), depth=depth, num_host_pages=4)).run()
+    assert {str(failure).partition(" (")[0] for failure in run.failures} == {
+        f"the policy FailsOnce raises OSError: no disk in {method}"
+    }
+    assert all(isinstance(failure, PluginError) for failure in run.failures)
+    served = [output for output in run.outputs.values() if output.outputs[0].finish_reason == "length"]
+    assert len(run.outputs) == 24
+    assert len(served) == 24 - len(run.failures) > 8
+    for output in served:
+        stream = output.outputs[0].token_ids
+        assert stream[-1] == next_token([*output.prompt_token_ids, *stream[:-1]])
