@@ -6,6 +6,7 @@ Writes a folder: `overflow.md` (tables and trend checks) and `overflow.png`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from jinfercept.sim.overflow_figures import (
     OUR_MODES,
     POSTER,
     QUICK,
+    OverflowSizes,
     OverflowStudy,
     figures,
 )
@@ -27,6 +29,9 @@ from jinfercept.sim.overflow_report import OverflowReport, draw_report, markdown
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.tables import numbers
+
+if TYPE_CHECKING:
+    from jinfercept.bench.overflow import OverflowEngine
 
 NUMBERS = (2, 3, 4, 5, 6)
 SIMULATED = "Simulated: Yarn-Llama-2-7B-64k on an A100 with 40 GB"
@@ -38,6 +43,9 @@ class StudyOverflow:
 
     figure: Several = ()
     """2 (page size), 3 (evicted tokens), 4 (sequence length), 5 (pool) or 6 (over time) (default: all)"""
+    model: Maybe[str] = None
+    """measure the real engine on this machine with a model, and compare it with the simulator: dummy (a small Llama with YaRN
+    and random weights), smollm2-135m, a directory or a file (default: simulate the poster's machine)"""
     quick: Switch = False
     """fewer and smaller cells, in under a minute"""
     out: Maybe[str] = None
@@ -48,12 +56,20 @@ class StudyOverflow:
 
         Raises:
             ConfigError: the options make no sense.
+            ModelError: the model cannot be found, read or used.
         """
         asked = self._numbers()
         folder = self._folder()
-        sizes = QUICK if self.quick else POSTER
-        study = OverflowStudy(_simulated, sizes, (*MODES_2024, *OUR_MODES), _simulated)
-        report = _report(study, asked, SIMULATED, Ways(RECOMPUTE_2024.name, SWAP_PINNED.name))
+        if self.model is None:
+            modes, over_time = (*MODES_2024, *OUR_MODES), (RECOMPUTE_2024, SWAP_PINNED)
+            study = OverflowStudy(_simulated, QUICK if self.quick else POSTER, modes, over_time, _simulated)
+            report = _report(study, asked, SIMULATED)
+        else:
+            from jinfercept.bench.overflow import QUICK_SIZES, SIZES, OverflowEngine
+
+            sizes = QUICK_SIZES if self.quick else SIZES
+            with OverflowEngine(self.model, sizes) as engine:
+                report = measured_report(engine, sizes, self.model, asked)
         text = markdown(report)
         print(text)
         if folder is not None:
@@ -91,10 +107,20 @@ def _simulated(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
     return simulate(mode, overflow)
 
 
-def _report(study: OverflowStudy, asked: Sequence[int], title: str, ways: Ways) -> OverflowReport:
+def measured_report(engine: "OverflowEngine", sizes: OverflowSizes, model: str, asked: Sequence[int]) -> OverflowReport:
+    """The real engine's figures, and the simulator's beside them."""
+    from jinfercept.bench.overflow import MODES, OVER_TIME
+
+    study = OverflowStudy(engine.run, sizes, MODES, OVER_TIME, engine.simulated)
+    report = _report(study, asked, f"Measured: {model} in float32, {engine.machine}")
+    twin = study._replace(run=engine.simulated, sizes=sizes._replace(seeds=1, repeats=1))
+    return report._replace(simulated=tuple(figures(twin, asked, lambda cell: None)))
+
+
+def _report(study: OverflowStudy, asked: Sequence[int], title: str) -> OverflowReport:
     with Console(stderr=True).status("") as status:
         found = list(figures(study, asked, status.update))
         over_time = study.figure_6(status.update) if 6 in asked else {}
     pool_pages = shared(study.sizes.batch, FIGURE_6_SHARE).pool_pages
     assert pool_pages is not None
-    return OverflowReport(title, found, over_time, pool_pages, ways)
+    return OverflowReport(title, found, over_time, pool_pages, Ways(*(mode.name for mode in study.over_time)))

@@ -54,6 +54,7 @@ SWAP_PINNED = OverflowMode("swap, pinned", "swap", "2024", by_layer=True)
 SWAP_COALESCED = OverflowMode("swap, coalesced", "swap", "2024")
 OUR_RECOMPUTE = OverflowMode("our recompute", "recompute", "ours")
 OUR_SWAP = OverflowMode("our swap", "swap", "ours")
+OUR_SWAP_BY_LAYER = OverflowMode("our swap by layer", "swap", "ours", by_layer=True)
 AUTO = OverflowMode("auto", "auto", "ours")
 
 

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinfercept.sim.batch_run import BatchRun, BatchStep
+from jinfercept.sim.overflow_agreement import Agreement, agreement
 from jinfercept.sim.overflow_checks import Ways, crossover, trend_checks
 from jinfercept.sim.overflow_figures import OverflowFigure, OverflowPoint
 from jinfercept.sim.plots import check_drawing
@@ -32,6 +33,7 @@ class OverflowReport(NamedTuple):
         over_time: the runs of Figure 6 by mode; empty if it was not asked for.
         pool_pages: of these runs.
         ways: the modes that stand for the poster's two.
+        simulated: the same figures in the simulator, for a measured report; empty for a simulated one.
     """
 
     title: str
@@ -39,11 +41,7 @@ class OverflowReport(NamedTuple):
     over_time: Mapping[str, BatchRun]
     pool_pages: int
     ways: Ways
-
-    @property
-    def num_failed(self) -> int:
-        """Trend checks that failed."""
-        return sum(not check.passed for check in trend_checks(self.found, self.over_time, self.ways))
+    simulated: Sequence[OverflowFigure] = ()
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
@@ -57,6 +55,9 @@ def markdown(report: OverflowReport) -> str:
     if report.over_time:
         parts += ["### Figure 6: throughput and pool usage over time", _over_time(report)]
     parts += ["### Trend checks", _checks(report)]
+    if report.simulated:
+        agreed = agreement(report.found, report.simulated, report.ways)
+        parts += ["### Agreement of the simulator with the real engine", str(agreed), _agreement_table(agreed)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,6 +137,14 @@ def _checks(report: OverflowReport) -> str:
         figure = str(check.figure or "3-5")
         rows.append([figure, check.sentence, "pass" if check.passed else "FAIL", check.seen + reason])
     return _table(["figure", "finding", "", "seen"], rows)
+
+
+def _agreement_table(agreed: Agreement) -> str:
+    rows = [
+        [f"{cell.figure}", f"{cell.x:,g}", cell.mode, f"{1e3 * cell.measured_s:,.0f}", f"{1e3 * cell.simulated_s:,.0f}"]
+        for cell in agreed.cells
+    ]
+    return _table(["figure", "x", "mode", "measured, ms", "simulated, ms"], rows)
 
 
 def _milliseconds(spread: Range) -> str:
