@@ -37,7 +37,7 @@ class OutlastingCalls(NamedTuple):
     at_end: Callable[[Callable[[], None]], None]
 
 
-OUTLASTING = ContextVar[OutlastingCalls | None]("jinfercept_outlasting", default=None)
+OUTLASTING = ContextVar[OutlastingCalls]("jinfercept_outlasting")
 """Within a tool's function that a request calls: how its work goes on behind its result."""
 
 

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, final
@@ -38,17 +38,19 @@ class RunningCall:
         return self._result.done()
 
     def start(self, function: Callable[[str], object], arguments: str, ended: Callable[[], None]) -> None:
-        """Call the function with a copy of this context, until the request ends.
+        """Call the function with a copy of this context, a call of the dispatcher's, until the request ends.
 
         Args:
             ended: called once when the call has ended, or was cancelled.
         """
         self.has_started = True
         self._result.add_done_callback(lambda result: ended())
-        if (outlasting := OUTLASTING.get()) is not None:
-            outlasting.at_end(self.cancel)
+        OUTLASTING.get().at_end(self.cancel)
         run = copy_context().run
-        threading.Thread(target=run, args=(self._run, function, arguments), name=self.name, daemon=True).start()
+        try:
+            threading.Thread(target=run, args=(self._run, function, arguments), name=self.name, daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            self._fail(error)
 
     def skip(self) -> None:
         """The function is called elsewhere, and its caller waits for it."""
@@ -61,7 +63,7 @@ class RunningCall:
 
     def cancel(self) -> None:
         """Cancel the call, if its function is async; a sync one runs to its end, and its result is dropped."""
-        self._fail(CancelledError())
+        self._result.cancel()
         if (task := self._task) is not None:
             task.cancel()
 
@@ -77,12 +79,8 @@ class RunningCall:
         self._settle(value)
 
     def _await(self, value: Coroutine[Any, Any, object]) -> None:
-        """Run an async function on the loop of the request's calls, else here."""
-        outlasting = OUTLASTING.get()
-        if outlasting is None:
-            self._settle(asyncio.run(value))
-            return
-        self._task = task = asyncio.run_coroutine_threadsafe(value, outlasting.loop())
+        """Run an async function on the event loop of all of them."""
+        self._task = task = asyncio.run_coroutine_threadsafe(value, OUTLASTING.get().loop())
         task.add_done_callback(self._take)
         if self._result.done():  # cancelled meanwhile
             task.cancel()

@@ -431,9 +431,7 @@ def test_what_outlasts_its_call_is_cancelled_with_its_request() -> None:
     service, cancelled = Service(), list[str]()
 
     def registers(arguments: str) -> str:
-        outlasting = OUTLASTING.get()
-        assert outlasting is not None
-        outlasting.at_end(lambda: cancelled.append(arguments))
+        OUTLASTING.get().at_end(lambda: cancelled.append(arguments))
         return "at once"
 
     service.call("r", registers)
