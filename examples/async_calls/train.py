@@ -12,14 +12,15 @@ import numpy as np
 from tyro import conf
 
 from examples.async_calls.batches import Batch, batch, batches, pack
-from examples.async_calls.dialogues import MAX_QUESTIONS, MOST, Mode, Tokens, dialogues, prompt, script, woven
+from examples.async_calls.dialogues import MOST, Mode, Tokens, dialogues, prompt, script, woven
+from examples.async_calls.first_weights import first_weights
 from examples.async_calls.learning import Learner, optimiser, scores, start, stepper
+from examples.async_calls.recall import recalls
 from examples.async_calls.vocabulary import Codec, vocabulary
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.models.converted import is_converted, write
-from jinfercept.models.dummy import random_params
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model, tied
@@ -46,11 +47,11 @@ class Train:
     """to write the model to; give it wherever a model is asked for"""
     model: Maybe[str] = None
     """a checkpoint that learns on, of any format that is served (default: a small Llama from nothing)"""
-    steps: int = 3500
+    steps: int = 2500
     """batches to learn from"""
-    rows: int = 4
+    rows: int = 8
     """of a batch"""
-    width: int = 320
+    width: int = 192
     """tokens of a row; longer dialogues are left out"""
     learning_rate: Maybe[float] = None
     """its peak (default: 0.006 from nothing, 0.0001 for a checkpoint)"""
@@ -98,14 +99,15 @@ class Train:
         return tied(first.model.config, learner.params)
 
     def _lessons(self, codec: Codec) -> Iterator[Batch]:
-        """Dialogues of one question for a tenth of the steps, then all: copying is learnt sooner where texts are short."""
-        tenth = self.steps // 10
-        for most, steps in ((1, tenth), (MAX_QUESTIONS, self.steps - tenth)):
-            yield from islice(batches(woven(self.seed, "training", codec, most), self.rows, self.width), steps)
+        """Recalls for an eighth of the steps, then dialogues."""
+        eighth = self.steps // 8
+        lessons = (recalls(self.seed, codec), eighth), (woven(self.seed, "training", codec), self.steps - eighth)
+        for some, steps in lessons:
+            yield from islice(batches(some, self.rows, self.width), steps)
 
 
 def small_llama(seed: int) -> Start:
-    """A model of 0.86 million random weights, with a vocabulary for the dialogues."""
+    """A model of 0.83 million weights, with a vocabulary for the dialogues."""
     sample = list(islice(dialogues(0, "training"), 1000))
     texts = [prompt(one.questions, mode) for one in sample for mode in get_args(Mode)]
     texts += (piece.text for one in sample for piece in script(one, "async"))
@@ -126,7 +128,7 @@ def small_llama(seed: int) -> Start:
         eos_token_ids=(codec.end,),
         activation="silu",
     )
-    return Start(Model(config, joined=False), separate(random_params(config, "float32", seed)), codec)
+    return Start(Model(config, joined=False), first_weights(config, seed), codec)
 
 
 def checkpoint(name: str) -> Start:
