@@ -154,10 +154,9 @@ class OverflowEngine:
             staging_pages=1 if by_layer else MOST_STAGED,
             **self._options,
         )
-        warm = Overflow((BatchRequest(self._longest // 3, self._longest // 4),) * 4, page_size, None)
+        warm = Overflow((BatchRequest(2 * page_size, page_size + 8),) * 3, page_size, pool_pages=8)
         for preemption in ("recompute", "swap"):
-            mode = OverflowMode("", preemption, "ours", by_layer)
-            self._play(setup, mode, warm._replace(pool_pages=-(-self._longest // page_size)), 0)
+            self._play(setup, OverflowMode("", preemption, "ours", by_layer), warm, 0)
         return setup
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:

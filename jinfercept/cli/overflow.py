@@ -68,7 +68,7 @@ class StudyOverflow:
             from jinfercept.bench.overflow import QUICK_SIZES, SIZES, OverflowEngine
 
             sizes = QUICK_SIZES if self.quick else SIZES
-            with OverflowEngine(self.model, sizes) as engine:
+            with OverflowEngine(self.model, sizes, profile="quick" if self.quick else "measure") as engine:
                 report = measured_report(engine, sizes, self.model, asked)
         text = markdown(report)
         print(text)
