@@ -6,6 +6,9 @@ given fewer pages than there are. Prompts are random tokens; no tokenizer takes 
 
 import os
 import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self, final
 
 from jinfercept.engine.clock import RealClock
@@ -21,6 +24,7 @@ from jinfercept.sim.overflow_figures import OverflowSizes
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.profiler import EFFORTS, measure
 from jinfercept.startup.start import EngineSetup, set_up
 
 DUMMY = "dummy"
@@ -63,6 +67,8 @@ QUICK_SIZES = SIZES._replace(
     repeats=2,
 )
 MAX_NUM_SEQS = 16
+UNUSED_PROFILE = "paper-gptj-6b-a100"
+"""So that the start measures none: `OverflowEngine` does, by its own clock."""
 MOST_STAGED = 4
 """Pages of one array where copies are coalesced."""
 
@@ -78,12 +84,24 @@ class OverflowEngine:
     Args:
         model: `DUMMY`, or a model as `LLM` takes one.
         sizes: of the batches that it will serve.
+        effort: of the profile: a name of `startup.profiler.EFFORTS`.
+        clock: of runs and profile: seconds.
         options: of the engine, by the names of `config.py`.
     """
 
-    def __init__(self, model: str, sizes: OverflowSizes, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        sizes: OverflowSizes,
+        *,
+        effort: str = "measure",
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ) -> None:
         self._model = model
-        self._options = {"profile": "measure", "max_num_batched_tokens": 128} | options
+        self._effort = EFFORTS[effort]
+        self._clock = clock
+        self._options: dict[str, Any] = {"max_num_batched_tokens": 128} | options
         batches = max(MAX_NUM_SEQS * max(sizes.lengths), MAX_NUM_SEQS * sum(sizes.batch.requests[0]))
         self._longest = max(
             max(sizes.evicted) + 8 * max(sizes.page_sizes), max(sizes.lengths), sum(sizes.batch.requests[0])
@@ -152,17 +170,29 @@ class OverflowEngine:
             layers_per_step=1,
             transfer_parts=10**6 if by_layer else 1,
             staging_pages=1 if by_layer else MOST_STAGED,
+            profile=UNUSED_PROFILE,
             **self._options,
         )
         warm = Overflow((BatchRequest(2 * page_size, page_size + 8),) * 3, page_size, pool_pages=8)
         for preemption in ("recompute", "swap"):
             self._play(setup, OverflowMode("", preemption, "ours", by_layer), warm, 0)
-        return setup
+        machine, plan = setup.machine, setup.memory_plan
+        profile = measure(
+            machine.runner,
+            machine.shape,
+            name=self._model,
+            kv_bytes_per_token=plan.token_bytes(page_size),
+            effort=self._effort,
+            settings={},
+            clock=self._clock,
+        )
+        return replace(setup, machine=replace(machine, profile=profile))
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
         vocab_size, runner = setup.model.config.vocab_size, setup.machine.runner
+        started_s = self._clock()
         try:
-            return play_batch(
+            run = play_batch(
                 _scheduler(setup, mode, overflow),
                 runner,
                 RealClock(),
@@ -171,6 +201,7 @@ class OverflowEngine:
                 depth=setup.config.advanced.pipeline_depth,
                 vocab_size=vocab_size,
             )
+            return run._replace(seconds=self._clock() - started_s)
         finally:
             runner.reset()
 

@@ -3,6 +3,7 @@
 Writes a folder: `overflow.md` (tables and trend checks) and `overflow.png`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class StudyOverflow:
     model: Maybe[str] = None
     """measure the real engine on this machine with a model, and compare it with the simulator: dummy (a small Llama with YaRN
     and random weights), smollm2-135m, a directory or a file (default: simulate the poster's machine)"""
+    processor_time: Switch = False
+    """with --model: count the processor seconds of all threads, which other programs disturb less than wall seconds"""
     quick: Switch = False
     """fewer and smaller cells, in under a minute"""
     out: Maybe[str] = None
@@ -68,8 +71,12 @@ class StudyOverflow:
             from jinfercept.bench.overflow import QUICK_SIZES, SIZES, OverflowEngine
 
             sizes = QUICK_SIZES if self.quick else SIZES
-            with OverflowEngine(self.model, sizes, profile="quick" if self.quick else "measure") as engine:
-                report = measured_report(engine, sizes, self.model, asked)
+            effort, clock = "quick" if self.quick else "measure", time.perf_counter
+            if self.processor_time:
+                clock = time.process_time
+            with OverflowEngine(self.model, sizes, effort=effort, clock=clock) as engine:
+                seconds = "processor seconds" if self.processor_time else "wall seconds"
+                report = measured_report(engine, sizes, f"{self.model} in float32, {engine.machine}, {seconds}", asked)
         text = markdown(report)
         print(text)
         if folder is not None:
@@ -107,12 +114,12 @@ def _simulated(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
     return simulate(mode, overflow)
 
 
-def measured_report(engine: "OverflowEngine", sizes: OverflowSizes, model: str, asked: Sequence[int]) -> OverflowReport:
+def measured_report(engine: "OverflowEngine", sizes: OverflowSizes, what: str, asked: Sequence[int]) -> OverflowReport:
     """The real engine's figures, and the simulator's beside them."""
     from jinfercept.bench.overflow import MODES, OVER_TIME
 
     study = OverflowStudy(engine.run, sizes, MODES, OVER_TIME, engine.simulated)
-    report = _report(study, asked, f"Measured: {model} in float32, {engine.machine}")
+    report = _report(study, asked, f"Measured: {what}")
     twin = study._replace(run=engine.simulated, sizes=sizes._replace(seeds=1, repeats=1))
     return report._replace(simulated=tuple(figures(twin, asked, lambda cell: None)))
 

@@ -48,7 +48,7 @@ class Agreement(NamedTuple):
         return sum(cell.is_near for cell in self.cells)
 
     def __str__(self) -> str:
-        winners = self.same_winner >= WANTED_WINNERS * self.num_compared
+        winners = self.num_compared > 0 and self.same_winner >= WANTED_WINNERS * self.num_compared
         near = self.num_near == len(self.cells)
         return (
             f"{'pass' if winners else 'FAIL'}: the same winner in {self.same_winner} of {self.num_compared} cells (wanted: "
