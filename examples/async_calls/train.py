@@ -47,7 +47,7 @@ class Train:
     """to write the model to; give it wherever a model is asked for"""
     model: Maybe[str] = None
     """a checkpoint that learns on, of any format that is served (default: a small Llama from nothing)"""
-    steps: int = 2500
+    steps: int = 3500
     """batches to learn from"""
     rows: int = 8
     """of a batch"""
