@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
     from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
     from jinfercept.llm import LLM as LLM
+    from jinfercept.parsers.cml import Delimiters as Delimiters
     from jinfercept.request import Call as Call
     from jinfercept.request import RequestOutput as RequestOutput
     from jinfercept.request import SamplingParams as SamplingParams
@@ -49,6 +50,7 @@ _HOMES = {
     "ModelError": "jinfercept.errors",
     "RequestError": "jinfercept.errors",
     "AsyncCalls": "jinfercept.intercept.call_markup",
+    "Delimiters": "jinfercept.parsers.cml",
     "ScriptedDetector": "jinfercept.intercept.detector",
     "StopStringDetector": "jinfercept.intercept.detector",
     "FormatDetector": "jinfercept.intercept.format_detector",

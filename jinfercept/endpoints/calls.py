@@ -201,7 +201,9 @@ def endpoint_tool(
         return background.run(lambda: answer(arguments, request_id, owner, expires_s))
 
     name, limit = declaration["function"]["name"], limits.max_result_tokens
-    return ChatTool(declaration, Tool(call, name=name, timeout_s=limits.timeout_s + _GRACE_S, max_result_tokens=limit))
+    timeout_s = limits.timeout_s + _GRACE_S
+    tool = Tool(call, name=name, timeout_s=timeout_s, max_result_tokens=limit, calls=limits.calls)
+    return ChatTool(declaration, tool)
 
 
 def owned(tool: ChatTool, owner: str) -> ChatTool:

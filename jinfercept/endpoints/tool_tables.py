@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from jinfercept.errors import ConfigError, nearest
+from jinfercept.request import CallMode
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -26,6 +27,7 @@ class Limits(BaseModel):
         max_concurrency: running calls, of an MCP server those of all its tools; more calls wait in a queue.
             None: any number; for a sync Python function `MAX_THREADS`.
         max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
+        calls: when a call runs in a request with asynchronous calls; None: as the request says.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -34,6 +36,7 @@ class Limits(BaseModel):
     max_concurrency: int | None = Field(default=None, ge=1)
     max_result_tokens: int = Field(default=1024, ge=1)
     max_result_bytes: int | None = Field(default=None, ge=64)
+    calls: CallMode | None = None
 
 
 class _Described(Limits):

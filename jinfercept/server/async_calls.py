@@ -39,7 +39,8 @@ def async_calls(service: Service, body: Extensions, owner: str) -> AsyncCalls | 
         said["reasoning"] = None if asked.reasoning == "none" else asked.reasoning
     shared = service.pending_calls.of(owner)
     try:
-        return AsyncCalls(**said, max_pending=asked.max_pending or most, shared_limit=shared)
+        delimiters = service.options.delimiters()
+        return AsyncCalls(**said, max_pending=asked.max_pending or most, delimiters=delimiters, shared_limit=shared)
     except RequestError as error:
         raise ApiError.of(error, f"{_FIELD}.reasoning") from error
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from jinfercept.config import option
 from jinfercept.errors import ConfigError
+from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
@@ -53,6 +54,11 @@ class ServerOptions:
         32, "limit of one request's asynchronous calls that run at once; see docs/async_calls.md"
     )
     max_pending_calls_per_key: int = option(512, "asynchronous calls that run at once for all requests of one key")
+    call_delimiters: str | None = option(
+        None,
+        "texts that begin a call, its code, the end of a frame, a trap and an interrupt, with commas, as the model knows them; "
+        "default: [CALL],[HEAD],[END],[TRAP],[INTR]",
+    )
     max_body_size: int = option(4 * 2**20, "bytes of the largest request body")
     max_prompt_chars: int | None = option(
         None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536"
@@ -121,6 +127,7 @@ class ServerOptions:
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
         self._check_parsers()
+        self.delimiters()
         self.template()
         self.key_rules()
 
@@ -132,6 +139,18 @@ class ServerOptions:
             raise ConfigError(
                 "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
             )
+
+    def delimiters(self) -> Delimiters:
+        """The delimiters of asynchronous calls. Raises `ConfigError` for texts that cannot be told apart."""
+        texts = DELIMITERS if self.call_delimiters is None else self.call_delimiters.split(",")
+        found = Delimiters(*texts) if len(texts) == len(DELIMITERS) else None
+        if found is None or not found.are_distinct:
+            raise ConfigError(
+                "call_delimiters are five texts of two characters or more, none of which contains or overlaps another",
+                got=self.call_delimiters,
+                fix=f"such as {','.join(DELIMITERS)}",
+            )
+        return found
 
     def template(self) -> str | None:
         """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""

@@ -14,12 +14,13 @@ from examples.async_calls import evaluate, train
 from examples.async_calls.batches import batch, pack
 from examples.async_calls.dialogues import IDS, Mode, Split, Tokens, delays, dialogues, interrupt, script, weave, woven
 from examples.async_calls.learning import logits
-from examples.async_calls.vocabulary import DELIMITERS, Codec
+from examples.async_calls.vocabulary import DELIMITERS, Codec, with_delimiters
 from jinfercept import LLM, SamplingParams
 from jinfercept.errors import ModelError
 from jinfercept.models.load import load
 from jinfercept.parsers import cml
 from jinfercept.parsers.python_calls import parse_call
+from tests.support.sample_tokenizers import smollm2
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,19 @@ def parts(tokens: Tokens, codec: Codec) -> list[tuple[bool, str]]:
 def test_delimiters_are_those_of_the_engine(beginner: train.Start) -> None:
     assert set(cml.DELIMITERS) == set(DELIMITERS)
     assert all(beginner.codec.tokenizer.added_token_id(text) is not None for text in DELIMITERS)
+
+
+def test_a_vocabulary_without_delimiters_gets_them_as_tokens_of_mean_weights(beginner: train.Start) -> None:
+    known, params, size = smollm2(), beginner.params, beginner.model.config.vocab_size
+    tokenizer = with_delimiters(known)
+    ids = [tokenizer.added_token_id(text) for text in DELIMITERS]
+    assert ids == list(range(known.vocab_size, known.vocab_size + 5))
+    assert tokenizer.encode("a[CALL]b[END]") == [*known.encode("a"), ids[0], *known.encode("b"), ids[2]]
+    config, larger = train.with_tokens(beginner.model.config, params, [size - 1, size + 2])
+    old, new = params.embed["embedding"], larger.embed["embedding"]
+    assert config.vocab_size == len(new) == len(larger.head["unembed"]) == size + 3
+    np.testing.assert_array_equal(new[: size - 1], old[:-1])
+    np.testing.assert_allclose(new[size - 1 :], np.broadcast_to(old.mean(axis=0), (4, old.shape[1])), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from jinfercept.chat.futures import placeholder
+from jinfercept.errors import ConfigError
 from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.server.options import ServerOptions
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, prompt_of, until
 from tests.support.scripted_model import Make, Scripted
-from tests.support.tool_server import QUESTION, ask, ask_and_leave, called, returned, shop
+from tests.support.tool_server import QUESTION, TOML, ask, ask_and_leave, called, returned, shop
 
 ASKS = "Prices: "
 LAMP = '[CALL] 1 [HEAD] price(item="lamp") [END]'
@@ -42,6 +44,19 @@ def test_a_completion_calls_goes_on_and_reads(server: Running, scripted: Scripte
     assert interrupt == {"choice": 0, "id": "1", "name": "price", "status": "ok"}
     [trap] = said["traps"]
     assert (trap["calls"], trap["context"]["recomputed"], said["cancelled"]) == (["1"], 0, [])
+
+
+def test_a_server_takes_the_delimiters_of_its_model_and_a_file_of_tools_when_their_calls_run(
+    tmp_path: Path, make_scripted: Make
+) -> None:
+    scripted, toml = make_scripted(QWEN), TOML.replace("[[tool]]", '[[tool]]\ncalls = "sync"')
+    with shop(scripted, tmp_path, toml=toml, call_delimiters="<c>,<h>,<e>,<t>,<i>") as server:
+        text = '<c>1<h>price(item="lamp")<e><i> 1 <h> 23 <e> 23.'
+        scripted.follow(ASKS + text + END)
+        assert complete(server).choices[0].text == text
+    for wrong in ("<c>,<h>,<e>,<t>", "<c>,<h>,<e>,<t>,<t>", "a,b,c,d,e"):
+        with pytest.raises(ConfigError, match="call_delimiters are five texts"):
+            ServerOptions(call_delimiters=wrong)
 
 
 def test_a_stream_has_the_same_text_with_calls_traps_and_interrupts_in_order(
