@@ -118,6 +118,12 @@ class Tool:
             )
         if self.calls not in (None, "sync", "parallel", "async"):
             raise RequestError(f"calls of tool {self.name!r}", got=repr(self.calls), fix="sync, parallel or async")
+        if self.calls is not None and self.start is not None:
+            raise RequestError(
+                f"tool {self.name!r} is called by marks of its own or in the markup of asynchronous calls, not both",
+                got=f"start={self.start!r}, calls={self.calls!r}",
+                fix="leave start and stop out, or calls",
+            )
 
 
 class Watch(Protocol):

@@ -200,7 +200,7 @@ def _checked(function: Callable[..., object], name: str) -> Callable[[str], obje
 def _object(arguments: str, name: str) -> dict[str, Any]:
     try:
         values = json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # too many brackets are no JSONDecodeError
         raise RequestError(
             f"the arguments of {name} are not JSON", got=f"{arguments[:200]} ({error})", fix="write a JSON object"
         ) from error

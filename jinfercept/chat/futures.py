@@ -177,5 +177,5 @@ def _named(arguments: str) -> str:
     """The name of a future in the arguments of `await_future`; "" if they are no such."""
     try:
         return str(json.loads(arguments)["future"])
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return ""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
-from jinfercept.parsers.cml import DELIMITERS, Delimiters
+from jinfercept.errors import RequestError
+from jinfercept.parsers.cml import DELIMITERS, Delimiters, escape
 
 STOP = "###"
 """Stands behind every example; a stop string for the answer."""
@@ -76,15 +77,17 @@ def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delim
 
     Args:
         tools: those that the model may call, as a chat takes them.
-        request: of the user. A delimiter in it is no call, since only generated text calls.
+        request: of the user. Delimiters in it are escaped.
         delimiters: those of `AsyncCalls`.
 
     Raises:
-        RequestError: a tool is invalid, or two have one name.
+        RequestError: a tool is invalid, or two have one name, or the request is no text.
     """
+    if not isinstance(request, str) or not request.strip():
+        raise RequestError("the request of a prompt is a text", got=repr(request)[:80], fix="say what is wanted")
     words = {**delimiters._asdict(), "stop": STOP}
     declared = "\n".join(map(_line, chat_tools(tools)))
-    return f"{(_HEAD + _EXAMPLES).format_map(words)}\nTools:\n{declared}\nRequest: {request}\nAnswer:\n"
+    return f"{(_HEAD + _EXAMPLES).format_map(words)}\nTools:\n{declared}\nRequest: {escape(request, delimiters)}\nAnswer:\n"
 
 
 def _line(tool: ChatTool) -> str:

@@ -65,6 +65,6 @@ def _call_with_object(call: object) -> dict[str, Any]:
         raise RequestError("a message's tool_calls are calls", got=repr(call)[:80], fix="give them as OpenAI does")
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(function["arguments"] or "{}")
     return {**call, "function": function}

@@ -85,8 +85,12 @@ class AsyncCalls:
             if value not in known:
                 raise RequestError(f"{name} of AsyncCalls is unknown", got=repr(value)[:80], fix=f"one of {known}")
         if type(self.max_pending) is not int or self.max_pending < 1:
-            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="allow one call")
-        if not isinstance(self.delimiters, Delimiters) or not self.delimiters.are_distinct:
+            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="such as 8")
+        if (
+            not isinstance(self.delimiters, Delimiters)
+            or not all(isinstance(text, str) for text in self.delimiters)
+            or not self.delimiters.are_distinct
+        ):
             raise RequestError(
                 f"delimiters have 2 to {MAX_DELIMITER_CHARS} characters and no backslash, and none contains another one or the "
                 "beginning of one at its end",

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.futures import future_of
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.dispatcher import CALLER
-from jinfercept.request import Tool
+from jinfercept.request import Call, Result, Tool
 from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
@@ -214,3 +216,12 @@ def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:
 
 def ask_with(scripted: Any, written: list[str], tool: Tool, on_event: Any = None, options: Any = None) -> Any:
     return ask(scripted, *written, tools=[tool], on_event=on_event, async_calls=options)
+
+
+def test_arguments_that_are_nested_too_deeply_are_no_name_and_no_json() -> None:
+    deep = '{"item": ' + "[" * 60_000 + "}"
+    assert future_of(Call("await_future", deep), Result("")) is None
+    [tool] = chat_tools([price])
+    assert tool.tool is not None
+    with pytest.raises(RequestError, match="the arguments of price are not JSON"):
+        tool.tool.function(deep)
