@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, final
 
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.link import HostLink, Kind
+from jinfercept.hosts.link import Frame, HostLink, Kind
 from jinfercept.hosts.placement import PLANS_PORT, TOKEN_VARIABLE, Placement
 from jinfercept.hosts.wire import decode_values, encode_values
 
@@ -212,7 +212,13 @@ def join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: 
     deadline = time.monotonic() + timeout_s
     link = HostLink(_connect(placement, deadline, timeout_s))
     try:
-        kind, challenge = link.receive(_MOST_BYTES, time.monotonic() + _ANSWER_S)
+        while (asked := _challenge(link)) is None and time.monotonic() + _RETRY_S < deadline:
+            link.close()  # host 0 has as many connections as it takes, some of them strangers
+            time.sleep(_RETRY_S)
+            link = HostLink(_connect(placement, deadline, timeout_s))
+        if asked is None:
+            raise ConnectionError("the connection was closed")
+        kind, challenge = asked
         if kind != Kind.CHALLENGE or len(challenge) != _NONCE_BYTES:
             raise ConnectionError("it does not ask who this is")
         nonces = os.urandom(_NONCE_BYTES) + challenge
@@ -236,6 +242,14 @@ def join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: 
         raise _wrong_token()
     link.limit(None)
     return link
+
+
+def _challenge(link: HostLink) -> Frame | None:
+    """The first frame from host 0; None if it closes the connection instead."""
+    try:
+        return link.receive(_MOST_BYTES, time.monotonic() + _ANSWER_S)
+    except ConnectionError:
+        return None
 
 
 def _connect(placement: Placement, deadline: float, timeout_s: float) -> socket.socket:
