@@ -9,39 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.intercept.dispatcher import CALLER, OUTLASTING, Dispatcher, lasted_s
+from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from tests.support.dispatching import LONG_S, SOON_S, THE_END, Service, hangs
 from tests.support.fake_engine import POLICIES, make_engine, run_all
-
-SOON_S = 0.05
-LONG_S = 30.0
-THE_END = threading.Event()
-"""Never set: what hangs waits for it."""
-
-
-class Service:
-    """A dispatcher, and the waiting that an engine does."""
-
-    def __init__(self) -> None:
-        self.wake = threading.Event()
-        self.dispatcher = Dispatcher(self.wake.set)
-
-    def call(self, request_id: str, function: Callable[[str], object], timeout_s: float = LONG_S) -> None:
-        tools = {"tool": Tool(function, name="tool", timeout_s=timeout_s)}
-        self.dispatcher.call(request_id, (Call("tool", "x"),), tools)
-
-    def results(self, number: int) -> dict[str, tuple[Result, ...]]:
-        """The next `number` interceptions that are over."""
-        done: dict[str, tuple[Result, ...]] = {}
-        give_up_s = time.monotonic() + 20
-        while len(done) < number:
-            assert time.monotonic() < give_up_s, f"only {len(done)} of {number} returned"
-            done.update(self.dispatcher.poll())
-            if len(done) < number:
-                deadline = self.dispatcher.next_s()
-                self.wake.wait(max(0.0, min(1.0, deadline - time.monotonic())) if deadline is not None else 1.0)
-                self.wake.clear()
-        return done
 
 
 def ask(function: Callable[[str], object], timeout_s: float = LONG_S) -> Result:
@@ -73,11 +44,6 @@ def exits(arguments: str) -> str:
 
 def dies(arguments: str) -> str:
     raise Deadly
-
-
-def hangs(arguments: str) -> str:
-    THE_END.wait(LONG_S)
-    return "too late"
 
 
 def is_late(arguments: str) -> str:
@@ -388,57 +354,3 @@ def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> Non
             for call, result in zip(interception.calls, interception.results, strict=True):
                 assert result.status == (HOSTILE[call.name][1] if call.name in HOSTILE else "unknown_tool"), call
     assert engine.scheduler.kv.store.occupancy().free + engine.scheduler.kv.store.num_cached == 250
-
-
-def test_calls_behind_a_sync_tool_begin_when_it_has_returned() -> None:
-    service, log, go = Service(), list[str](), threading.Event()
-
-    def sync(arguments: str) -> str:
-        assert go.wait(LONG_S)
-        log.append(f"sync {arguments}")
-        return "s"
-
-    def other(arguments: str) -> str:
-        log.append(f"other {arguments}")
-        return "o"
-
-    tools = {"sync": Tool(sync, name="sync", calls="sync"), "other": Tool(other, name="other")}
-    calls = tuple(Call(name, str(i)) for i, name in enumerate(("other", "sync", "gone", "other", "sync")))
-    service.dispatcher.call("r", calls, tools)
-    while log != ["other 0"]:
-        service.wake.wait(LONG_S)
-        assert service.dispatcher.poll() == []
-    go.set()
-    results = service.results(1)["r"]
-    assert [result.text[:2] for result in results] == ["o", "s", "er", "o", "s"]
-    assert log[:2] == ["other 0", "sync 1"]
-    assert sorted(log[2:]) == ["other 3", "sync 4"]
-    times = tuple(Result("", duration_s=s) for s in (5.0, 2.0, 0.0, 4.0, 1.0))
-    assert lasted_s(calls, times, tools) == 6.0
-
-
-def test_a_sync_tool_that_hangs_holds_its_turn_no_longer_than_its_timeout() -> None:
-    service = Service()
-    tools = {
-        "sync": Tool(hangs, name="sync", calls="sync", timeout_s=SOON_S),
-        "other": Tool(str, name="other", calls="sync"),
-    }
-    service.dispatcher.call("r", (Call("sync", "x"), Call("other", "y")), tools)
-    assert [result.status for result in service.results(1)["r"]] == ["timeout", "ok"]
-
-
-def test_what_outlasts_its_call_is_cancelled_with_its_request() -> None:
-    service, cancelled = Service(), list[str]()
-
-    def registers(arguments: str) -> str:
-        OUTLASTING.get().at_end(lambda: cancelled.append(arguments))
-        return "at once"
-
-    service.call("r", registers)
-    service.call("s", registers)
-    service.results(2)
-    service.dispatcher.cancel("r")
-    assert cancelled == ["x"]
-    service.dispatcher.cancel("r")
-    service.dispatcher.close()
-    assert cancelled == ["x", "x"]
