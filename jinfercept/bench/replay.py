@@ -23,7 +23,7 @@ from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
-from jinfercept.sim.run_stats import Report, RunStats
+from jinfercept.sim.run_stats import LIMITS, Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, Writer, play
 from jinfercept.sim.simulation import Simulation
 from jinfercept.startup.start import EngineSetup
@@ -103,7 +103,7 @@ def replay(
     assembled.dispatcher.close()  # the endpoints are scripted
     scheduler = assembled.engine.scheduler
     prices = Prices(profile, shape.page_size, synchronous=False)
-    accounts = RunStats(scheduler, clock, prices, shape.buckets[-1])
+    accounts = RunStats(scheduler, clock, prices, shape.buckets[-1], LIMITS)
     endpoints = ScriptedEndpoints(clock, write)
     runner = TimedRunner(setup.machine.runner)
     engine = Engine(

@@ -40,6 +40,9 @@ COMMANDS: Mapping[str, Entry] = {
         "jinfercept.cli.study_calls:StudyCalls",
         "asynchronous calls beside synchronous and parallel ones: latency, memory, and the formulas",
     ),
+    "study questions": Entry(
+        "jinfercept.cli.study_questions:StudyQuestions", "what a reader of InferCept asks, answered by simulation"
+    ),
     "study overflow": Entry(
         "jinfercept.cli.overflow:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),

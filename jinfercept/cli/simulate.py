@@ -24,6 +24,7 @@ from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
+from jinfercept.sim.run_stats import LIMITS, LatencyLimits
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
@@ -75,6 +76,10 @@ class Simulate:
     """sequences that run at once"""
     max_model_len: int = 2560
     """tokens of the longest request, and of a step where prompts are whole"""
+    first_token_limit: float = LIMITS.first_token_s
+    """of goodput: most seconds to a request's first token"""
+    per_token_limit: float = LIMITS.per_token_s
+    """of goodput: most seconds per token after it, without the time of calls"""
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     json: Maybe[str] = None
@@ -128,7 +133,12 @@ class Simulate:
             check_least(flag, count, 1)
             if count > MOST:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
-        check_least("--host-tokens", self.host_tokens, 0)
+        for flag, least in (
+            ("--host-tokens", self.host_tokens),
+            ("--first-token-limit", self.first_token_limit),
+            ("--per-token-limit", self.per_token_limit),
+        ):
+            check_least(flag, least, 0)
         check_policies(self._policies)
         files = (("--json", self.json), ("--csv", self.csv), ("--plot", self.plot))
         check_outputs((*files, *zip(_RECORD_FLAGS, self.records, strict=True)))
@@ -166,6 +176,7 @@ class Simulate:
             page_size=self.options.get("page_size", CacheOptions.page_size),
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
+            limits=LatencyLimits(self.first_token_limit, self.per_token_limit),
         )
 
     def _write(self, reports: Sequence[Report], title: str) -> None:

@@ -18,9 +18,11 @@ def exit_status(reports: Sequence[Report]) -> int:
 
 
 _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "p50": lambda report: report["normalized_latency_paper_ms_per_token"]["p50"],
     "p99": lambda report: report["normalized_latency_paper_ms_per_token"]["p99"],
     "ttft s": lambda report: report["ttft_s"]["mean"],
     "done/s": lambda report: report["completed_per_s"],
+    "good/s": lambda report: report["goodput_per_s"],
     "left": lambda report: report["unfinished"],
     "recomp.": lambda report: report["recomputed_tokens"],
     "out": lambda report: report["copied_out_tokens"],
@@ -33,9 +35,10 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
 LEGEND = """\
 ms/token  latency over tokens: from arrival to the end without the time of calls, over generated and returned tokens; mean over
           requests, of several seeds the mean and the range
-p99       the same, exceeded by one request of a hundred
+p50, p99  the same, exceeded by half of the requests, and by one of a hundred
 ttft s    seconds from arrival to the first token, mean
 done/s    requests finished per second
+good/s    goodput: those of them that stayed within --first-token-limit and --per-token-limit
 left      requests that were not finished when the time was over
 recomp.   tokens that were computed again
 out, in   tokens copied to host memory and back

@@ -1,9 +1,6 @@
 """Tables and pictures of `study calls`. Imports no JAX and no matplotlib."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-from rich.table import Table
 
 from jinfercept.sim.calls_alone import FASTER, PUBLISHED, Row, excess
 from jinfercept.sim.calls_load import CALL_MODES, memory_token_s
@@ -11,32 +8,10 @@ from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, HeatMap, Panel, Plot
 from jinfercept.sim.reports import Range, group
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import rate_text
-from jinfercept.sim.tables import number_text
+from jinfercept.sim.tables import TextTable, number_text
 
 TOOL_NAMES: Mapping[str, str] = {"short": "30–500 ms", "heavy": "heavy-tailed"}
 """Durations of calls by tool."""
-
-
-class TextTable(NamedTuple):
-    """A table of texts, for a terminal and for Markdown."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def shown(self) -> Table:
-        """For a terminal."""
-        shown = Table(title=self.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in self.columns:
-            shown.add_column(name, justify="right", no_wrap=True)
-        for row in self.rows:
-            shown.add_row(*row)
-        return shown
-
-    def markdown(self) -> str:
-        """In Markdown."""
-        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
-        return "\n".join([f"{self.title}\n", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def alone_table(rows: Sequence[Row]) -> TextTable:

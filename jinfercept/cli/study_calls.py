@@ -17,7 +17,7 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies
 from jinfercept.cli.simulation_table import exit_status
-from jinfercept.cli.study_call_tables import TextTable, alone_table, formula_text, load_table, panels
+from jinfercept.cli.study_call_tables import alone_table, formula_text, load_table, panels
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.profile import load_profile
@@ -30,7 +30,7 @@ from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_js
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun, sweep
-from jinfercept.sim.tables import check_least, listed, numbers, show
+from jinfercept.sim.tables import TextTable, check_least, listed, numbers, show
 
 POLICIES = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
 CALLS, PROSE, ROUNDS = (1, 2, 4, 8, 16), (0.0, 0.25, 0.5, 0.75), (1, 4)

@@ -7,10 +7,9 @@ from rich.progress import Progress
 
 from jinfercept.bench.calls_in_real_time import MIXES, RealLatency, measure_calls, tiny_llm
 from jinfercept.cli.start_log import start_log
-from jinfercept.cli.study_call_tables import TextTable
 from jinfercept.llm import LLM
 from jinfercept.sim.calls_alone import Row
-from jinfercept.sim.tables import show
+from jinfercept.sim.tables import TextTable, show
 
 REPEATS = 5
 

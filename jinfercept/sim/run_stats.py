@@ -8,7 +8,7 @@ seconds of all steps, and `slowness` their ratio for each bucket: they say how f
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from jinfercept.engine.clock import Clock
 from jinfercept.meter.ledger import Ledger
@@ -24,6 +24,22 @@ Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
 
 
+class LatencyLimits(NamedTuple):
+    """What a request must stay within to count as goodput.
+
+    Attributes:
+        first_token_s: most seconds from its arrival to its first token.
+        per_token_s: most seconds per token from there on, calls not counted: the mean over its generated tokens.
+    """
+
+    first_token_s: float
+    per_token_s: float
+
+
+LIMITS = LatencyLimits(first_token_s=2.0, per_token_s=0.05)
+"""The limits unless others are given."""
+
+
 @final
 class RunStats:
     """Adds up the steps of one engine (its `observe` hook) and reports them.
@@ -33,10 +49,13 @@ class RunStats:
         clock: the engine's.
         prices: of plans.
         largest_step: query tokens of the largest executable.
+        limits: of goodput.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, prices: Prices, largest_step: int) -> None:
-        self._clock, self._prices, self._largest_step = clock, prices, largest_step
+    def __init__(
+        self, scheduler: Scheduler, clock: Clock, prices: Prices, largest_step: int, limits: LatencyLimits
+    ) -> None:
+        self._clock, self._prices, self._largest_step, self._limits = clock, prices, largest_step, limits
         self._ledger = Ledger(scheduler.kv, prices, scheduler.running, clock.now())
         self._kv = scheduler.kv
         self.iterations = 0
@@ -74,7 +93,7 @@ class RunStats:
             kv_tokens: tokens of the device pool.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
-        paper, strict, first, latency, alive_s = [], [], [], [], 0.0
+        paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
         for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
             arrival_s = played.started_s + at_s
@@ -89,6 +108,9 @@ class RunStats:
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
+            in_time = first[-1] <= self._limits.first_token_s
+            in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
+            num_good += in_time and completion.finish_reason in ("stop", "length")
         waste = asdict(self._ledger.waste)
         return {
             "step_tokens": self._largest_step,
@@ -98,6 +120,8 @@ class RunStats:
             "ttft_s": _summary(first),
             "latency_s": _summary(latency),
             "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
+            "goodput_per_s": num_good / played.seconds if played.seconds else 0.0,
+            "limits": self._limits._asdict(),
             "unfinished": len(requests) - len(played.outputs),
             "iterations": self.iterations,
             "recomputed_tokens": counters.recomputed,

@@ -22,7 +22,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
-from jinfercept.sim.run_stats import Report, RunStats
+from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
 from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
@@ -66,6 +66,7 @@ class Simulation:
             waited for, as it was published.
         host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
             shorter has returned by the next plan.
+        limits: what a request must stay within to count as goodput.
     """
 
     profile: Profile
@@ -85,6 +86,7 @@ class Simulation:
     depth: int = 0
     overlaps: bool = False
     host_s: float = 0.0
+    limits: LatencyLimits = LIMITS
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -153,7 +155,7 @@ class Simulation:
         synchronous, recording = world.synchronous, world.recording
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         endpoints = ScriptedEndpoints(clock, plain_tokens)
-        accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1])
+        accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1], self.limits)
         engine = Engine(
             world.scheduler,
             PricedRunner(prices, clock),

@@ -1,11 +1,34 @@
 """Tables at a terminal, and numbers in the texts of options."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from jinfercept.errors import ConfigError
+
+
+class TextTable(NamedTuple):
+    """A table of texts, for a terminal and for Markdown."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def shown(self) -> Table:
+        """For a terminal."""
+        shown = Table(title=self.title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in self.columns:
+            shown.add_column(name, justify="right", no_wrap=True)
+        for row in self.rows:
+            shown.add_row(*row)
+        return shown
+
+    def markdown(self) -> str:
+        """In Markdown."""
+        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
+        return "\n".join([f"{self.title}\n", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def check_least(flag: str, value: float, least: float) -> None:

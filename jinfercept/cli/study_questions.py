@@ -1,0 +1,74 @@
+"""`jinfercept study questions`: what a reader of InferCept asks, answered by simulation. Imports no JAX."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro import conf
+
+from jinfercept.cli.options import Maybe, Switch
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs
+from jinfercept.sim.tables import check_least
+from jinfercept.studies.answer import Effort
+from jinfercept.studies.questions import QUESTIONS
+
+_LIST = "; ".join(f"{name}: {question.summary}" for name, question in QUESTIONS.items())
+
+
+@dataclass(frozen=True)
+class StudyQuestions:
+    """The command."""
+
+    names: Annotated[
+        conf.Positional[tuple[str, ...]], conf.arg(metavar="[QUESTION ...]", help=f"{_LIST} (default: all)")
+    ] = ()
+    quick: Switch = False
+    """a few small cells of each question, in seconds"""
+    seed: int = 0
+    """of the requests"""
+    jobs: int = os.cpu_count() or 1
+    """processes at a time"""
+    out: Maybe[str] = None
+    """folder to write a page, a picture and a CSV file of each question to; made if it does not exist"""
+
+    def run(self) -> int:
+        """Answer the questions, and print tables and findings; returns 0, or 130 after Ctrl-C.
+
+        Raises:
+            ConfigError: the options make no sense, or a run failed.
+        """
+        asked = self.names or tuple(QUESTIONS)
+        for name in asked:
+            if name not in QUESTIONS:
+                fix = f"one of {', '.join(QUESTIONS)}"
+                raise ConfigError("no such question", got=name + nearest(name, tuple(QUESTIONS)), fix=fix)
+        check_least("--jobs", self.jobs, 1)
+        folder = self._folder(asked)
+        effort = Effort(self.quick, self.jobs, self.seed, Console(stderr=True))
+        for name in dict.fromkeys(asked):
+            effort.console.print(f"{name}: {QUESTIONS[name].summary}")
+            try:
+                answer = QUESTIONS[name].ask(effort)
+            except KeyboardInterrupt:
+                return 130
+            answer.show()
+            if folder is not None:
+                print(f"\nwritten: {', '.join(map(str, answer.write(folder, name)))}")
+        return 0
+
+    def _folder(self, asked: tuple[str, ...]) -> Path | None:
+        """The folder to write to. Raises `ConfigError` if the files cannot be written into it."""
+        if self.out is None:
+            return None
+        folder = Path(self.out)
+        check_drawing(folder / "any.png")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
+        check_outputs(("--out", folder / f"{name}.{suffix}") for name in asked for suffix in ("md", "png", "csv"))
+        return folder

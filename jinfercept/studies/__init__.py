@@ -1,0 +1,1 @@
+"""Questions that the simulator answers, each with tables, sentences and a picture. Knows the simulator, and no JAX."""

@@ -1,0 +1,28 @@
+"""`jinfercept study questions`: quick answers, files, and options that are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from jinfercept.cli.main import main
+from jinfercept.studies.questions import QUESTIONS
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "questions", name, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert "written: " in capsys.readouterr().out
+    page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith("## ")
+    assert "| ---:" in page
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert len((tmp_path / f"{name}.csv").read_text().splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["wast"], "did you mean 'waste'?"), (["waste", "--jobs", "0"], "--jobs is too small")],
+)
+def test_wrong_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "questions", *words]) == 2
+    assert said in capsys.readouterr().err
