@@ -13,7 +13,7 @@ from jinfercept.errors import ConfigError, nearest
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs
 from jinfercept.sim.tables import check_least
-from jinfercept.studies.answer import Effort
+from jinfercept.studies.answer import StudyEffort
 from jinfercept.studies.questions import QUESTIONS
 
 _LIST = "; ".join(f"{name}: {question.summary}" for name, question in QUESTIONS.items())
@@ -36,7 +36,7 @@ class StudyQuestions:
     """folder to write a page, a picture and a CSV file of each question to; made if it does not exist"""
 
     def run(self) -> int:
-        """Answer the questions, and print tables and findings; returns 0, or 130 after Ctrl-C.
+        """StudyAnswer the questions, and print tables and findings; returns 0, or 130 after Ctrl-C.
 
         Raises:
             ConfigError: the options make no sense, or a run failed.
@@ -48,7 +48,7 @@ class StudyQuestions:
                 raise ConfigError("no such question", got=name + nearest(name, tuple(QUESTIONS)), fix=fix)
         check_least("--jobs", self.jobs, 1)
         folder = self._folder(asked)
-        effort = Effort(self.quick, self.jobs, self.seed, Console(stderr=True))
+        effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True))
         for name in dict.fromkeys(asked):
             effort.console.print(f"{name}: {QUESTIONS[name].summary}")
             try:

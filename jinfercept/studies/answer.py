@@ -15,7 +15,7 @@ from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
 
 
-class Effort(NamedTuple):
+class StudyEffort(NamedTuple):
     """How much a study may do.
 
     Attributes:
@@ -48,7 +48,7 @@ class Effort(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class StudyAnswer:
     """What a study found.
 
     Attributes:

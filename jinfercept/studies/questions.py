@@ -4,23 +4,23 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import NamedTuple
 
-from jinfercept.studies.answer import Answer, Effort
+from jinfercept.studies.answer import StudyAnswer, StudyEffort
 
 
 class Question(NamedTuple):
     """A question.
 
     Attributes:
-        module: of this room; its function `ask` takes an `Effort` and returns an `Answer`.
+        module: of this room; its function `ask` takes an `StudyEffort` and returns an `StudyAnswer`.
         summary: the question in a few words.
     """
 
     module: str
     summary: str
 
-    def ask(self, effort: Effort) -> Answer:
-        """Find the answer. Raises as `Effort.play` does."""
-        ask: Callable[[Effort], Answer] = import_module(f"jinfercept.studies.{self.module}").ask
+    def ask(self, effort: StudyEffort) -> StudyAnswer:
+        """Find the answer. Raises as `StudyEffort.play` does."""
+        ask: Callable[[StudyEffort], StudyAnswer] = import_module(f"jinfercept.studies.{self.module}").ask
         return ask(effort)
 
 

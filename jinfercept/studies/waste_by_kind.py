@@ -11,12 +11,12 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
 from jinfercept.sim.workload import draw
-from jinfercept.studies.answer import Answer, Effort
+from jinfercept.studies.answer import StudyAnswer, StudyEffort
 
 RATE = 3.0
 
 
-def ask(effort: Effort) -> Answer:
+def ask(effort: StudyEffort) -> StudyAnswer:
     """Requests whose calls are all of one kind, at one rate, under `discard` and under `copy_ahead`."""
     kinds = tuple(DISTRIBUTIONS["trace"])[: 2 if effort.quick else None]
     duration_s = 20.0 if effort.quick else 300.0
@@ -31,7 +31,7 @@ def ask(effort: Effort) -> Answer:
     table = TextTable("Waste by kind of call.", ["calls", "policy", *_shares(reports[0])], rows)
     dropped = [one for one in reports if one["policy"] == "discard"]
     worst = max(dropped, key=lambda one: one["recompute_share"]["forward_time"])
-    return Answer(
+    return StudyAnswer(
         "What does a pause waste where contexts are dropped?",
         [table],
         [f"Recomputation takes most under {worst['workload']}: {worst['recompute_share']['forward_time']:.1%}."],
