@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parent / "budgets.toml"
-CONDITIONS = ("kind", "model", "bucket", "library", "decode_only")
+CONDITIONS = ("gpu", "kind", "model", "bucket", "library", "decode_only")
 
 
 def budgets() -> list[dict[str, Any]]:

@@ -70,13 +70,12 @@ def default_cases() -> list[Case]:
     """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
-    cases += [Case(gpu, "llama-3-70b", 64, 64, transfers=True, num_devices=count) for gpu, count in CUT_AMONG]
-    return cases + _of("a100", "llama-3-8b", (1, 64, 256), False)
+    return cases + _cut() + _of("a100", "llama-3-8b", (1, 64, 256), False)
 
 
 def full_cases() -> list[Case]:
-    """Every model, number of rows, GPU and way of multiplying."""
-    return [
+    """Every model, number of rows, GPU and way of multiplying; Llama-3-70B on several GPUs as in the default set."""
+    return _cut() + [
         case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
     ]
 
@@ -94,6 +93,10 @@ def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[
         bucket = next((size for size in buckets if size >= case.bucket), case.bucket)
         served.append(case._replace(bucket=bucket, transfers=False))
     return list(dict.fromkeys(case for case in served if case.transfers or case._replace(transfers=True) not in served))
+
+
+def _cut() -> list[Case]:
+    return [Case(gpu, "llama-3-70b", 64, 64, transfers=True, num_devices=count) for gpu, count in CUT_AMONG]
 
 
 def _of(gpu: str, model: str, rows: Sequence[int], triton: bool) -> list[Case]:
