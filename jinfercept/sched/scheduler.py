@@ -215,6 +215,7 @@ class Scheduler:
         if not self._whole_prompts:
             self._admit_all(builder)
         builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
+        self._fetch_more(builder)
         self._eviction.move_paused(builder)
         planned = builder.build(
             self.counters.plans,
@@ -223,6 +224,14 @@ class Scheduler:
         )
         self.counters.plans += bool(planned.plan)
         return planned
+
+    def _fetch_more(self, builder: PlanBuilder) -> None:
+        """Spend what the link moves besides on the pages that running sequences still lack."""
+        for sequence in self.running:
+            if not self._transfers.may_move(builder):
+                return
+            if not sequence.planned and not builder.stalled:
+                self._fetch(builder, sequence)
 
     def _run_all(self, builder: PlanBuilder) -> None:
         """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
