@@ -1,5 +1,6 @@
 """Paused sequences, sorted by when they are expected back, while the estimates change. Moves nothing."""
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple, final
@@ -17,6 +18,9 @@ class _Rank(NamedTuple):
     waits: bool
     key: float
     serial: int
+
+
+_FIRST_WAITING = _Rank(True, -math.inf, 0)
 
 
 @final
@@ -47,6 +51,12 @@ class LastExpectedFirst:
     def __iter__(self) -> Iterator[Sequence]:
         """The members in order, as of now: members may be added and discarded during the iteration."""
         return (sequence for _, sequence in list(self._sorted))
+
+    def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
+        """The intercepted members by the time at which they are expected back, soonest first, `most` of them."""
+        end = bisect_left(self._sorted, (_FIRST_WAITING,))
+        for rank, sequence in reversed(self._sorted[max(0, end - most) : end]):
+            yield -rank.key, sequence
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Add a sequence, or take its estimate anew."""

@@ -61,6 +61,12 @@ class GuardedPolicy(Policy):
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return self._checked("host_victims", self._call("host_victims", self._policy.host_victims, sequence, now))
 
+    def held_pages(self, most: int, now: float) -> int:
+        held = self._call("held_pages", self._policy.held_pages, most, now)
+        if not isinstance(held, int) or held < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # a user's method
+            raise PluginError(self._call.plugin, f"answers {held!r:.80} in held_pages, which is no number of pages")
+        return held
+
     def _checked(self, method: str, moves: Iterable[Move]) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
         left: Iterator[Any] = self._call(method, lambda: iter(moves))

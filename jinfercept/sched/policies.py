@@ -98,7 +98,7 @@ SETTINGS: dict[str, PolicyEntry] = {
     "min_waste": PolicyEntry(_min_waste),
     "lru": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=False)),
     "lru_host": PolicyEntry(lambda known: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": PolicyEntry(lambda known: CopyAhead(known.estimator)),
+    "copy_ahead": PolicyEntry(lambda known: CopyAhead(known.estimator, known.cost.swap_s)),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -108,6 +108,14 @@ class Policy(Protocol):
         """
         return iter(())
 
+    def held_pages(self, most: int, now: float) -> int:
+        """Device pages of intercepted contexts that a new request must not take: it waits for other slots, as long as a
+        sequence runs. Counted no further than `most`. None unless overridden.
+
+        Requests that have run before are not held up by it.
+        """
+        return 0
+
 
 def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[Move]:
     """Host copies of intercepted contexts other than the sequence's, longest paused first, tail first."""

@@ -8,6 +8,7 @@ compete, `FairShare` gives the order of service and says which sequences give wa
 
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.admission import Admission
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
@@ -66,6 +67,7 @@ class Scheduler:
         self._transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, has_host=kv.store.num_host_pages > 0)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
+        self._admission = Admission(kv, queues, policy)
         self._policy = policy
         self._estimator = estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
@@ -225,14 +227,6 @@ class Scheduler:
         self.counters.plans += bool(planned.plan)
         return planned
 
-    def _fetch_more(self, builder: PlanBuilder) -> None:
-        """Spend what the link moves besides on the pages that running sequences still lack."""
-        for sequence in self.running:
-            if not self._transfers.may_move(builder):
-                return
-            if not sequence.planned and not builder.stalled:
-                self._fetch(builder, sequence)
-
     def _run_all(self, builder: PlanBuilder) -> None:
         """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
         if builder.tenants_compete:
@@ -293,7 +287,7 @@ class Scheduler:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
                 if missing > builder.query_tokens:
                     return
-            if sequence.pending or not self._admit(builder, sequence):
+            if sequence.pending or not self._admission.admit(builder, sequence):
                 return
             self._run(builder, sequence, builder.query_tokens)
 
@@ -311,47 +305,12 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants above their share."""
-        while not (self._queues.has_slot and self._admit(builder, sequence)):
+        while not (self._queues.has_slot and self._admission.admit(builder, sequence, entitled=True)):
             victim = self._fair.victim(sequence, pages=self._queues.has_slot)
             if victim is None:
                 return False
             self._eviction.preempt(builder, victim)
         return True
-
-    def _admit(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Start a waiting sequence, if the device has slots for its whole context; False if not."""
-        kv, context = self.kv, sequence.context
-        if not sequence.wants_scores:
-            kv.refresh(context, sequence.tokens)
-        kv.hold(context)
-        needed = self._slots_needed(sequence) + sum(self._slots_needed(other) + 1 for other in self.running)
-        available = kv.store.num_free + kv.store.num_cached
-        if not self._policy.protects_paused:
-            available += kv.store.num_paused
-        if self.running and needed > available:
-            kv.release(context)
-            if not sequence.max_computed:
-                kv.close(context)  # all its pages are shared ones: they stay cached prefixes
-            return False
-        self._queues.run(sequence)
-        sequence.planned = False
-        builder.context_tokens += sequence.length
-        if not sequence.max_computed:
-            sequence.max_computed = len(context.pages) * kv.page_size
-        sequence.residency = kv.survey(context, sequence.max_computed)
-        if sequence.num_cached is None:
-            sequence.num_cached = sequence.residency.device + sequence.residency.host
-            sequence.retained = sequence.retained and sequence.residency
-        self._policy.resume(sequence, builder.now)
-        return True
-
-    def _slots_needed(self, sequence: Sequence) -> int:
-        """Device slots that the sequence still lacks for the tokens it has and the next one."""
-        context = sequence.context
-        if context.ready >= sequence.length - 1:
-            return 0
-        wanted = sequence.length // self.kv.page_size + 1
-        return self.kv.missing_slots(context) + max(0, wanted - len(context.pages))
 
     def _run(self, builder: PlanBuilder, sequence: Sequence, most: int) -> None:
         """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow.
@@ -398,6 +357,15 @@ class Scheduler:
         self.counters.recomputed += recomputed
         builder.chunks.append((sequence, chunk))
         builder.query_tokens -= end - start
+
+    def _fetch_more(self, builder: PlanBuilder) -> None:
+        """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside
+        one that only decodes, which `_run` counts on."""
+        for sequence in list(self.running):
+            if builder.stalled or not self._transfers.may_move(builder):
+                return
+            if not sequence.planned and sequence.state is State.RUNNING:
+                self._fetch(builder, sequence)
 
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""

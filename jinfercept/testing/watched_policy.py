@@ -85,6 +85,9 @@ class WatchedPolicy(Policy):
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return self._unwritten_each("host_victims", lambda: self._policy.host_victims(sequence, now))
 
+    def held_pages(self, most: int, now: float) -> int:
+        return self._unwritten("held_pages", lambda: self._policy.held_pages(most, now))
+
     def _note_shared(self) -> None:
         for sequence in self._paused.values():
             shared = (page for page in sequence.context.pages if page.refs + page.evictable_refs > 1)

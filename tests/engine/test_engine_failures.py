@@ -62,6 +62,9 @@ class Breaks:
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return iter(())
 
+    def held_pages(self, most: int, now: float) -> int:
+        return 0
+
 
 class TakesTooFew(Breaks):
     def resume(self, sequence: Sequence) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -30,6 +30,7 @@ class SchedulerBench:
         max_num_seqs: int = 4,
         chunk_tokens: int = 1 << 30,
         link_tokens_per_s: float = 1e9,
+        per_query_s: float = 0.0,
         depth: int = 0,
         preemption: Preemption = "policy",
     ) -> None:
@@ -37,7 +38,7 @@ class SchedulerBench:
         self.scheduler = Scheduler(
             self.kv,
             policy,
-            AffineCost(fixed_s=1.0, per_query_s=0.0, link_tokens_per_s=link_tokens_per_s),
+            AffineCost(fixed_s=1.0, per_query_s=per_query_s, link_tokens_per_s=link_tokens_per_s),
             ElapsedEstimator(),
             buckets=buckets,
             max_num_seqs=max_num_seqs,
@@ -111,7 +112,7 @@ def residencies(sequence: Sequence) -> list[Residency]:
 
 
 @final
-class CopyEverything:
+class CopyEverything(Policy):
     """Copies every page of every paused request, as the link allows, and drops none before it must."""
 
     requeues_at_tail = False

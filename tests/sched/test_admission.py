@@ -1,0 +1,80 @@
+"""What a new request may take from paused contexts, and what the link moves beside a step."""
+
+import pytest
+
+from jinfercept.sched.copy_ahead import HELD_SWAPS, LATE, CopyAhead
+from jinfercept.sched.estimator import HistoryEstimator
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench
+
+CALL = PendingCall("tool", 0)
+
+
+def holding(swap_s: float, call_s: float = 2.0) -> CopyAhead:
+    """Calls are expected to last `call_s`, and moving any context takes `swap_s`."""
+    estimator = HistoryEstimator()
+    for _ in range(20):
+        estimator.observe(CALL, call_s)
+    return CopyAhead(estimator, lambda num_tokens: swap_s)
+
+
+def paused(bench: SchedulerBench, num_tokens: int) -> Sequence:
+    sequence = bench.prefilled("paused", num_tokens)
+    bench.scheduler.intercept(sequence, bench.now_s, (CALL,))
+    return sequence
+
+
+@pytest.mark.parametrize("swap_s", [0.1, 2.0])
+def test_a_new_request_waits_rather_than_displace_a_context_that_returns_soon(swap_s: float) -> None:
+    bench = SchedulerBench(holding(swap_s), num_pages=10)
+    bench.prefilled("runs", 4, max_tokens=20)
+    context = paused(bench, 16)
+    new = bench.add("new", 14)
+    bench.step()
+    assert new.state is (State.WAITING if HELD_SWAPS * swap_s > 2.0 else State.RUNNING)
+    bench.scheduler.resume(context, [1], (CallDuration(2.0),))
+    bench.drain()
+    assert new.state is State.FINISHED
+    assert context.copied_in == 0 or swap_s == 0.1
+
+
+def test_a_context_is_held_no_longer_than_its_swaps_allow_and_never_from_an_empty_device() -> None:
+    policy = holding(1.0, call_s=1.0)
+    bench = SchedulerBench(policy, num_pages=10)
+    runs = bench.prefilled("runs", 4, max_tokens=36)
+    context = paused(bench, 16)
+    assert [policy.held_pages(most, context.paused_s) for most in (2, 100)] == [2, 5]
+    new = bench.add("new", 12, max_tokens=2)
+    waited = 0
+    while new.state is State.WAITING:
+        waited += 1
+        bench.step()
+    assert 1 < waited <= HELD_SWAPS * LATE + 2
+    bench.scheduler.finish(runs, bench.now_s)
+    bench.drain()
+    alone = bench.add("alone", 30, max_tokens=2)
+    bench.drain()
+    assert alone.state is State.FINISHED
+
+
+def test_a_request_that_ran_before_may_take_held_slots() -> None:
+    bench = SchedulerBench(holding(2.0), num_pages=10)
+    back = bench.paused("back", 6)
+    bench.prefilled("runs", 4, max_tokens=20)
+    context = paused(bench, 16)
+    bench.scheduler.resume(back, [1] * 8)
+    bench.step()
+    assert (back.state, context.state) == (State.RUNNING, State.INTERCEPTED)
+
+
+def test_fetches_use_what_the_link_moves_beside_a_step_with_a_chunk() -> None:
+    bench = SchedulerBench(
+        CopyEverything(), buckets=(4, 64), num_pages=60, link_tokens_per_s=4 * SIZE, per_query_s=1 / 64
+    )
+    back = bench.paused("back", 38)
+    bench.steps(12)
+    for page in back.context.pages:
+        assert bench.kv.store.drop_device(page)
+    bench.scheduler.resume(back, [1])
+    bench.add("new", 60)
+    assert [len(plan.fetch) for plan in bench.steps(2)] == [8, 2]
