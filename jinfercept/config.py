@@ -81,6 +81,11 @@ class SchedulingOptions:
     estimator: str = option(
         "history", "how the duration of a call is predicted: elapsed, history, or your own as path.py:Class"
     )
+    order: str = option(
+        "fcfs",
+        "which waiting request starts next: fcfs; memory_time: the one predicted to hold the least memory the shortest; or "
+        "your own as path.py:Class",
+    )
     profile: str | None = option(
         None,
         "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
@@ -141,7 +146,7 @@ class HostOptions:
 
 
 class RestartOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM.restart` beside `policy` and `estimator`: options that no executable depends on."""
+    """Keyword arguments of `LLM.restart` beside `policy`, `estimator` and `order`: options that no executable depends on."""
 
     seed: int
     swap_space: float
@@ -154,7 +159,7 @@ class RestartOptions(TypedDict, total=False):
 
 
 class LLMOptions(RestartOptions, total=False):
-    """Keyword arguments of `LLM` beside `policy`, `estimator` and `profile`, which it also takes as objects."""
+    """Keyword arguments of `LLM` beside `policy`, `estimator`, `order` and `profile`, which it also takes as objects."""
 
     dtype: DTypeChoice
     load_format: LoadFormatChoice
@@ -185,6 +190,7 @@ class EngineOptions(LLMOptions, total=False):
 
     policy: str
     estimator: str
+    order: str
     profile: str | None
 
 

@@ -29,6 +29,7 @@ from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
@@ -60,6 +61,7 @@ class LLM:
         policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
             `package.module:Class`, or an object.
         estimator: how the durations of calls are predicted: a name, or your own (`sched.estimator.Estimator`), likewise.
+        order: which waiting request starts next: a name, or your own (`sched.order.Order`), likewise.
         profile: what steps and transfers cost, instead of one by name or a measurement.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
@@ -85,6 +87,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         policy: PolicyChoice | None = None,
         estimator: EstimatorChoice | None = None,
+        order: OrderChoice | None = None,
         profile: Profile | str | Path | None = None,
         mesh: Mesh | None = None,
         progress: Progress | None = None,
@@ -95,6 +98,7 @@ class LLM:
             "tokenizer": tokenizer,
             "policy": policy,
             "estimator": estimator,
+            "order": order,
             "profile": profile,
             "mesh": mesh,
             **options,
@@ -158,6 +162,7 @@ class LLM:
         policy: PolicyChoice | None = None,
         record: Recorder | None = None,
         estimator: EstimatorChoice | None = None,
+        order: OrderChoice | None = None,
         **options: Unpack[RestartOptions],
     ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
@@ -167,7 +172,7 @@ class LLM:
         Args:
             policy: as for a new `LLM`; the name or place chosen last by default.
             record: makes an observer of the scheduler.
-            estimator: as for a new `LLM`; the name or place chosen last by default.
+            estimator, order: as for a new `LLM`; the name or place chosen last by default.
             options: of `RestartOptions`; the others keep their values.
 
         Raises:
@@ -175,7 +180,7 @@ class LLM:
                 returns has not the shape that it should have.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self.engine.restart(policy, record, estimator, options)
+        self.engine.restart(policy, record, estimator, order, options)
 
     def update_weights(self, params: Params) -> None:
         """Serve other weights of the same model from now on; starts over as `restart` does: the old pages are empty.

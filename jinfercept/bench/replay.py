@@ -161,6 +161,7 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
         depth=config.advanced.pipeline_depth,
         chunked_prefill=config.scheduling.chunked_prefill,
         preemption=config.scheduling.preemption,
+        order=config.scheduling.order,
         overlaps=True,
         host_s=host_s,
     )

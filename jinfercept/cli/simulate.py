@@ -1,4 +1,4 @@
-"""`jinfercept simulate`: one run, or all combinations of rates, policies and seeds side by side. Imports no JAX.
+"""`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
 Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, CSV and a picture.
 """
@@ -15,10 +15,11 @@ from rich.progress import Progress
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, option_flags
-from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, drawer, load
+from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_policies, drawer, load
 from jinfercept.cli.simulation_table import LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions
 from jinfercept.errors import ConfigError
+from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import check_drawing, draw
@@ -64,6 +65,10 @@ class Simulate:
     estimator: Annotated[
         str, conf.arg(help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}; or your own as path.py:Class")
     ] = "elapsed"
+    order: Annotated[
+        Several,
+        conf.arg(help=f"of waiting requests: {ORDER_NAMES}; or your own as path.py:Class (default: fcfs)"),
+    ] = ()
     burstiness: float = 1.0
     """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
@@ -118,6 +123,10 @@ class Simulate:
         return listed(self.policy or ("copy_ahead",))
 
     @property
+    def _orders(self) -> list[str]:
+        return listed(self.order or ("fcfs",))
+
+    @property
     def _name(self) -> str:
         """Of the workload."""
         return self.workload if self.trace is None else Path(self.trace).name
@@ -140,6 +149,8 @@ class Simulate:
         ):
             check_least(flag, least, 0)
         check_policies(self._policies)
+        for order in self._orders:
+            check_order_choice(order)
         files = (("--json", self.json), ("--csv", self.csv), ("--plot", self.plot))
         check_outputs((*files, *zip(_RECORD_FLAGS, self.records, strict=True)))
         if self.plot is not None:
@@ -148,8 +159,8 @@ class Simulate:
             raise ConfigError("--like is for generated workloads", got="a trace too", fix="leave out one of them")
 
     def _runs(self) -> list[SweepRun]:
-        """Every combination of rate, seed and policy, each with files of its own for its records."""
-        simulations = [self._simulation(policy) for policy in self._policies]
+        """Every combination of rate, seed, policy and order, each with files of its own for its records."""
+        simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders]
         source = drawer(self.trace, self.workload, self.like, self.max_model_len)
         loads = [
             load(self._name, source, rate, self.duration, seed, self.burstiness)
@@ -163,7 +174,7 @@ class Simulate:
         check_outputs(output for run in runs for output in zip(_RECORD_FLAGS, run.records, strict=True))
         return runs
 
-    def _simulation(self, policy: str) -> Simulation:
+    def _simulation(self, policy: str, order: str) -> Simulation:
         return Simulation(
             load_profile(self.profile),
             policy,
@@ -176,6 +187,7 @@ class Simulate:
             page_size=self.options.get("page_size", CacheOptions.page_size),
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
+            order=order,
             limits=LatencyLimits(self.first_token_limit, self.per_token_limit),
         )
 

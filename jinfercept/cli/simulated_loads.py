@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from jinfercept.errors import ConfigError
+from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import SETTINGS, check_choice
 from jinfercept.sim.arrivals import Arrival, arrivals
@@ -15,6 +16,7 @@ from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
 
 POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
+ORDER_NAMES = ", ".join(ORDERS)
 
 
 def check_policies(names: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ wall s    seconds that the simulation took"""
 
 
 def table(reports: Sequence[Report]) -> Table:
-    """A row for each rate and policy: means over seeds, for the latency with its range; or what went wrong."""
+    """A row for each rate, policy and order: means over seeds, for the latency with its range; or what went wrong."""
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("rate", justify="right", no_wrap=True)
     shown.add_column("policy", no_wrap=True)
@@ -56,11 +56,17 @@ def table(reports: Sequence[Report]) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     if any("error" in report for report in reports):
         shown.add_column("error", no_wrap=True)
-    for (rate, policy), same in group(reports, lambda report: (report["rate"], report["policy"])).items():
+    for (rate, policy), same in group(reports, lambda report: (report["rate"], scheduled_by(report))).items():
         cells = [latency_text(same), *(_cell(name, same, value) for name, value in _COLUMNS.items())]
         errors = [f"seed {report['seed']}: {report['error']}" for report in same if "error" in report]
         shown.add_row(rate_text(rate), policy, *cells, *["; ".join(errors)][: len(errors)])
     return shown
+
+
+def scheduled_by(report: Mapping[str, Any]) -> str:
+    """The policy, with the order of waiting requests unless they come first that came first."""
+    order = report.get("order", "fcfs")
+    return report["policy"] if order == "fcfs" else f"{report['policy']}, {order}"
 
 
 def latency_text(reports: Sequence[Report]) -> str:
@@ -80,9 +86,9 @@ def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, An
 
 
 def curves(title: str, reports: Sequence[Report]) -> CurvePanel:
-    """Latency against rate, a line for each policy."""
+    """Latency against rate, a line for each policy and order."""
     lines = []
-    for policy, same in group(reports, lambda report: report["policy"]).items():
+    for policy, same in group(reports, scheduled_by).items():
         by_rate = group(same, lambda report: report["rate"])
         points = [(rate, found) for rate in sorted(by_rate) if (found := over_seeds(by_rate[rate], latency_ms))]
         lines.append(PlottedCurve(policy, points, COLOURS.get(policy)))

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import OrderChoice, make_order
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import Preemption
@@ -50,10 +52,11 @@ class SchedulerLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBuild:
-    """A scheduler that is not built yet: what its policy knows, the policy, and the limits."""
+    """A scheduler that is not built yet: what its policy knows, the policy, the order of waiting requests, and the limits."""
 
     known: PolicyInputs
     policy: Policy
+    order: Order | None
     limits: SchedulerLimits
     chunks: bool
 
@@ -78,18 +81,26 @@ class SchedulerBuild:
             whole_prompts=not self.chunks,
             observer=observer,
             preemption=limits.preemption,
+            order=self.order,
         )
 
 
 def plan_scheduler(
-    profile: Profile, estimator: Estimator, policy: PolicyChoice, limits: SchedulerLimits, page_size: int
+    profile: Profile,
+    estimator: Estimator,
+    policy: PolicyChoice,
+    limits: SchedulerLimits,
+    page_size: int,
+    order: OrderChoice = "fcfs",
 ) -> SchedulerBuild:
-    """Makes the policy and what it knows. S is the largest bucket up to the profile's saturation point, or the smallest bucket.
+    """Makes the policy, the order and what they know.
+
+    S is the largest bucket up to the profile's saturation point, or the smallest bucket.
 
     Raises:
-        ConfigError: there is no such policy (`PolicyInputs.make`), or prefill cannot be as asked.
+        ConfigError: there is no such policy (`PolicyInputs.make`) or order (`make_order`), or prefill cannot be as asked.
     """
     buckets = limits.buckets
     saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
     known = PolicyInputs(profile, saturation, page_size, estimator)
-    return SchedulerBuild(known, known.make(policy), limits, limits.chunks(policy))
+    return SchedulerBuild(known, known.make(policy), make_order(order, known), limits, limits.chunks(policy))

@@ -1,15 +1,17 @@
-"""Policies and estimators of users behind a check: whatever these raise or answer, the error names them.
+"""Policies, estimators and orders of users behind a check: whatever these raise or answer, the error names them.
 
 The built-in ones run without a guard. A move that cannot be executed, such as one of a page that is in use, is no mistake: the
 scheduler refuses it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from jinfercept.errors import PluginError, describe_failure
+from jinfercept.errors import ConfigError, PluginError, describe_failure
 from jinfercept.kv.page import Page
 from jinfercept.sched.estimator import Estimator
+from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import source_line
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import PendingCall, Sequence
@@ -154,6 +156,47 @@ class GuardedEstimator(Estimator):
         except (TypeError, ValueError):
             pass
         raise PluginError(self._call.plugin, f"answers {found!r:.80} in {name}, which is no number from 0 to {most:g}")
+
+
+@final
+class GuardedOrder(Order):
+    """A user's order.
+
+    Args:
+        order: of the right shape.
+        name: of the order, for errors.
+
+    Raises:
+        ConfigError: from the constructor: `patience` is no whole number from 0 on.
+        PluginError: from any method: the order raised, or answered what is no finite number.
+    """
+
+    def __init__(self, order: Order, name: str) -> None:
+        patience: object = order.patience
+        if not isinstance(patience, int) or patience < 0:
+            raise ConfigError(
+                f"the order {name} has a patience that is no number of overtakings",
+                got=repr(patience)[:80],
+                fix="a whole number, at least 0",
+            )
+        self.patience = patience
+        self._order = order
+        self._call = _Calls(f"order {name}")
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        found = self._call("key", self._order.key, sequence, now)
+        try:
+            if math.isfinite(found):
+                return float(found)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise PluginError(self._call.plugin, f"answers {found!r:.80} in key, which is no finite number")
+
+    def intercepted(self, sequence: Sequence) -> None:
+        self._call("intercepted", self._order.intercepted, sequence)
+
+    def finished(self, sequence: Sequence) -> None:
+        self._call("finished", self._order.finished, sequence)
 
 
 @final

@@ -1,22 +1,25 @@
 """The running, waiting and intercepted sequences, in order of service. Knows no pages and no budgets."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import final
 
 from jinfercept.sched.observer import Observer
+from jinfercept.sched.order import Order
+from jinfercept.sched.ranking import Rank, Ranking
 from jinfercept.sched.sequence import Sequence, State
 
 _PRIORITY = 1 << 40
 """Distance in `Sequence.order` between two priorities: more than all sequences that ever arrive."""
 
 _ORDER = attrgetter("order")
+_RANK = attrgetter("rank")
 
 
 @dataclass(slots=True)
 class TenantQueue:
-    """One tenant's sequences, by `Sequence.order`."""
+    """One tenant's sequences, sorted as in `Queues`."""
 
     running: list[Sequence] = field(default_factory=list)
     waiting: list[Sequence] = field(default_factory=list)
@@ -29,14 +32,16 @@ class Queues:
     Args:
         max_num_seqs: sequences that may run at once: the runner's slots.
         observer: called with every change of state.
+        order: of the waiting sequences; None: first come first served.
 
     Attributes:
-        running, waiting: by `Sequence.order`, oldest first.
+        running: by `Sequence.order`, oldest first.
+        waiting: likewise; or by `Sequence.rank`, if there is an `order`.
         intercepted: by id.
         by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
 
-    def __init__(self, max_num_seqs: int, observer: Observer | None = None) -> None:
+    def __init__(self, max_num_seqs: int, observer: Observer | None = None, order: Order | None = None) -> None:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
@@ -44,6 +49,8 @@ class Queues:
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self._observer = observer
+        self._ranking = Ranking(order) if order is not None else None
+        self._place = _RANK if order is not None else _ORDER
 
     @property
     def has_slot(self) -> bool:
@@ -65,6 +72,9 @@ class Queues:
     def run(self, sequence: Sequence) -> None:
         """The sequence runs, in a slot whose page table the runner does not have yet."""
         self.leave(sequence)
+        if self._ranking is not None:
+            for overdue in self._ranking.overtaken(sequence, self._tenant_queue(sequence).waiting):
+                self._rerank(overdue, self._ranking.first(overdue))
         insort(self.running, sequence, key=_ORDER)
         insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
         sequence.slot = self._slots.pop()
@@ -74,12 +84,17 @@ class Queues:
 
     def intercept(self, sequence: Sequence) -> None:
         """The sequence waits for its calls."""
+        if self._ranking is not None:
+            self._ranking.order.intercepted(sequence)
+            sequence.overtaken = 0
         self.leave(sequence)
         self.intercepted[sequence.id] = sequence
         self._enter(sequence, State.INTERCEPTED)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence is finished."""
+        if self._ranking is not None:
+            self._ranking.order.finished(sequence)
         self.leave(sequence)
         self._enter(sequence, State.FINISHED)
 
@@ -99,9 +114,25 @@ class Queues:
         if queue is not None and not queue.running and not queue.waiting:
             del self.by_tenant[sequence.tenant]
 
+    def rank(self, now: float) -> None:
+        """Rank the sequences that wait since the last plan, and a few others anew. For every plan, first."""
+        if self._ranking is not None:
+            for sequence in self._ranking.due(self.waiting):
+                self._rerank(sequence, self._ranking.rank(sequence, now))
+
+    def _rerank(self, sequence: Sequence, rank: Rank) -> None:
+        queues = (self.waiting, self._tenant_queue(sequence).waiting)
+        for queue in queues:
+            del queue[bisect_left(queue, sequence.rank, key=_RANK)]
+        sequence.rank = rank
+        for queue in queues:
+            insort(queue, sequence, key=_RANK)
+
     def _queue(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=_ORDER)
-        insort(self._tenant_queue(sequence).waiting, sequence, key=_ORDER)
+        if self._ranking is not None:
+            sequence.rank = self._ranking.begin(sequence)
+        insort(self.waiting, sequence, key=self._place)
+        insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)
 
     def _tenant_queue(self, sequence: Sequence) -> TenantQueue:

@@ -1,9 +1,9 @@
 """Makes one `StepPlan` after another: which sequences run, which wait, which pages move. Runs nothing, knows no text.
 
 A plan is built in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
-lacks; then the waiting ones, first come first served, into what is left of the bucket; then the policy's moves for paused
-contexts, into what is left of the link. `Eviction` frees the device slots that this takes. While sequences of several tenants
-compete, `FairShare` gives the order of service and says which sequences give way.
+lacks; then the waiting ones, first come first served or by an `Order`, into what is left of the bucket; then the policy's
+moves for paused contexts, into what is left of the link. `Eviction` frees the device slots that this takes. While sequences of
+several tenants compete, `FairShare` gives the order of service and says which sequences give way.
 """
 
 from jinfercept.kv.context import ContextResidency
@@ -14,6 +14,7 @@ from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.observer import Observer
+from jinfercept.sched.order import Order
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.plan_builder import Counters, PlanBuilder, PlannedStep
 from jinfercept.sched.policy import Policy
@@ -41,6 +42,7 @@ class Scheduler:
         whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
         observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
+        order: of waiting sequences; None: first come first served, by original arrival.
     """
 
     def __init__(
@@ -57,23 +59,21 @@ class Scheduler:
         whole_prompts: bool = False,
         observer: Observer | None = None,
         preemption: Preemption = "policy",
+        order: Order | None = None,
     ) -> None:
         self.kv = kv
         self.counters = Counters()
         self.max_model_len = max_model_len
-        self._queues = queues = Queues(max_num_seqs, observer)
+        self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._fair = FairShare(self._queues)
         self._transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, has_host=kv.store.num_host_pages > 0)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
         self._admission = Admission(kv, queues, policy)
-        self._policy = policy
-        self._estimator = estimator
+        self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
-        self._largest = buckets[-1]
-        self._chunk_tokens = chunk_tokens
-        self._whole_prompts = whole_prompts
+        self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -203,6 +203,7 @@ class Scheduler:
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.store.begin()
+        self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
         builder = PlanBuilder(now, hidden, self._largest, context_tokens, tenants_compete=self._fair.charge(now))
@@ -369,9 +370,8 @@ class Scheduler:
 
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
+        may_move = self._transfers.may_move
         for page in list(self.kv.host_only(sequence.context)):
-            if not self._transfers.may_move(builder) or not self._eviction.free_slot(builder, sequence):
-                return
-            if not self._transfers.may_move(builder):
+            if not (may_move(builder) and self._eviction.free_slot(builder, sequence) and may_move(builder)):
                 return
             self._transfers.fetch(builder, sequence, page)

@@ -76,11 +76,13 @@ class Sequence:
         "num_cached",
         "options",
         "order",
+        "overtaken",
         "paused_s",
         "pending",
         "planned",
         "preemptions",
         "priority",
+        "rank",
         "recomputed",
         "remembered",
         "residency",
@@ -137,7 +139,9 @@ class Sequence:
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
         self.tenant = tenant
-        self.order = 0  # place in the queues; smaller is served first
+        self.order = 0  # place in the queues by arrival; smaller is served first
+        self.rank: tuple[int, float, int] = (0, 0.0, 0)  # place in the waiting queue under an `Order`: a `ranking.Rank`
+        self.overtaken = 0  # by later sequences that started, since it was last intercepted
         self.state = State.WAITING
         self.slot: int | None = None
         self.table: list[int] = []  # the runner's page table under `slot`: device slots

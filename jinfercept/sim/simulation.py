@@ -14,6 +14,7 @@ from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, OracleEstimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
+from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.preemption import Preemption
@@ -61,6 +62,7 @@ class Simulation:
         chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
         prefix_caching: keep full pages of finished requests until their slots are wanted.
         preemption: see `Scheduler`.
+        order: of waiting requests; any choice of an order but an object.
         depth: 0, or 1 to plan a step before the last one's tokens are read.
         overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
             waited for, as it was published.
@@ -83,6 +85,7 @@ class Simulation:
     chunk_tokens: int | None = None
     prefix_caching: bool = False
     preemption: Preemption = "policy"
+    order: OrderChoice = "fcfs"
     depth: int = 0
     overlaps: bool = False
     host_s: float = 0.0
@@ -91,6 +94,7 @@ class Simulation:
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
         self._estimator()
+        check_order_choice(self.order)
         held = self.kv_tokens // self.page_size * self.page_size
         if held < self.max_model_len and self.policy != "bound":
             raise ConfigError(
@@ -113,6 +117,11 @@ class Simulation:
     def estimator_name(self) -> str:
         """The estimator's name in reports."""
         return label(self.estimator)
+
+    @property
+    def order_name(self) -> str:
+        """The order's name in reports."""
+        return label(self.order)
 
     @property
     def _scheduled_policy(self) -> PolicyChoice:
@@ -195,7 +204,7 @@ class Simulation:
         if not buckets:
             buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
         limits = self._limits(buckets)
-        build = plan_scheduler(self.profile, estimator, self._scheduled_policy, limits, self.page_size)
+        build = plan_scheduler(self.profile, estimator, self._scheduled_policy, limits, self.page_size, self.order)
         synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None
         if records:

@@ -59,6 +59,7 @@ class SweepRun:
             "workload": load.workload,
             "policy": simulation.policy_name,
             "estimator": simulation.estimator_name,
+            "order": simulation.order_name,
             "rate": load.rate,
             "seed": load.seed,
             "duration_s": simulation.duration_s,
@@ -68,12 +69,14 @@ class SweepRun:
     def __str__(self) -> str:
         simulation, load = self.simulation, self.load
         rate = rate_text(load.rate)
-        return f"{simulation.policy_name} {simulation.estimator_name} {load.workload} {rate}/s seed {load.seed}"
+        order = "" if simulation.order == "fcfs" else f" {simulation.order_name}"
+        return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {rate}/s seed {load.seed}"
 
     @property
     def file_name(self) -> str:
         """The part of its files' names that distinguishes the run in a sweep."""
-        return f"{self.simulation.policy_name}-{rate_text(self.load.rate)}-{self.load.seed}"
+        order = "" if self.simulation.order == "fcfs" else f"-{self.simulation.order_name}"
+        return f"{self.simulation.policy_name}{order}-{rate_text(self.load.rate)}-{self.load.seed}"
 
     def play(self, progress: Callable[[float], None]) -> Report:
         """Simulate; an exception becomes the report's `error`.

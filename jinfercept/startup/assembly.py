@@ -23,6 +23,7 @@ from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.observer import Observer, Observers
+from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.memory import MemoryPlan
@@ -63,10 +64,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class OwnParts:
-    """A policy and an estimator that are classes or objects; None where those count that the options name."""
+    """A policy, an estimator and an order that are classes or objects; None where those count that the options name."""
 
     policy: PolicyChoice | None = None
     estimator: EstimatorChoice | None = None
+    order: OrderChoice | None = None
 
     @classmethod
     def take(cls, flags: dict[str, Any], **choices: object) -> Self:
@@ -75,19 +77,21 @@ class OwnParts:
         own: dict[str, Any] = {name: choice for name, choice in choices.items() if name not in flags}
         return cls(**own)
 
-    def filled(self, config: EngineConfig) -> tuple[PolicyChoice, EstimatorChoice]:
-        """The policy and the estimator, of the options where there is none."""
+    def filled(self, config: EngineConfig) -> tuple[PolicyChoice, EstimatorChoice, OrderChoice]:
+        """The policy, the estimator and the order, of the options where there is none."""
         options = config.scheduling
         return (
             options.policy if self.policy is None else self.policy,
             options.estimator if self.estimator is None else self.estimator,
+            options.order if self.order is None else self.order,
         )
 
     def check(self, config: EngineConfig) -> None:
-        """Raise `ConfigError` if the policy or the estimator cannot be made. Classes are tried."""
-        policy, estimator = self.filled(config)
+        """Raise `ConfigError` if the policy, the estimator or the order cannot be made. Classes are tried."""
+        policy, estimator, order = self.filled(config)
         check_choice(policy)
         make_estimator(estimator)
+        check_order_choice(order)
 
 
 class Assembled(NamedTuple):
@@ -107,9 +111,9 @@ def assemble(
 ) -> Assembled:
     """An engine with parts of the user's own, or with those that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
-    policy, chosen = own.filled(config)
+    policy, chosen, order = own.filled(config)
     limits = _limits(config, shape)
-    build = plan_scheduler(machine.profile, make_estimator(chosen), policy, limits, page_size)
+    build = plan_scheduler(machine.profile, make_estimator(chosen), policy, limits, page_size, order)
     kv = KVManager(
         shape.num_pages,
         memory_plan.host_tokens // page_size,

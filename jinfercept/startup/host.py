@@ -15,6 +15,7 @@ from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params
 from jinfercept.request import Request
 from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
@@ -106,11 +107,12 @@ class EngineHost:
         policy: PolicyChoice | None,
         record: Recorder | None,
         estimator: EstimatorChoice | None,
+        order: OrderChoice | None,
         flags: Mapping[str, Any],
     ) -> None:
         """As `LLM.restart`."""
         self.check_idle("start over")
-        setup = self.setup.changed(policy, estimator, **flags)
+        setup = self.setup.changed(policy, estimator, order, **flags)
         parts = setup.assemble(record)
         self.setup = setup
         self._end()

@@ -26,6 +26,7 @@ from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner, RunnerShape
 from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
@@ -47,7 +48,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("jinfercept")
 
-CHANGEABLE = frozenset({"policy", "estimator", *RestartOptions.__annotations__})
+CHANGEABLE = frozenset({"policy", "estimator", "order", *RestartOptions.__annotations__})
 """Options that no executable depends on."""
 
 
@@ -85,7 +86,7 @@ class EngineSetup:
         machine: its runner, sizes, tokenizer and costs.
         flags: the options as they were given, by name.
         config: the same, with defaults, in sections.
-        own: a policy and an estimator instead of those that the options name.
+        own: a policy, an estimator and an order instead of those that the options name.
         memory_plan: sizes of the pools.
         times: seconds that the start took.
         sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
@@ -101,14 +102,18 @@ class EngineSetup:
     sampling_defaults: Mapping[str, Any]
 
     def changed(
-        self, policy: PolicyChoice | None = None, estimator: EstimatorChoice | None = None, **flags: Any
+        self,
+        policy: PolicyChoice | None = None,
+        estimator: EstimatorChoice | None = None,
+        order: OrderChoice | None = None,
+        **flags: Any,
     ) -> Self:
-        """The same with other options, of those that are `CHANGEABLE`; policy and estimator by name where they are None.
+        """The same with other options, of those that are `CHANGEABLE`; policy, estimator and order by name where they are None.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, unknown or out of range.
         """
-        own = OwnParts.take(flags, policy=policy, estimator=estimator)
+        own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
         merged = {**self.flags, **flags}
         config = EngineConfig.from_options(merged)
         fixed = sorted(set(flags) - CHANGEABLE)
@@ -137,6 +142,7 @@ def set_up(
     tokenizer: Tokenizer | None = None,
     policy: PolicyChoice | None = None,
     estimator: EstimatorChoice | None = None,
+    order: OrderChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
     progress: Progress = silent,
@@ -146,7 +152,7 @@ def set_up(
 
     Args, and what is raised: as `LLM`.
     """
-    own = OwnParts.take(flags, policy=policy, estimator=estimator)
+    own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):

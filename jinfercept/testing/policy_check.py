@@ -133,7 +133,7 @@ def _check(name: str, title: str, scenario: Scenario) -> tuple[int, int]:
     run, problem, cause = None, "", None
     try:
         run = ScenarioRun(scenario, wrap=wrap, watch=lambda run: _raise(run.failures)).run(MAX_STEPS)
-        problem = next(_problems(run, scenario), "")
+        problem = next(problems(run, scenario), "")
     except (PolicyCheckError, PluginError) as error:
         problem, cause = str(error), error
     except Exception as error:  # that a policy brought about
@@ -151,7 +151,8 @@ def _raise(failures: list[BaseException]) -> None:
         raise failures[0]
 
 
-def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
+def problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
+    """What is wrong with the requests of a scenario that has ended."""
     aborted = {number for _, number in scenario.aborts}
     for number, (_, script) in enumerate(scenario.arrivals):
         output = run.outputs.get(number)

@@ -12,6 +12,9 @@ from jinfercept.meter.prices import Prices
 from jinfercept.request import FollowUp, Request, RequestOutput, SamplingParams
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyChoice
@@ -51,6 +54,7 @@ class Scenario:
         one_prompt: all prompts are alike as far as the shorter one goes, so that contexts share pages.
         aborts: seconds and numbers of requests that are aborted then.
         follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
+        order: of waiting requests; any choice of one.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -67,6 +71,7 @@ class Scenario:
     one_prompt: bool = False
     aborts: tuple[tuple[float, int], ...] = ()
     follow_ups: bool = False
+    order: OrderChoice = "fcfs"
 
     @property
     def profile(self) -> Profile:
@@ -149,6 +154,8 @@ class ScenarioRun:
         planned: called when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.
         wrap: puts another policy around the scenario's.
+        observer: of the scheduler.
+        wrap_order: puts another order around the scenario's, if it has one.
 
     Attributes:
         outputs: by the request's number; of those that were aborted too.
@@ -163,6 +170,8 @@ class ScenarioRun:
         planned: Callable[["ScenarioRun", StepPlan], None] = lambda run, plan: None,
         fake: bool = True,
         wrap: Callable[[Policy], Policy] = lambda policy: policy,
+        wrap_order: Callable[[Order], Order] = lambda order: order,
+        observer: Observer | None = None,
     ) -> None:
         self.scenario = scenario
         self.outputs: dict[int, RequestOutput] = {}
@@ -171,10 +180,11 @@ class ScenarioRun:
         self.clock = VirtualClock()
         self._watch = watch
         estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
-        build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE)
-        build = replace(build, policy=wrap(build.policy))
+        build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
+        order = wrap_order(build.order) if build.order is not None else None
+        build = replace(build, policy=wrap(build.policy), order=order)
         self.synchronous = build.policy.synchronous
-        self.scheduler = build.build(KVManager(scenario.num_pages, scenario.num_host_pages, SIZE))
+        self.scheduler = build.build(KVManager(scenario.num_pages, scenario.num_host_pages, SIZE), observer)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._endpoints = ScriptedEndpoints(self.clock, scenario.tokens)
         checked = CheckedRunner(FakeRunner(SIZE, scenario.buckets), priced, lambda plan: planned(self, plan))

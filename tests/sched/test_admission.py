@@ -43,7 +43,7 @@ def test_a_context_is_held_no_longer_than_its_swaps_allow_and_never_from_an_empt
     bench = SchedulerBench(policy, num_pages=10)
     runs = bench.prefilled("runs", 4, max_tokens=36)
     context = paused(bench, 16)
-    assert [policy.held_pages(most, context.paused_s) for most in (2, 100)] == [2, 5]
+    assert [policy.held_pages(most, context.paused_s) for most in (2, 100)] == [2, 4]
     new = bench.add("new", 12, max_tokens=2)
     waited = 0
     while new.state is State.WAITING:

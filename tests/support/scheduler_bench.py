@@ -6,6 +6,7 @@ from typing import final
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Action, Budget, Move, Policy
@@ -33,6 +34,7 @@ class SchedulerBench:
         per_query_s: float = 0.0,
         depth: int = 0,
         preemption: Preemption = "policy",
+        order: Order | None = None,
     ) -> None:
         self.kv = KVManager(num_pages, num_host_pages, SIZE)
         self.scheduler = Scheduler(
@@ -45,6 +47,7 @@ class SchedulerBench:
             max_model_len=num_pages * SIZE,
             chunk_tokens=chunk_tokens,
             preemption=preemption,
+            order=order,
         )
         self.runner = FakeRunner(SIZE, buckets)
         self.depth = depth

@@ -1,0 +1,42 @@
+"""The `Order` protocol: which waiting sequence starts next.
+
+Waiting sequences are new, or their calls have returned, or they were preempted. First come first served, by original arrival,
+is the default and needs no order. Under an `Order` they start by ascending keys, with two exceptions that the scheduler makes
+itself: a smaller `priority` goes before every key, and a sequence that was overtaken `patience` times goes before every key of
+its priority. While tenants compete, the order applies within each tenant. Running sequences are never preempted by an order.
+"""
+
+from abc import abstractmethod
+from typing import Protocol
+
+from jinfercept.sched.sequence import Sequence
+
+
+class Order(Protocol):
+    """Ranks waiting sequences. A class of your own inherits from it, or has all of its members.
+
+    It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a sequence has a
+    key before it starts. It reads sequences and writes to none, and blocks on nothing. A key is asked for once when a sequence
+    begins to wait, and then again for `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
+    whether ten or ten thousand wait: it may depend on time, but slowly.
+
+    Attributes:
+        patience: overtakings after which a waiting sequence goes first, at least 0. A sequence is overtaken when one of its
+            tenant starts that first come first served would start later. It is overtaken at most so often between two
+            interceptions. Constant.
+    """
+
+    patience: int = 1024
+
+    @abstractmethod
+    def key(self, sequence: Sequence, now: float) -> float:
+        """A finite number: of the sequences of one priority, the one with the least starts next; equal ones by arrival."""
+        ...
+
+    def intercepted(self, sequence: Sequence) -> None:
+        """A sequence waits for its `calls` from now on; its state is that before. Ignored unless overridden."""
+        return
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence ends, in whatever state it is; its state is that before. Ignored unless overridden."""
+        return

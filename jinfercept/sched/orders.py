@@ -1,0 +1,37 @@
+"""The orders of waiting requests by name, and how one is made from what a user chose."""
+
+from collections.abc import Callable, Mapping
+
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.memory_time import MemoryTime
+from jinfercept.sched.order import Order
+from jinfercept.sched.plugins import build_plugin, check_name, is_place, label
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.profile import PROFILES
+
+type OrderChoice = str | Order | type[Order] | Callable[[PolicyInputs], Order] | Callable[[], Order]
+"""A name of `ORDERS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every engine,
+with the `PolicyInputs` if it requires an argument; or an order, for one engine."""
+
+ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {"fcfs": lambda known: None, "memory_time": MemoryTime}
+"""The orders by the name that selects them. First come first served, by original arrival, is None: the queues keep it."""
+
+
+def make_order(choice: OrderChoice, known: PolicyInputs) -> Order | None:
+    """Make an order; one that is not built in is guarded. None: first come first served.
+
+    Raises:
+        ConfigError: no order has the name, its `patience` is no number of overtakings, or as `build_plugin`.
+    """
+    if isinstance(choice, str) and not is_place(choice):
+        check_name("order", choice, ORDERS)
+        return ORDERS[choice](known)
+    made = build_plugin("order", choice, Order, known)
+    return made if type(made) is MemoryTime else GuardedOrder(made, choice if isinstance(choice, str) else label(made))
+
+
+def check_order_choice(choice: OrderChoice) -> None:
+    """Raise `ConfigError` unless an order can be made of a choice. A class is tried on published prices."""
+    profile = PROFILES["paper-gptj-6b-a100"]
+    make_order(choice, PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()))

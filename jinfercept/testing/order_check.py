@@ -1,0 +1,159 @@
+"""Runs an order of waiting requests through the scenarios of `check_policy`, and counts who overtakes whom."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple, final
+
+from jinfercept.errors import ConfigError, PluginError, describe_failure
+from jinfercept.sched.conformance import has_members
+from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import OrderChoice, check_order_choice
+from jinfercept.sched.plugins import label
+from jinfercept.sched.sequence import Sequence
+from jinfercept.testing.policy_check import MAX_STEPS, problems, scenarios
+from jinfercept.testing.scenarios import Scenario, ScenarioRun
+
+
+class OrderCheckError(AssertionError):
+    """An order breaks a rule of `Order`."""
+
+
+class OrderReport(NamedTuple):
+    """What a check has run.
+
+    Attributes:
+        order: its name.
+        num_scenarios: all of them passed.
+        num_keys: keys that the scheduler asked for.
+        num_overtaken: starts of requests before an earlier one of their tenant.
+    """
+
+    order: str
+    num_scenarios: int
+    num_keys: int
+    num_overtaken: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.order}: {self.num_scenarios} scenarios, {self.num_keys:,} keys; {self.num_overtaken:,} times a request "
+            f"started before an earlier one, and every request was served, with the tokens that it has when it is alone"
+        )
+
+
+def check_order(order: OrderChoice) -> OrderReport:
+    """Check that an order keeps the rules of `Order`: finite keys, nothing written, every request served.
+
+    The scenarios are those of `check_policy`, at both pipeline depths, under `copy_ahead`. Takes a second or two.
+
+    Args:
+        order: as for `LLM`, but no object, since every scenario needs a new one.
+
+    Returns:
+        Counts, and a line of text when printed.
+
+    Raises:
+        OrderCheckError: what the order broke, and in which scenario. It is an `AssertionError`.
+        ConfigError: there is no such order, or it cannot be made.
+    """
+    if not isinstance(order, str | type) and has_members(order, Order):
+        raise ConfigError(
+            "a check needs a new order for each scenario", got=f"an object, {order!r:.80}", fix="its class"
+        )
+    check_order_choice(order)
+    name, num_keys, num_overtaken, num_scenarios = label(order), 0, 0, 0
+    for title, scenario in scenarios():
+        for depth in (0, 1):
+            one = replace(scenario, order=order, depth=depth)
+            watched = _check(name, f"{title}, pipeline depth {depth}", one)
+            num_scenarios += 1
+            if watched is not None:
+                num_keys, num_overtaken = num_keys + watched.num_keys, num_overtaken + watched.num_overtaken
+    return OrderReport(name, num_scenarios, num_keys, num_overtaken)
+
+
+@final
+class WatchedOrder(Order):
+    """Passes everything on, and raises `OrderCheckError` where the order writes to a sequence.
+
+    Args:
+        order: the one to watch.
+        name: of it, for errors.
+
+    Attributes:
+        problem: the first rule that was broken.
+        num_keys: keys that were asked for.
+        num_overtaken: see `OrderReport`.
+    """
+
+    def __init__(self, order: Order, name: str) -> None:
+        self.patience = order.patience
+        self.problem: OrderCheckError | None = None
+        self.num_keys = self.num_overtaken = 0
+        self._order, self._name = order, name
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        self.num_keys += 1
+        return self._unwritten("key", sequence, lambda: self._order.key(sequence, now))
+
+    def intercepted(self, sequence: Sequence) -> None:
+        self._unwritten("intercepted", sequence, lambda: self._order.intercepted(sequence))
+        self.num_overtaken += sequence.overtaken
+
+    def finished(self, sequence: Sequence) -> None:
+        self._unwritten("finished", sequence, lambda: self._order.finished(sequence))
+        self.num_overtaken += sequence.overtaken
+
+    def _unwritten[T](self, method: str, sequence: Sequence, call: Callable[[], T]) -> T:
+        before = _state_of(sequence)
+        answer = call()
+        changed = [what for what, value in _state_of(sequence).items() if value != before[what]]
+        if changed:
+            said = f"the order {self._name} writes to request {sequence.id} in `{method}`: its {', '.join(changed)}"
+            self.problem = self.problem or OrderCheckError(f"{said}; it may only read")
+            raise self.problem
+        return answer
+
+
+def _state_of(sequence: Sequence) -> dict[str, object]:
+    """What an order can see of a sequence."""
+    pages = [(id(page), page.device, page.host, page.refs) for page in sequence.context.pages]
+    counts = (sequence.pending, sequence.generated, sequence.max_tokens, sequence.overtaken, sequence.priority)
+    return {
+        "state": sequence.state,
+        "order": (sequence.order, sequence.rank),
+        "tokens": len(sequence.tokens),
+        "counts": counts,
+        "calls": (sequence.calls, sequence.awaited),
+        "pages": pages,
+    }
+
+
+def _check(name: str, title: str, scenario: Scenario) -> WatchedOrder | None:
+    """Run a scenario; raises `OrderCheckError` with its title. None: first come first served, which nothing watches."""
+    watched: list[WatchedOrder] = []
+
+    def wrap(order: Order) -> Order:
+        guarded = order if isinstance(order, GuardedOrder) else GuardedOrder(order, name)
+        watched.append(WatchedOrder(guarded, name))
+        return watched[0]
+
+    problem, cause = "", None
+    try:
+        run = ScenarioRun(scenario, wrap_order=wrap, watch=_raise).run(MAX_STEPS)
+        problem = next(problems(run, scenario), "")
+    except (OrderCheckError, PluginError) as error:
+        problem, cause = str(error), error
+    except Exception as error:  # that an order brought about
+        problem, cause = f"breaks the engine: {describe_failure(error)}", error
+    if watched and watched[0].problem is not None:  # what came after it follows from it
+        problem, cause = str(watched[0].problem), watched[0].problem
+    if problem:
+        says = problem.removeprefix(f"the order {name} ")
+        raise OrderCheckError(f"the order {name} {says} (scenario: {title})") from cause
+    return watched[0] if watched else None
+
+
+def _raise(run: ScenarioRun) -> None:
+    if run.failures:
+        raise run.failures[0]

@@ -1,0 +1,286 @@
+"""Orders of waiting requests: what starts next, how often a request is overtaken at most, and what is refused."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.cli.main import main
+from jinfercept.errors import ConfigError, PluginError
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.guards import GuardedOrder
+from jinfercept.sched.memory_time import MemoryTime, TurnForecast, TurnHistory
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import check_order_choice, make_order
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.policy import Move, preserve
+from jinfercept.sched.profile import load_profile
+from jinfercept.sched.ranking import REFRESHED
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.workload import Script, Segment
+from tests.support.scheduler_bench import SchedulerBench, names
+from tests.support.scheduler_scenarios import Scenario, ScenarioRun, hangs, scenarios
+
+PROFILE = load_profile("paper-gptj-6b-a100")
+KNOWN = PolicyInputs(PROFILE, PROFILE.saturation, 16, ElapsedEstimator())
+
+
+class ShortestFirst(Order):
+    """By tokens; its patience is short enough to be tried in a test."""
+
+    patience = 3
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        return sequence.length
+
+
+class Counting(Order):
+    """Ranks all alike, and counts the keys that a plan asks for."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[float] = Counter()
+
+    def key(self, sequence: Sequence, now: float) -> float:
+        self.asked[now] += 1
+        return 0.0
+
+
+class Overtakings:
+    """An observer that counts how often each waiting sequence is overtaken, and asserts the bound.
+
+    Args:
+        patience: of the order.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._waiting: dict[str, Sequence] = {}
+        self._counts: Counter[str] = Counter()
+        self.most = 0
+
+    def changed(self, sequence: Sequence) -> None:
+        self._waiting.pop(sequence.id, None)
+        if sequence.state is State.WAITING:
+            self._waiting[sequence.id] = sequence
+        elif sequence.state is State.RUNNING:
+            for name, other in self._waiting.items():
+                if other.tenant == sequence.tenant and other.order < sequence.order:
+                    self._counts[name] += 1
+                    self.most = max(self.most, self._counts[name])
+                    assert self._counts[name] <= self._patience, f"{other} was overtaken too often"
+        else:
+            self._counts.pop(sequence.id, None)
+
+    def moved(self, move: Move, copied_tokens: int, freed: bool) -> None: ...
+
+
+# -- what starts next --------------------------------------------------------------------------------------------------
+
+
+def test_the_least_key_starts_first_and_equal_keys_by_arrival() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
+    for name, length in (("a", 9), ("b", 4), ("c", 7), ("d", 4)):
+        bench.add(name, length, max_tokens=2)
+    bench.step()
+    assert names(bench.scheduler.running) == ["b"]
+    assert names(bench.scheduler.waiting) == ["d", "c", "a"]
+
+
+def test_a_smaller_priority_goes_before_every_key() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
+    for name, length, priority in (("short", 4, 1), ("long", 20, 0)):
+        sequence = Sequence(name, [1] * length, bench.kv.open(), max_tokens=2, priority=priority)
+        bench.scheduler.add(sequence)
+    bench.step()
+    assert names(bench.scheduler.running) == ["long"]
+
+
+def test_a_tenants_requests_are_ordered_among_each_other() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=2, order=ShortestFirst())
+    for name, length, tenant in (("a", 20, "x"), ("b", 4, "x"), ("c", 30, "y"), ("d", 25, "y")):
+        bench.add(name, length, tenant=tenant)
+    bench.step()
+    assert names(bench.scheduler.running) == ["b", "d"]
+
+
+def test_running_sequences_are_not_preempted_by_the_order() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
+    long = bench.prefilled("long", 20, max_tokens=6)
+    bench.add("short", 2)
+    bench.step()
+    assert long.state is State.RUNNING
+    assert long.preemptions == 0
+
+
+def test_a_plan_asks_for_few_keys_however_many_wait() -> None:
+    order = Counting()
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
+    for number in range(40):
+        bench.add(f"{number}", 4, max_tokens=50)
+    bench.steps(10)
+    first, *later = order.asked.values()
+    assert first <= 40 + REFRESHED
+    assert max(later) <= REFRESHED
+
+
+# -- starvation --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(scenarios(), st.sampled_from([0, 1, 2, 5]), st.sampled_from([ShortestFirst, MemoryTime]))
+def test_every_request_runs_after_a_bounded_number_of_overtakings(
+    scenario: Scenario, patience: int, kind: type[Order]
+) -> None:
+    def make(known: PolicyInputs) -> Order:
+        order = MemoryTime(known) if kind is MemoryTime else ShortestFirst()
+        order.patience = patience
+        return order
+
+    run = ScenarioRun(replace(scenario, order=make), observer=Overtakings(patience)).run()
+    assert not run.failures
+    for number, (_, script) in enumerate(scenario.arrivals):
+        assert number in run.outputs or hangs(script), f"request {number} never ends"
+
+
+def test_the_bound_is_reached_and_then_the_overtaken_goes_first() -> None:
+    shorts = tuple(Arrival(0.01 * number, Script("chat", 4, (Segment(3, None, 0),))) for number in range(30))
+    long = Arrival(0.005, Script("chat", 40, (Segment(3, None, 0),)))
+    counted = Overtakings(ShortestFirst.patience)
+    ScenarioRun(Scenario((long, *shorts), order=ShortestFirst), observer=counted).run()
+    assert counted.most == ShortestFirst.patience
+
+
+def test_without_patience_it_is_first_come_first_served() -> None:
+    class Impatient(ShortestFirst):
+        patience = 0
+
+    coming = tuple(
+        Arrival(0.01 * number, Script("chat", 36 - 4 * number, (Segment(5, None, 0),))) for number in range(8)
+    )
+    plans = [
+        [one.plan for one in ScenarioRun(Scenario(coming, order=order)).run().plans] for order in ("fcfs", Impatient)
+    ]
+    assert plans[0] == plans[1]
+
+
+# -- memory·time -------------------------------------------------------------------------------------------------------
+
+
+def test_a_history_forecasts_the_rest_of_a_turn() -> None:
+    history = TurnHistory()
+    assert history.rest(0) is None
+    history.add(4, "search")
+    history.add(8, None)
+    assert history.rest(0) == TurnForecast(6.0, 40.0, 1 / 3)
+    assert history.rest(6) == TurnForecast(2.0, 4.0, 0.0)
+    assert history.rest(8) is None
+
+
+def served(order: MemoryTime, bench: SchedulerBench, name: str, prompt: int, tokens: int, tool: str | None) -> None:
+    """Serve a turn: of so many tokens, up to a call or to the end."""
+    sequence = bench.add(name, prompt, max_tokens=1000 if tool else tokens)
+    while sequence.generated < tokens:
+        bench.step()
+    if tool:
+        bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool),))
+        bench.scheduler.finish(sequence, bench.now_s)
+
+
+def test_prompts_like_those_that_had_long_answers_go_last() -> None:
+    order = MemoryTime(KNOWN)
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
+    served(order, bench, "a", 6, 40, None)
+    served(order, bench, "b", 12, 2, None)
+    long, short = bench.add("c", 7), bench.add("d", 13)
+    assert order.key(long, 9.0) > order.key(short, 9.0)
+
+
+def test_a_request_that_will_call_holds_more_than_one_that_ends() -> None:
+    order = MemoryTime(KNOWN)
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
+    served(order, bench, "a", 6, 10, "search")
+    served(order, bench, "b", 12, 10, None)
+    again = bench.add("c", 6, max_tokens=15)
+    while again.generated < 10:
+        bench.step()
+    bench.scheduler.intercept(again, bench.now_s, (PendingCall("search"),))
+    bench.scheduler.resume(again, [1, 2], (CallDuration(1.0),))
+    bench.drain()
+    calling, ending = bench.add("d", 7), bench.add("e", 8)
+    assert order.key(calling, 99.0) > order.key(ending, 99.0)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+OWN = """
+from jinfercept.sched.order import Order
+
+
+class Longest(Order):
+    def key(self, sequence, now):
+        return -sequence.length
+
+
+class Nothing(Order): ...
+
+
+class Restless(Longest):
+    patience = -1
+
+
+class Broken(Longest):
+    def key(self, sequence, now):
+        return 1 / (now - now)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own_order.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("fifo", r"no such order; got fifo; fix: one of fcfs, memory_time; or your own, as path.py:Class"),
+        ("{own}:Nothing", r"an order has the methods of Order; got the class .*; fix: add key\(self, sequence, now\)"),
+        ("{own}:Restless", r"has a patience that is no number of overtakings; got -1; fix: a whole number, at least 0"),
+    ],
+)
+def test_an_order_that_cannot_be_made_is_refused_with_what_is_wrong(own: Path, place: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_order_choice(place.format(own=own))
+
+
+def test_built_in_orders_run_without_a_guard_and_first_come_first_served_is_none(own: Path) -> None:
+    assert make_order("fcfs", KNOWN) is None
+    assert type(make_order("memory_time", KNOWN)) is MemoryTime
+    assert type(make_order(f"{own}:Longest", KNOWN)) is GuardedOrder
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), None, "1"])
+def test_a_key_that_is_no_number_is_an_error_that_names_the_order(nonsense: Any) -> None:
+    class Wrong(Order):
+        def key(self, sequence: Sequence, now: float) -> float:
+            return nonsense
+
+    bench = SchedulerBench(preserve(), order=make_order(Wrong, KNOWN))
+    bench.add("a", 4)
+    with pytest.raises(PluginError, match=r"the order Wrong answers .* in key, which is no finite number"):
+        bench.step()
+
+
+def test_simulate_compares_orders(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    orders = f"fcfs,memory_time,{own}:Longest,{own}:Broken"
+    assert main(["simulate", "--order", orders, "--duration", "4", "--jobs", "1", "--policy", "lru"]) == 1
+    shown = capsys.readouterr().out
+    assert "ZeroDivisionError: float division by zero in key (own_order.py" in shown
+    assert [line.split("  ")[0].split()[1:3] for line in shown.splitlines()[2:3]] == [["lru,", "memory_time"]]
