@@ -8,11 +8,12 @@ from typing import Annotated
 from rich.console import Console
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, Switch
+from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.cli.simulated_loads import check_policies
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs
-from jinfercept.sim.tables import check_least
+from jinfercept.sim.tables import check_least, listed
 from jinfercept.studies.answer import StudyEffort
 from jinfercept.studies.questions import QUESTIONS
 
@@ -30,6 +31,8 @@ class StudyQuestions:
     """a few small cells of each question, in seconds"""
     seed: int = 0
     """of the requests"""
+    policy: Several = ()
+    """policies to compare too, by name or as path.py:Class; for the question `deciding`"""
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     out: Maybe[str] = None
@@ -47,8 +50,10 @@ class StudyQuestions:
                 fix = f"one of {', '.join(QUESTIONS)}"
                 raise ConfigError("no such question", got=name + nearest(name, tuple(QUESTIONS)), fix=fix)
         check_least("--jobs", self.jobs, 1)
+        policies = listed(self.policy)
+        check_policies(policies)
         folder = self._folder(asked)
-        effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True))
+        effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True), policies)
         for name in dict.fromkeys(asked):
             effort.console.print(f"{name}: {QUESTIONS[name].summary}")
             try:

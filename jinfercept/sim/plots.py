@@ -7,7 +7,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import Range
@@ -40,7 +40,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 class PlottedCurve(NamedTuple):
-    """A line through (rate, latency) points.
+    """A line through points, such as (rate, latency).
 
     Attributes:
         name: in the legend; None: none.
@@ -64,6 +64,8 @@ class CurvePanel(NamedTuple):
         threshold: a horizontal line; None: none.
         unit: on the vertical axis.
         span: least and largest value of that axis; None: as the curves need.
+        axis: the horizontal one.
+        ticks: texts of the horizontal axis at 0, 1, 2, …; empty: numbers.
     """
 
     title: str
@@ -71,6 +73,8 @@ class CurvePanel(NamedTuple):
     threshold: float | None = None
     unit: str = "mean normalized latency, ms/token\n(InferCept's definition)"
     span: tuple[float, float] | None = None
+    axis: str = "requests per second"
+    ticks: Sequence[str] = ()
 
 
 class Bars(NamedTuple):
@@ -90,7 +94,7 @@ class Bars(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """A panel of numbers in rows and columns, from 1 on a logarithmic scale of colours.
+    """A panel of numbers in rows and columns, on a logarithmic scale of colours from 1 on, or around 1.
 
     Attributes:
         title: over the panel.
@@ -99,6 +103,7 @@ class HeatMap(NamedTuple):
         values: by row and column; None: an empty cell.
         most: the number of the darkest colour.
         framed: numbers from the first to the second have a frame.
+        better: numbers may be below 1 too; green ones are better than 1, which is white. None: from 1 on, the more the greener.
     """
 
     title: str
@@ -108,6 +113,7 @@ class HeatMap(NamedTuple):
     values: Sequence[Sequence[float | None]]
     most: float
     framed: tuple[float, float]
+    better: Literal["more", "less"] | None = None
 
 
 Panel = CurvePanel | Bars | HeatMap
@@ -156,7 +162,9 @@ def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
             axes.fill_between(rates, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
     if panel.threshold is not None:
         axes.axhline(panel.threshold, color="black", linewidth=0.6, linestyle=":")
-    axes.set_xlabel("requests per second")
+    axes.set_xlabel(panel.axis)
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), list(panel.ticks))
     axes.set_ylabel(panel.unit)
     if drawn:
         _latency_axis(axes, panel.span or [latency.mean for curve in drawn for _, latency in curve.points])
@@ -215,14 +223,22 @@ def _draw_heat(axes: "Axes", panel: HeatMap) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
 
-    numbers = [[math.nan if value is None else max(1.0, value) for value in row] for row in panel.values]
-    norm = LogNorm(1.0, max(panel.most, 1.1))
-    axes.imshow(numbers, norm=norm, cmap="Greens", aspect="auto", origin="lower")
+    most = max(panel.most, 1.1)
+    least = 1.0 if panel.better is None else 1 / most
+    numbers = [[math.nan if value is None else max(least, value) for value in row] for row in panel.values]
+    norm = LogNorm(least, most)
+    colours = {None: "Greens", "more": "PRGn", "less": "PRGn_r"}[panel.better]
+    axes.imshow(numbers, norm=norm, cmap=colours, aspect="auto", origin="lower")
+
+    def dark(value: float) -> bool:
+        place = float(norm(value))
+        return place > 0.6 if panel.better is None else abs(place - 0.5) > 0.35
+
     for row, values in enumerate(panel.values):
         for column, value in enumerate(values):
             if value is None:
                 continue
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if norm(value) > 0.6 else "k")
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="w" if dark(value) else "k")
             if panel.framed[0] <= value <= panel.framed[1]:
                 place = (column - 0.46, row - 0.46)
                 axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#d62728", linewidth=2))

@@ -23,12 +23,14 @@ class StudyEffort(NamedTuple):
         jobs: processes at a time.
         seed: of the requests.
         console: where progress is shown.
+        policies: places or names of policies to serve beside those that a question names, where it compares policies.
     """
 
     quick: bool
     jobs: int
     seed: int
     console: Console
+    policies: Sequence[str] = ()
 
     def play(self, runs: Sequence[SweepRun]) -> list[Report]:
         """Simulate; returns the reports in the order of `runs`.

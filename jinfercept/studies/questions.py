@@ -26,4 +26,7 @@ class Question(NamedTuple):
 
 QUESTIONS: Mapping[str, Question] = {
     "waste": Question("waste_by_kind", "what a pause wastes in an engine that drops contexts, by kind of call"),
+    "deciding": Question(
+        "deciding", "where the choice of a policy matters, over machines, loads and clients that return"
+    ),
 }

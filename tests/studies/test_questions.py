@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jinfercept.cli.main import main
+from jinfercept.studies.answer import StudyEffort
+from jinfercept.studies.deciding import contenders
 from jinfercept.studies.questions import QUESTIONS
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -26,3 +31,11 @@ def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys:
 def test_wrong_options_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "questions", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_policy_of_the_users_own_is_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{EXAMPLES / 'own_policy.py'}:LastBackFirst"
+    names = [one.name for one in contenders(StudyEffort(True, 1, 0, Console(), (place, "swap")))]
+    assert names == ["copy_ahead", "lru_host", "copy_ahead, memory_time", "LastBackFirst", "swap"]
+    assert main(["study", "questions", "deciding", "--quick", "--policy", "nowhere.py:Mine"]) == 2
+    assert "no such file for a policy" in capsys.readouterr().err
