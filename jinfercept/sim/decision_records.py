@@ -97,7 +97,7 @@ class DecisionLog:
         # when to look at a pause again, a tie-break, and which of its ages that is
         self._due: list[tuple[float, int, int, PauseAccount]] = []
         self._num_due = 0
-        self._context: int | None = None  # of the running, counted at most once a plan
+        self._context: int | None = None  # of the running, until they change
         self._last_queries = 0
         self._write({"type": "run", "version": VERSION, **run, "quantiles": QUANTILES, "ages_s": AGES_S})
 
@@ -106,6 +106,7 @@ class DecisionLog:
     def changed(self, sequence: Sequence) -> None:
         """See `Observer`."""
         self._forecast_fresh()
+        self._context = None
         now, pause = self._now(), self._pauses.get(sequence.id)
         was_running = self._running.pop(sequence.id, None) is not None
         if sequence.state is State.RUNNING:
