@@ -22,7 +22,7 @@ from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.sim.distributions import Like
 from jinfercept.sim.plots import Bars, Panel, check_drawing, draw
 from jinfercept.sim.reports import check_outputs, group, latency_ms, write_all, write_json
-from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, Simulation
+from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.single_request import RULES, cost_over_optimum
 from jinfercept.sim.sweep import Report, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, show
@@ -94,7 +94,7 @@ class Estimators:
             for name, kinds in KINDS.items()
             for coming in [load(name, source(kinds, self.trace, self.like), self.rate, self.duration, self.seed)]
             for policy in policies
-            for estimator in SIMULATED_ESTIMATORS
+            for estimator in STUDIED_ESTIMATORS
         ]
 
     def _simulation(self, machine: Profile, policy: str, estimator: str) -> Simulation:

@@ -26,7 +26,7 @@ from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, name_files
 from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits
-from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, Simulation
+from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import INTERRUPTED, Report, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 
@@ -63,7 +63,7 @@ class Simulate:
     seed: Several = ()
     """of the arrivals (default: 0)"""
     estimator: Annotated[
-        str, conf.arg(help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}; or your own as path.py:Class")
+        str, conf.arg(help=f"of durations: {', '.join(STUDIED_ESTIMATORS)}; or your own as path.py:Class")
     ] = "elapsed"
     order: Annotated[
         Several,
@@ -206,7 +206,7 @@ class Simulate:
 def play_here(run: SweepRun, console: Console) -> Report:
     """The report of a run; what Ctrl-C ends is one that has failed, as in a sweep."""
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(run.simulation.policy_name, total=2 * run.simulation.duration_s)
+        task = progress.add_task(run.simulation.policy_name, total=run.simulation.most_s)
         try:
             return run.play(lambda now: progress.update(task, completed=now))
         except KeyboardInterrupt:

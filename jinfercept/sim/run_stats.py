@@ -18,7 +18,7 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.plan_builder import Counters, PlannedStep
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.reports import percentiles
-from jinfercept.sim.scripted import PlayedRun, returned_tokens
+from jinfercept.sim.scripted import PlayedRun, ever_returns, returned_tokens
 
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
@@ -84,7 +84,8 @@ class RunStats:
         self, played: PlayedRun, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
     ) -> Report:
         """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
-        get, which is less than its latency would have been.
+        get, which is less than its latency would have been. Left out are those of clients that never come back (`abandoned`),
+        which can neither finish nor be unfinished. `useful_tokens` are those generated for requests that finished.
 
         Args:
             played: the run.
@@ -93,6 +94,7 @@ class RunStats:
             kv_tokens: tokens of the device pool.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
+        abandoned = {request.id for _, request in requests if not ever_returns(request)}
         paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
         for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
@@ -104,6 +106,8 @@ class RunStats:
                 tokens = generated + returned_tokens(request)
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s
+            if output.request_id in abandoned:
+                continue
             latency.append(metrics.finished_s - arrival_s)
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
@@ -122,7 +126,9 @@ class RunStats:
             "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
             "goodput_per_s": num_good / played.seconds if played.seconds else 0.0,
             "limits": self._limits._asdict(),
-            "unfinished": len(requests) - len(played.outputs),
+            "unfinished": len(requests) - len(abandoned) - len(played.outputs),
+            "abandoned": len(abandoned),
+            "useful_tokens": sum(output.outputs[0].num_generated for output in played.outputs),
             "iterations": self.iterations,
             "recomputed_tokens": counters.recomputed,
             "copied_out_tokens": counters.copied_out,

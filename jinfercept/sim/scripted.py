@@ -5,6 +5,7 @@ One loop plays them, whether the engine computes or only prices its plans, under
 
 import heapq
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
@@ -62,13 +63,22 @@ def returned_tokens(request: Request) -> int:
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
 
 
+def ever_returns(request: Request) -> bool:
+    """Whether all calls of a scripted request return: a request with one that lasts for ever can never finish."""
+    if not isinstance(request.detector, ScriptedDetector):
+        return True
+    calls = (call for calls in request.detector.script.values() for call in calls)
+    return all(float(call.arguments.split()[0]) < math.inf for call in calls)
+
+
 def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Call]]]:
     generated = 0
     for segment in script.segments:
         generated += segment.decode
         if segment.call_s is not None:
             expected_s = segment.call_s if known_durations else None
-            yield generated, [Call(script.kind, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
+            name = segment.tool or script.kind
+            yield generated, [Call(name, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
 
 
 def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[Arrival]:
@@ -86,7 +96,7 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
 
     def segment(value: Segment) -> Segment:
         call_s = None if value.call_s is None else value.call_s * seconds
-        return Segment(count(value.decode), call_s, count(value.returned))
+        return Segment(count(value.decode), call_s, count(value.returned), value.tool)
 
     return [
         Arrival(at_s * seconds, Script(script.kind, count(script.prompt), tuple(map(segment, script.segments))))
@@ -104,10 +114,14 @@ class ScriptedEndpoints:
     Args:
         clock: the engine's.
         write: makes the returned tokens.
+
+    Attributes:
+        lost: requests that wait for a call that never returns.
     """
 
     def __init__(self, clock: Clock, write: Writer) -> None:
         self.next_arrival_s = float("inf")  # an idle engine sleeps no longer than this
+        self.lost: set[str] = set()
         self._clock, self._write = clock, write
         self._due: list[tuple[float, int, str, tuple[Call, ...]]] = []
         self._live: dict[str, int] = {}
@@ -118,6 +132,9 @@ class ScriptedEndpoints:
         self._count += 1
         self._live[request_id] = self._count
         seconds = max(float(call.arguments.split()[0]) for call in calls)
+        if seconds == math.inf:
+            self.lost.add(request_id)
+            return
         heapq.heappush(self._due, (self._clock.now() + seconds, self._count, request_id, calls))
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
@@ -149,6 +166,7 @@ class ScriptedEndpoints:
 
     def cancel(self, request_id: str) -> None:
         self._live.pop(request_id, None)
+        self.lost.discard(request_id)
         if any(started[2] == request_id for started in self._started):
             self._started = [started for started in self._started if started[2] != request_id]
             heapq.heapify(self._started)
@@ -186,7 +204,8 @@ def play(
     settle: Callable[[], None],
     host_s: float = 0.0,
 ) -> PlayedRun:
-    """Submit requests at their times and step the engine until all have finished; after `most_s` seconds, abort the others.
+    """Submit requests at their times and step the engine until all have finished or wait for calls that never return; then,
+    or after `most_s` seconds, abort the others.
 
     Args:
         endpoints: the engine's.
@@ -205,7 +224,7 @@ def play(
     coming = iter(requests)
     upcoming = next(coming, None)
     now, shown = started_s, began
-    while (upcoming is not None or engine.has_work) and now < started_s + most_s:
+    while (upcoming is not None or len(live) > len(endpoints.lost)) and now < started_s + most_s:
         while upcoming is not None and started_s + upcoming[0] <= now:
             engine.submit(upcoming[1])
             live.add(upcoming[1].id)

@@ -24,12 +24,14 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
-from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
 from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
-SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
+STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
+"""Those that `jinfercept bench estimators` compares."""
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded
 and fetched at no cost but the step of the scatter (`free_pause`), so that a policy that keeps pages can be a little faster."""
@@ -50,7 +52,8 @@ class Simulation:
         profile: the machine.
         policy: a name of `BOUNDS`, or any other choice of a policy but an object, since every run needs a new one.
         estimator: a name of `SIMULATED_ESTIMATORS`, or any other choice of an estimator but an object.
-        duration_s: seconds of arrivals; requests have as long again to finish.
+        duration_s: seconds of arrivals.
+        drain_s: seconds that requests have after them to finish; None: as long again.
         kv_tokens, host_tokens: tokens of the two pools.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
@@ -75,6 +78,7 @@ class Simulation:
     policy: PolicyChoice
     estimator: EstimatorChoice = "elapsed"
     duration_s: float = 1200.0
+    drain_s: float | None = None
     kv_tokens: int = 53_000
     host_tokens: int = 300_000
     page_size: int = 16
@@ -107,6 +111,11 @@ class Simulation:
     def chunks(self) -> bool:
         """Whether prefill is chunked. Raises `ConfigError` if it cannot be as asked."""
         return self._limits(self._executables or (self.max_model_len,)).chunks(self._scheduled_policy)
+
+    @property
+    def most_s(self) -> float:
+        """Seconds after which the run ends, whatever is unfinished."""
+        return self.duration_s + (self.duration_s if self.drain_s is None else self.drain_s)
 
     @property
     def policy_name(self) -> str:
@@ -178,9 +187,7 @@ class Simulation:
         )
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         with recording or nullcontext():
-            played = play(
-                engine, endpoints, clock, requests, 2 * self.duration_s, progress, accounts.settle, self.host_s
-            )
+            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s)
         report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
         return {
             "policy": self.policy_name,

@@ -214,7 +214,7 @@ class _Display:
 
     def started(self, index: int) -> None:
         run = self._runs[index]
-        total = round(2 * run.simulation.duration_s)
+        total = round(run.simulation.most_s)
         self._tasks[index] = self._progress.add_task(str(run), total=total, unit="simulated s")
 
     def moved(self, index: int, now: float) -> None:

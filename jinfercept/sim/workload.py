@@ -28,13 +28,15 @@ class Segment(NamedTuple):
 
     Attributes:
         decode: tokens that the model generates, at least 1.
-        call_s: seconds that the call after them takes; None: no call, the request ends.
+        call_s: seconds that the call after them takes; None: no call, the request ends; infinity: it never returns.
         returned: tokens that come back.
+        tool: name of the call's tool; None: the request's kind.
     """
 
     decode: int
     call_s: float | None
     returned: int
+    tool: str | None = None
 
 
 class Script(NamedTuple):

@@ -57,7 +57,7 @@ def test_an_adversary_who_sees_how_long_is_held_gets_no_more_than_the_worst_case
 
 
 def distorted(factor: float, inner: Estimator | None = None) -> ScaledEstimator:
-    estimator = ScaledEstimator(inner or OracleEstimator(), lambda key: factor)
+    estimator = ScaledEstimator(inner or OracleEstimator(), lambda call: factor)
     estimator.started(CALL, 0.0)
     return estimator
 

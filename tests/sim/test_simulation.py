@@ -1,5 +1,6 @@
 """Simulations: what is reported, what a plan costs, and what depth, buckets and the engine's own time change."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,23 @@ def test_what_is_unfinished_when_the_time_is_over_is_counted() -> None:
     report = simulation(duration_s=1.0).run([arrival(0.0), arrival(0.0, call_s=10.0)])
     assert report["unfinished"] == 1
     assert report["simulated_s"] >= 2.0
+
+
+@pytest.mark.parametrize("policy", ["discard", "preserve", "swap", "min_waste", "lru", "lru_host", "copy_ahead"])
+def test_a_run_ends_with_those_who_come_back(policy: str) -> None:
+    """Clients that never come back are in no latency, and what was generated for them is not useful."""
+    lost = [arrival(0.02 * number, calls=1, call_s=math.inf) for number in range(3)]
+    report = simulation(policy, kv_tokens=320).run([*lost, *ARRIVALS[:4]])
+    assert (report["requests"], report["abandoned"], report["unfinished"]) == (7, 3, 0)
+    assert report["useful_tokens"] == 4 * 15
+    assert report["simulated_s"] < 5.0
+    assert report["latency_s"]["mean"] < 5.0
+
+
+def test_requests_may_have_longer_to_finish_than_to_arrive() -> None:
+    late = [arrival(0.0, calls=1, call_s=10.0)]
+    assert simulation(duration_s=1.0).run(late)["unfinished"] == 1
+    assert simulation(duration_s=1.0, drain_s=20.0).run(late)["unfinished"] == 0
 
 
 def test_whole_prompts_need_a_step_that_holds_the_longest_sequence() -> None:
