@@ -25,8 +25,14 @@ class Question(NamedTuple):
 
 
 QUESTIONS: Mapping[str, Question] = {
+    "variety": Question(
+        "variety", "hundreds of tools, bursts, and clients that never come back: which policies bear them"
+    ),
+    "estimates": Question("estimates", "predicted and actual waste and durations, and what wrong durations cost"),
     "waste": Question("waste_by_kind", "what a pause wastes in an engine that drops contexts, by kind of call"),
     "deciding": Question(
         "deciding", "where the choice of a policy matters, over machines, loads and clients that return"
     ),
+    "swap_or_preserve": Question("swap_or_preserve", "swap against preserve, by kind of call and load: which wins"),
+    "chunk_sizes": Question("chunk_sizes", "in what chunks a dropped context is recomputed best, by its length"),
 }
