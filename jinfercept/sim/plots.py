@@ -66,6 +66,7 @@ class CurvePanel(NamedTuple):
         span: least and largest value of that axis; None: as the curves need.
         axis: the horizontal one.
         ticks: texts of the horizontal axis at 0, 1, 2, …; empty: numbers.
+        log_axis: it is logarithmic too, with a tick at every point.
     """
 
     title: str
@@ -75,6 +76,7 @@ class CurvePanel(NamedTuple):
     span: tuple[float, float] | None = None
     axis: str = "requests per second"
     ticks: Sequence[str] = ()
+    log_axis: bool = False
 
 
 class Bars(NamedTuple):
@@ -165,6 +167,11 @@ def _draw_curves(axes: "Axes", panel: CurvePanel) -> None:
     axes.set_xlabel(panel.axis)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), list(panel.ticks))
+    if panel.log_axis:
+        places = sorted({x for curve in drawn for x, _ in curve.points})
+        axes.set_xscale("log")
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
     axes.set_ylabel(panel.unit)
     if drawn:
         _latency_axis(axes, panel.span or [latency.mean for curve in drawn for _, latency in curve.points])

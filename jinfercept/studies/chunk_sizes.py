@@ -222,6 +222,6 @@ def _panels(name: str, of: Found) -> list[CurvePanel]:
         ]
     axis = "tokens of a chunk"
     return [
-        CurvePanel(f"delay, {name}", delays, unit="ms later than if kept (1: or less)", axis=axis),
-        CurvePanel("waste", wastes, unit="token·seconds", axis=axis),
+        CurvePanel(f"delay, {name}", delays, unit="ms later than if kept (1: or less)", axis=axis, log_axis=True),
+        CurvePanel("waste", wastes, unit="token·seconds", axis=axis, log_axis=True),
     ]

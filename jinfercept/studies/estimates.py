@@ -170,7 +170,7 @@ _KIND_PARTS = ("predicted_s", "error_s", "pinball_s")
 
 
 def _errors(effort: StudyEffort) -> Errors:
-    duration_s = 4.0 if effort.quick else 80.0
+    duration_s = 4.0 if effort.quick else 60.0
     names = (*FACTORS.values(), "oracle_wild", *ONE_TOOL, *WILD_TOOLS, *LEARNED)
     if effort.quick:
         names = ("oracle", "oracle_x10")
@@ -274,7 +274,7 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
             CurvePanel("calibration when a call begins", calibration, None, "% returned by then", (5, 100), "quantile"),
         ],
         [
-            CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "log10 of the factor"),
+            CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", True),
             Bars("one tool wrong, or each at random", unit, _turned(by_tool), beside=True),
         ],
     ]
@@ -286,12 +286,11 @@ def _calibration(found: Mapping[str, Any]) -> Sequence[tuple[float, Range]]:
 
 
 def _by_factor(errors: Errors) -> list[PlottedCurve]:
-    place: Mapping[float, float] = {0.1: -1.0, 0.3: -0.5, 1.0: 0.0, 3.0: 0.5, 10.0: 1.0}
     return [
         PlottedCurve(
             str(case),
             [
-                (place[factor], point(mean_ms(of[name]) / mean_ms(of["oracle"])))
+                (factor, point(mean_ms(of[name]) / mean_ms(of["oracle"])))
                 for factor, name in FACTORS.items()
                 if name in of
             ],

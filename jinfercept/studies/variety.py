@@ -52,7 +52,7 @@ ARRIVALS: Mapping[str, Times] = {
 EVERYBODY_RETURNS = Clients(calling=1.0, leaving=0.0)
 
 
-class Scenario(NamedTuple):
+class VarietyLoad(NamedTuple):
     """A load.
 
     Attributes:
@@ -104,13 +104,13 @@ CONTENDERS = (
     *(Contender(policy, estimator) for policy in ("min_waste", "copy_ahead") for estimator in ("elapsed", "history")),
 )
 
-BASE = Scenario()
-BURSTS = tuple(Scenario(name) for name in ARRIVALS)
-CALLING = tuple(Scenario(clients=Clients(share, 0.0)) for share in (0.0, 0.25, 0.5, 1.0))
-LEAVING = tuple(Scenario(clients=Clients(1.0, share)) for share in (0.0, 0.1, 0.5, 0.7, 0.9))
-FEW = Scenario(num_tools=FEW_TOOLS)
+BASE = VarietyLoad()
+BURSTS = tuple(VarietyLoad(name) for name in ARRIVALS)
+CALLING = tuple(VarietyLoad(clients=Clients(share, 0.0)) for share in (0.0, 0.25, 0.5, 1.0))
+LEAVING = tuple(VarietyLoad(clients=Clients(1.0, share)) for share in (0.0, 0.1, 0.5, 0.7, 0.9))
+FEW = VarietyLoad(num_tools=FEW_TOOLS)
 
-Found = Mapping[Scenario, Mapping[Contender, Report]]
+Found = Mapping[VarietyLoad, Mapping[Contender, Report]]
 
 
 def ask(effort: StudyEffort) -> StudyAnswer:
@@ -137,11 +137,11 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     )
 
 
-def _all() -> tuple[Scenario, ...]:
+def _all() -> tuple[VarietyLoad, ...]:
     return tuple(dict.fromkeys((BASE, *BURSTS, *CALLING, *LEAVING, FEW)))
 
 
-def _table(scenario: Scenario, of: Mapping[Contender, Report]) -> TextTable:
+def _table(scenario: VarietyLoad, of: Mapping[Contender, Report]) -> TextTable:
     one = next(iter(of.values()))
     title = f"{scenario}; {one['requests']:,} requests; ms per token; {limits_text(one)}."
     columns = ["policy", *LATENCY_COLUMNS, "first token, mean s", "p99 s", "useful tokens/s"]
@@ -197,7 +197,7 @@ def _against(found: Found, one: Contender, other: Contender) -> str:
     return f"{one} has {least:.2f} ({best}) to {most:.2f} ({worst}) times the mean latency of {other}."
 
 
-def _burst(found: Found, scenario: Scenario) -> str:
+def _burst(found: Found, scenario: VarietyLoad) -> str:
     texts = []
     for contender, report in found[scenario].items():
         calm = found[BASE][contender]

@@ -6,14 +6,14 @@ import pytest
 
 from jinfercept.sched.profile import load_profile
 from jinfercept.studies.kind_loads import KINDS, full_rate, kind_load
-from jinfercept.studies.variety import ARRIVALS, BURSTS, LEAVING, RATE, Scenario
+from jinfercept.studies.variety import ARRIVALS, BURSTS, LEAVING, RATE, VarietyLoad
 
 GPTJ = load_profile("paper-gptj-6b-a100")
 
 
 @pytest.mark.parametrize("scenario", BURSTS, ids=list(ARRIVALS))
-def test_bursts_bring_as_many_requests_and_the_same_ones(scenario: Scenario) -> None:
-    load, calm = scenario.load(30.0, 0), Scenario().load(30.0, 0)
+def test_bursts_bring_as_many_requests_and_the_same_ones(scenario: VarietyLoad) -> None:
+    load, calm = scenario.load(30.0, 0), VarietyLoad().load(30.0, 0)
     assert len(load.arrivals) == pytest.approx(30 * RATE, rel=0.021)
     both = min(len(load.arrivals), len(calm.arrivals))
     assert [one.script for one in load.arrivals[:both]] == [one.script for one in calm.arrivals[:both]]
