@@ -1,4 +1,8 @@
-"""Data sheets of GPUs, and the share of them that programs reach: the input of rooflines. Nothing here is measured by us."""
+"""Data sheets of accelerators, and the share of them that programs reach: the input of rooflines. We measured nothing here.
+
+GPUs: NVIDIA's data sheets of each, dense operations. TPUs: Google Cloud's pages "TPU v5e" and "TPU v6e"
+(docs.cloud.google.com/tpu/docs/v5e and v6e).
+"""
 
 from typing import NamedTuple
 
@@ -10,14 +14,14 @@ class Link(NamedTuple):
     both_ways_bytes_per_s: float
 
 
-class GPU(NamedTuple):
-    """One GPU.
+class Accelerator(NamedTuple):
+    """One GPU, or one chip of a TPU.
 
     Attributes:
-        bf16_flops: dense bfloat16 operations per second.
+        bf16_flops: dense bfloat16 operations per second; float16 on a T4, which has no bfloat16.
         memory_bytes_per_s, memory_bytes: bandwidth and size of its memory.
         link: to the host.
-        peer_bytes_per_s: one way to the other GPUs of its machine: NVLink, or PCIe where there is none.
+        peer_bytes_per_s: one way to the others of its machine: NVLink, a TPU's interconnect, or PCIe where there is none.
     """
 
     bf16_flops: float
@@ -27,16 +31,26 @@ class GPU(NamedTuple):
     peer_bytes_per_s: float
 
 
+PCIE_3 = Link(13e9, 20e9)  # scaled from generation 4
 PCIE_4 = Link(26e9, 40e9)  # both ways: scaled from generation 5
 PCIE_5 = Link(53e9, 83e9)
+PCIE_5_X8 = Link(26.5e9, 41.5e9)
 
-GPUS: dict[str, GPU] = {
-    "A100-40GB": GPU(312e12, 1.555e12, 40e9, PCIE_4, 300e9),
-    "A100-80GB": GPU(312e12, 2.039e12, 80e9, PCIE_4, 300e9),
-    "H100": GPU(989e12, 3.35e12, 80e9, PCIE_5, 450e9),
-    "H200": GPU(989e12, 4.8e12, 141e9, PCIE_5, 450e9),
-    "B200": GPU(2250e12, 8.0e12, 180e9, PCIE_5, 900e9),
-    "L40S": GPU(362e12, 0.864e12, 48e9, PCIE_4, 26e9),
+ACCELERATORS: dict[str, Accelerator] = {
+    "A100-40GB": Accelerator(312e12, 1.555e12, 40e9, PCIE_4, 300e9),
+    "A100-80GB": Accelerator(312e12, 2.039e12, 80e9, PCIE_4, 300e9),
+    "H100": Accelerator(989e12, 3.35e12, 80e9, PCIE_5, 450e9),
+    "H200": Accelerator(989e12, 4.8e12, 141e9, PCIE_5, 450e9),
+    "B200": Accelerator(2250e12, 8.0e12, 180e9, PCIE_5, 900e9),
+    "L40S": Accelerator(362e12, 0.864e12, 48e9, PCIE_4, 26e9),
+    "A40": Accelerator(149.7e12, 0.696e12, 48e9, PCIE_4, 56.25e9),
+    "T4": Accelerator(65e12, 0.320e12, 16e9, PCIE_3, 13e9),
+    "TPU-v5e": Accelerator(
+        197e12, 0.819e12, 16e9, PCIE_3, 200e9
+    ),  # its page says nothing of the host link: an assumption
+    "TPU-v6e": Accelerator(
+        918e12, 1.638e12, 32e9, PCIE_5_X8, 400e9
+    ),  # the page says PCIe 5; eight lanes are an assumption
 }
 """By name, in the form with the most bandwidth (SXM where there is one)."""
 
@@ -47,6 +61,6 @@ REACHED_BANDWIDTH = 0.9
 USABLE_MEMORY = 0.9
 """Share of the memory that weights and KV may fill."""
 REACHED_PEER_BANDWIDTH = 0.8
-"""Share of the bandwidth between GPUs that large collectives reach: an estimate."""
+"""Share of the bandwidth between accelerators that large collectives reach: an estimate."""
 COLLECTIVE_S = 10e-6
-"""Seconds of a collective between the GPUs of a machine however small its operand is: an estimate."""
+"""Seconds of a collective between the accelerators of a machine however small its operand is: an estimate."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ConfigError
 from jinfercept.sched.data_sheets import (
+    ACCELERATORS,
     COLLECTIVE_S,
-    GPUS,
     REACHED_BANDWIDTH,
     REACHED_FLOPS,
     REACHED_PEER_BANDWIDTH,
@@ -250,49 +250,50 @@ class ProfiledModel(NamedTuple):
     hidden_size: int
     bytes_per_number: int = 2
 
-    def kv_bytes_per_token(self, num_gpus: int = 1) -> int:
-        """Keys and values of one token over all layers and GPUs: each GPU has a KV head at least, if need be another's."""
-        num_heads = max(self.num_kv_heads, num_gpus)
+    def kv_bytes_per_token(self, num_devices: int = 1) -> int:
+        """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
+        num_heads = max(self.num_kv_heads, num_devices)
         return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
 
 
-def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1, *, attention: bool = False) -> Profile:
+def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, attention: bool = False) -> Profile:
     """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
-    reads the KV of its contexts. With several GPUs, each holds a share of weights and KV and has a host link of its own, and
-    every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
+    reads the KV of its contexts. With several accelerators, each holds a share of weights and KV and has a host link of its
+    own, and every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
 
     Args:
         model: the model's numbers.
-        gpu: a name in `GPUS`.
-        num_gpus: GPUs that share every layer.
+        accelerator: a name in `ACCELERATORS`.
+        num_devices: accelerators that share every layer.
         attention: count the operations of attention, four per pair of tokens, layer and number of the hidden size, without
             which recomputing a context is linear in its length.
 
     Raises:
-        ConfigError: an unknown GPU, or weights that do not fit.
+        ConfigError: an unknown accelerator, or weights that do not fit.
     """
-    if gpu not in GPUS:
-        raise ConfigError("no such GPU in the table", got=gpu, fix=f"one of {', '.join(GPUS)}")
-    sheet, token_bytes = GPUS[gpu], model.kv_bytes_per_token(num_gpus)
+    if accelerator not in ACCELERATORS:
+        fix = f"one of {', '.join(ACCELERATORS)}"
+        raise ConfigError("no such accelerator in the table", got=accelerator, fix=fix)
+    sheet, token_bytes = ACCELERATORS[accelerator], model.kv_bytes_per_token(num_devices)
     weight_bytes = model.params * model.bytes_per_number
-    kv_bytes = sheet.memory_bytes * USABLE_MEMORY * num_gpus - weight_bytes
+    kv_bytes = sheet.memory_bytes * USABLE_MEMORY * num_devices - weight_bytes
     if kv_bytes < token_bytes:
         raise ConfigError(
             f"the weights of {model.name} do not fit",
-            got=f"{weight_bytes / 1e9:.0f} GB on {num_gpus} × {gpu}",
-            fix="take more GPUs or larger ones",
+            got=f"{weight_bytes / 1e9:.0f} GB on {num_devices} × {accelerator}",
+            fix="take more accelerators or larger ones",
         )
-    bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_gpus
+    bandwidth = sheet.memory_bytes_per_s * REACHED_BANDWIDTH * num_devices
     read_s = weight_bytes / bandwidth
-    flops = sheet.bf16_flops * REACHED_FLOPS * num_gpus
+    flops = sheet.bf16_flops * REACHED_FLOPS * num_devices
     per_query_s = 2 * model.params / flops
-    collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_gpus > 1 else 0
-    exchanged_bytes = collectives * 2 * (num_gpus - 1) / num_gpus * model.hidden_size * model.bytes_per_number
-    one_way = sheet.link.one_way_bytes_per_s * num_gpus / token_bytes
+    collectives = COLLECTIVES_PER_LAYER * model.num_layers if num_devices > 1 else 0
+    exchanged_bytes = collectives * 2 * (num_devices - 1) / num_devices * model.hidden_size * model.bytes_per_number
+    one_way = sheet.link.one_way_bytes_per_s * num_devices / token_bytes
     return Profile(
-        name=f"roofline-{model.name}-{f'{num_gpus}x' if num_gpus > 1 else ''}{gpu.lower()}",
+        name=f"roofline-{model.name}-{f'{num_devices}x' if num_devices > 1 else ''}{accelerator.lower()}",
         source="roofline",
         fixed_s=collectives * COLLECTIVE_S,
         per_query_s=per_query_s,
@@ -303,9 +304,15 @@ def roofline(model: ProfiledModel, gpu: str, num_gpus: int = 1, *, attention: bo
         saturation=max(8, round(read_s / per_query_s / 8) * 8),
         link_out_tokens_per_s=one_way,
         link_in_tokens_per_s=one_way,
-        link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_gpus / token_bytes,
+        link_both_tokens_per_s=sheet.link.both_ways_bytes_per_s * num_devices / token_bytes,
         kv_bytes_per_token=token_bytes,
-        tables={"derived": {"gpu": gpu, "num_gpus": num_gpus, "kv_tokens": int(kv_bytes // token_bytes)}},
+        tables={
+            "derived": {
+                "accelerator": accelerator,
+                "num_devices": num_devices,
+                "kv_tokens": int(kv_bytes // token_bytes),
+            }
+        },
     )
 
 
@@ -338,7 +345,7 @@ LLAMA_13B = ProfiledModel("llama-13b", 13.016e9, num_layers=40, num_kv_heads=40,
 
 def _with_attention(paper: Profile, *, num_layers: int, hidden_size: int, num_gpus: int) -> Profile:
     """The authors' constants, and the cost of reading contexts that these lack, from the data sheet of their 40 GB A100."""
-    sheet = GPUS["A100-40GB"]
+    sheet = ACCELERATORS["A100-40GB"]
     return replace(
         paper,
         name=f"{paper.name}-attention",

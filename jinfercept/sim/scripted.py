@@ -7,6 +7,7 @@ import heapq
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from threading import Event
@@ -28,6 +29,9 @@ Writer = Callable[[int, int, int], tuple[int, ...]]
 SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
 
+_SHARED_TOKEN = 1 << 40
+"""Tokens that requests share are from here on; those that are a request's number are below."""
+
 Progress = Callable[[float, float], None]
 """Called with the seconds played so far, and the most that there can be."""
 
@@ -35,6 +39,17 @@ Progress = Callable[[float, float], None]
 def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
     """A request's number as its tokens, so that no two requests share a page; for engines that compute nothing."""
     return (number,) * count
+
+
+def sharing_tokens(kind: str, share: float) -> Writer:
+    """`plain_tokens`, but a share of every prompt, at its start, is tokens of its kind: instructions that requests share."""
+    common = _SHARED_TOKEN + zlib.crc32(kind.encode())
+
+    def write(number: int, place: int, count: int) -> tuple[int, ...]:
+        num_common = 0 if place else round(share * count)
+        return (common,) * num_common + (number,) * (count - num_common)
+
+    return write
 
 
 def random_tokens(vocab_size: int, seed: int) -> Writer:

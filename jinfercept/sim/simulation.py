@@ -25,7 +25,7 @@ from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
-from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play
+from jinfercept.sim.scripted import Progress, ScriptedEndpoints, make_request, plain_tokens, play, sharing_tokens
 from jinfercept.sim.scripted_calls import make_call_request, open_scripted_text
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
@@ -49,7 +49,7 @@ class Simulation:
     """The machine, the policy and the limits of a simulated run.
 
     Attributes:
-        profile: the machine.
+        profile: the machine, which prices every step.
         policy: a name of `BOUNDS`, or any other choice of a policy but an object, since every run needs a new one.
         estimator: a name of `SIMULATED_ESTIMATORS`, or any other choice of an estimator but an object.
         duration_s: seconds of arrivals.
@@ -72,6 +72,10 @@ class Simulation:
         host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
             shorter has returned by the next plan.
         limits: what a request must stay within to count as goodput.
+        believed: the profile that the scheduler plans with: S, the link budget and the estimates of its policy; None: the
+            true one. Executables that `profile` was measured with stay what they are.
+        shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
+            as both are long enough; with `prefix_caching` also after the other request has finished.
     """
 
     profile: Profile
@@ -94,6 +98,8 @@ class Simulation:
     overlaps: bool = False
     host_s: float = 0.0
     limits: LatencyLimits = LIMITS
+    believed: Profile | None = None
+    shared_prefix: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -106,6 +112,8 @@ class Simulation:
                 got=f"kv_tokens={self.kv_tokens}, which is {held} in whole pages of {self.page_size}",
                 fix=f"at least {self.max_model_len}",
             )
+        if not 0.0 <= self.shared_prefix <= 1.0:
+            raise ConfigError("shared_prefix is no share", got=self.shared_prefix, fix="from 0 to 1")
         self.chunks()
 
     def chunks(self) -> bool:
@@ -199,7 +207,8 @@ class Simulation:
     def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
         known_durations = reads_durations(self.estimator)
         if isinstance(arrival, Arrival):
-            return make_request(number, arrival.script, plain_tokens, known_durations)
+            write = sharing_tokens(arrival.script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
+            return make_request(number, arrival.script, write, known_durations)
         if known_durations:
             fix = f"one of {', '.join(ESTIMATORS)}"
             raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)
@@ -207,11 +216,12 @@ class Simulation:
 
     def _scheduler(self, kv: KVManager, clock: VirtualClock, records: RecordFiles) -> "_Scheduled":
         """The scheduler as an `LLM` builds it, observed if there are records to write."""
-        estimator, buckets, largest = self._estimator(), self._executables, self.profile.saturation
+        estimator, buckets, planned_with = self._estimator(), self._executables, self.believed or self.profile
         if not buckets:
+            largest = planned_with.saturation
             buckets = tuple(range(1, (largest if self.chunks() else max(largest, self.max_model_len)) + 1))
         limits = self._limits(buckets)
-        build = plan_scheduler(self.profile, estimator, self._scheduled_policy, limits, self.page_size, self.order)
+        build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
         synchronous = build.policy.synchronous and not (self.policy == "free_pause" or self.overlaps)
         recording = None
         if records:

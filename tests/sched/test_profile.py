@@ -13,9 +13,18 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.store import PageCopy
 from jinfercept.meter.prices import Prices
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.data_sheets import GPUS
+from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
-from jinfercept.sched.profile import LLAMA_3_70B, LLAMA_13B, PROFILES, Profile, ProfiledModel, load_profile, roofline
+from jinfercept.sched.profile import (
+    LLAMA_2_7B,
+    LLAMA_3_70B,
+    LLAMA_13B,
+    PROFILES,
+    Profile,
+    ProfiledModel,
+    load_profile,
+    roofline,
+)
 
 MEASURED = Profile(
     name="tiny on a desk",
@@ -238,14 +247,14 @@ def test_the_large_models_kv_is_that_of_its_eight_heads() -> None:
     assert ProfiledModel("gpt-j-6b", 6.05e9, 28, 16, 256, 4096).kv_bytes_per_token() == 448 * 1024
 
 
-def test_every_gpu_of_the_table_prices_a_step() -> None:
-    for gpu in GPUS:
-        profile = roofline(LLAMA_13B, gpu)
+def test_every_accelerator_of_the_table_prices_a_step() -> None:
+    for accelerator in ACCELERATORS:
+        profile = roofline(LLAMA_2_7B, accelerator, 2)
         assert 0 < profile.step_s(1, 1) < profile.step_s(4096, 4096)
 
 
 def test_weights_that_do_not_fit_and_unknown_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="weights of llama-3-70b do not fit; got 141 GB on 1 × A100-80GB"):
         roofline(LLAMA_3_70B, "A100-80GB")
-    with pytest.raises(ConfigError, match="no such GPU in the table; got H1000; fix: one of A100-40GB"):
+    with pytest.raises(ConfigError, match="no such accelerator in the table; got H1000; fix: one of A100-40GB"):
         roofline(LLAMA_13B, "H1000")

@@ -146,3 +146,29 @@ def test_scaling_keeps_at_least_a_token_and_returns_nothing_where_nothing_was_re
     assert small == Script("math", 4, (Segment(1, 1.0, 0), Segment(10, 2.5, 1), Segment(1, None, 0)))
     with pytest.raises(ConfigError, match="--scale-tokens"):
         scaled([], 0.0, 1.0)
+
+
+def test_a_scheduler_may_believe_in_another_machine_than_the_one_that_runs() -> None:
+    slower = replace(PROFILE, per_query_s=4e-4, saturation=8, link_both_tokens_per_s=400.0)
+    true, wrong, own = (
+        Simulation(
+            profile, "copy_ahead", duration_s=20.0, max_model_len=64, kv_tokens=160, page_size=4, believed=believed
+        )
+        for profile, believed in ((PROFILE, None), (PROFILE, slower), (slower, None))
+    )
+    reports = [one.run(ARRIVALS) for one in (true, wrong, own)]
+    assert [one["step_tokens"] for one in reports] == [32, 8, 8], "S is the believed one"
+    assert {one["profile"] for one in reports} == {"small"}
+    seconds = [one["step_s"]["priced"] / one["iterations"] for one in reports]
+    assert seconds[1] < seconds[2], "steps cost what they cost"
+    assert replace(true, believed=PROFILE).run(ARRIVALS) | {"sim_wall_s": 0.0} == reports[0] | {"sim_wall_s": 0.0}
+
+
+def test_prompts_of_a_kind_share_their_beginning() -> None:
+    late = [*ARRIVALS, arrival(15.0)]
+    alone, shared = (
+        simulation(kv_tokens=2000, prefix_caching=True, shared_prefix=share).run(late) for share in (0.0, 0.9)
+    )
+    assert shared["ttft_s"]["mean"] < alone["ttft_s"]["mean"]
+    with pytest.raises(ConfigError, match="shared_prefix is no share"):
+        simulation(shared_prefix=1.5)
