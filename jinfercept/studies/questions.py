@@ -35,4 +35,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "swap_or_preserve": Question("swap_or_preserve", "swap against preserve, by kind of call and load: which wins"),
     "chunk_sizes": Question("chunk_sizes", "in what chunks a dropped context is recomputed best, by its length"),
+    "architectures": Question(
+        "architectures", "which policy, step and swap budget on which machine, and a wrong profile's price"
+    ),
 }

@@ -1,0 +1,166 @@
+"""Requests per second of an engine that runs full, on paper: what compute and memory allow. Simulates nothing.
+
+In a steady state `N` sequences decode. A request decodes in `decoded` steps, so `N / decoded` requests end at every step, and
+as many begin: a step has `N · computed / decoded` query tokens. The rate is `N / (decoded · seconds of such a step)`. `N` is
+the largest for which a step holds its tokens, and the pool the contexts that run and those that are kept while they are paused.
+No queueing and no chance: a simulated engine reaches less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import NamedTuple
+
+from jinfercept.sched.profile import Profile
+from jinfercept.sim.workload import Script
+
+_ROUNDS = 60
+"""Of a bisection: more change no digit."""
+
+
+class Demand(NamedTuple):
+    """What one request of a workload needs, on average.
+
+    Attributes:
+        computed: query tokens, each once, without those that a cached prefix has.
+        pairs: of a query token and a token that it attends to, in prefill.
+        decoded: generated tokens.
+        read: context tokens that a decode step reads.
+        held: those of them that no other request shares.
+        paused_token_s: unshared context tokens times the seconds of the calls during which they are paused.
+        dropped: unshared context tokens at the calls, added up: what is computed again if every pause loses its context.
+        dropped_pairs: the pairs of that.
+    """
+
+    computed: float
+    pairs: float
+    decoded: float
+    read: float
+    held: float
+    paused_token_s: float
+    dropped: float
+    dropped_pairs: float
+
+
+def demand(scripts: Sequence[Script], shared_prefix: float = 0.0) -> Demand:
+    """The mean demand of requests.
+
+    Args:
+        scripts: the requests, at least one.
+        shared_prefix: share of every prompt that other requests keep cached: it is read, but neither computed nor counted as
+            memory.
+    """
+    return Demand(*map(fmean, zip(*(_demand(script, shared_prefix) for script in scripts), strict=True)))
+
+
+def _demand(script: Script, shared_prefix: float) -> Demand:
+    shared = shared_prefix * script.prompt
+    context, pairs = float(script.prompt), (script.prompt**2 - shared**2) / 2
+    read = paused = dropped = dropped_pairs = 0.0
+    for segment in script.segments:
+        read += segment.decode * (context + segment.decode / 2)
+        context += segment.decode
+        if segment.call_s is not None:
+            paused += segment.call_s * (context - shared)
+            dropped += context - shared
+            dropped_pairs += (context**2 - shared**2) / 2
+        pairs += segment.returned * (context + segment.returned / 2)
+        context += segment.returned
+    decoded = script.generated
+    return Demand(
+        context - shared, pairs, decoded, read / decoded, read / decoded - shared, paused, dropped, dropped_pairs
+    )
+
+
+def with_kv_bytes(profile: Profile, times: float) -> Profile:
+    """A `roofline` with so many times the bytes of KV per token: other numbers of KV heads, or quantised KV.
+
+    Reading contexts, the tokens that the link moves, and those that the pool holds change; weights and operations do not.
+    """
+    derived = profile.tables["derived"]
+    return replace(
+        profile,
+        name=f"{profile.name}-kv-{times:.4g}x",
+        per_context_s=profile.per_context_s * times,
+        link_out_tokens_per_s=profile.link_out_tokens_per_s / times,
+        link_in_tokens_per_s=profile.link_in_tokens_per_s / times,
+        link_both_tokens_per_s=profile.link_both_tokens_per_s / times,
+        kv_bytes_per_token=round(profile.kv_bytes_per_token * times),
+        tables={"derived": derived | {"kv_tokens": int(derived["kv_tokens"] / times)}},
+    )
+
+
+class SteadyState(NamedTuple):
+    """An engine that runs full.
+
+    Attributes:
+        rate: requests per second.
+        running: sequences that decode.
+        step_s: seconds of a step.
+    """
+
+    rate: float
+    running: float
+    step_s: float
+
+
+def steady_state(
+    profile: Profile, need: Demand, kv_tokens: float, step_tokens: int, *, keeps: bool = False
+) -> SteadyState:
+    """The steady state of a machine.
+
+    Args:
+        profile: prices the steps.
+        need: of the mean request.
+        kv_tokens: tokens of the pool.
+        step_tokens: most query tokens of a step.
+        keeps: paused contexts stay in the pool; else they take no memory.
+    """
+
+    def at(running: float) -> SteadyState:
+        ended = running / need.decoded
+        step_s = profile.step_s(round(ended * need.computed), round(running * need.read))
+        step_s += profile.per_pair_s * ended * need.pairs
+        return SteadyState(ended / step_s, running, step_s)
+
+    low, high = 0.0, step_tokens * need.decoded / need.computed
+    for _ in range(_ROUNDS):
+        running = (low + high) / 2
+        state = at(running)
+        memory = running * need.held + (state.rate * need.paused_token_s if keeps else 0.0)
+        low, high = (running, high) if memory <= kv_tokens else (low, running)
+    return at(low)
+
+
+class PaperRates(NamedTuple):
+    """Requests per second that an engine reaches on paper, by what becomes of paused contexts.
+
+    Attributes:
+        free: they vanish and come back at no cost: no policy does better.
+        kept: all stay on the device.
+        dropped: all are computed again.
+        swapped: all move to the host and back, hidden behind compute, as far as the link goes.
+    """
+
+    free: float
+    kept: float
+    dropped: float
+    swapped: float
+
+    @property
+    def most_gain(self) -> float:
+        """Upper bound on the gain in load of any policy for pauses over the better of always keeping and always dropping."""
+        return self.free / max(self.kept, self.dropped)
+
+
+def paper_rates(profile: Profile, need: Demand, kv_tokens: float, step_tokens: int) -> PaperRates:
+    """The rates of a machine; see `steady_state` for the arguments."""
+    again = need._replace(computed=need.computed + need.dropped, pairs=need.pairs + need.dropped_pairs)
+    free = steady_state(profile, need, kv_tokens, step_tokens).rate
+    link = profile.link_both_tokens_per_s / (2 * need.dropped) if need.dropped else free
+    return PaperRates(
+        free,
+        steady_state(profile, need, kv_tokens, step_tokens, keeps=True).rate,
+        steady_state(profile, again, kv_tokens, step_tokens).rate,
+        min(free, link),
+    )
