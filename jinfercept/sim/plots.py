@@ -249,7 +249,7 @@ def _draw_heat(axes: "Axes", panel: HeatMap) -> None:
             if panel.framed[0] <= value <= panel.framed[1]:
                 place = (column - 0.46, row - 0.46)
                 axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#d62728", linewidth=2))
-    axes.set_xticks(range(len(panel.columns)), list(panel.columns))
+    axes.set_xticks(range(len(panel.columns)), list(panel.columns), fontsize="small")
     axes.set_yticks(range(len(panel.rows)), list(panel.rows))
     axes.set_ylabel(panel.names[0])
     axes.set_xlabel(panel.names[1])

@@ -38,4 +38,5 @@ QUESTIONS: Mapping[str, Question] = {
     "architectures": Question(
         "architectures", "which policy, step and swap budget on which machine, and a wrong profile's price"
     ),
+    "optimisations": Question("optimisations", "what is left to win beside prefix sharing, GQA and quantised KV"),
 }

@@ -6,6 +6,7 @@ the largest for which a step holds its tokens, and the pool the contexts that ru
 No queueing and no chance: a simulated engine reaches less.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -30,6 +31,7 @@ class Demand(NamedTuple):
         paused_token_s: unshared context tokens times the seconds of the calls during which they are paused.
         dropped: unshared context tokens at the calls, added up: what is computed again if every pause loses its context.
         dropped_pairs: the pairs of that.
+        common: tokens that requests share, held once for all of them.
     """
 
     computed: float
@@ -40,6 +42,7 @@ class Demand(NamedTuple):
     paused_token_s: float
     dropped: float
     dropped_pairs: float
+    common: float = 0.0
 
 
 def demand(scripts: Sequence[Script], shared_prefix: float = 0.0) -> Demand:
@@ -50,7 +53,13 @@ def demand(scripts: Sequence[Script], shared_prefix: float = 0.0) -> Demand:
         shared_prefix: share of every prompt that other requests keep cached: it is read, but neither computed nor counted as
             memory.
     """
-    return Demand(*map(fmean, zip(*(_demand(script, shared_prefix) for script in scripts), strict=True)))
+    prompts = defaultdict[str, list[int]](list)
+    for script in scripts:
+        prompts[script.kind].append(script.prompt)
+    common = shared_prefix * sum(map(fmean, prompts.values()))
+    return Demand(*map(fmean, zip(*(_demand(script, shared_prefix) for script in scripts), strict=True)))._replace(
+        common=common
+    )
 
 
 def _demand(script: Script, shared_prefix: float) -> Demand:
@@ -112,7 +121,7 @@ def steady_state(
     Args:
         profile: prices the steps.
         need: of the mean request.
-        kv_tokens: tokens of the pool.
+        kv_tokens: tokens of the pool, more than requests have in common.
         step_tokens: most query tokens of a step.
         keeps: paused contexts stay in the pool; else they take no memory.
     """
@@ -127,7 +136,7 @@ def steady_state(
     for _ in range(_ROUNDS):
         running = (low + high) / 2
         state = at(running)
-        memory = running * need.held + (state.rate * need.paused_token_s if keeps else 0.0)
+        memory = need.common + running * need.held + (state.rate * need.paused_token_s if keeps else 0.0)
         low, high = (running, high) if memory <= kv_tokens else (low, running)
     return at(low)
 

@@ -1,0 +1,126 @@
+"""Machines with shared prefixes, fewer KV heads and quantised KV: what they carry on paper, and their simulations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_13B, ProfiledModel
+from jinfercept.sim.sweep import SweepRun
+from jinfercept.studies.machines import Deployment, deployment, mixed_demand, mixed_load
+from jinfercept.studies.steady_state import Demand, PaperRates, paper_rates, with_kv_bytes
+
+KV_BYTES: Mapping[str, float] = {"MHA": 1.0, "GQA": 1 / 4, "GQA, int8": 1 / 8}
+"""Bytes of KV per token over those of the model with a KV head for each query head and 16 bits a number."""
+SHARED = (0.0, 0.9)
+"""Shares of every prompt that all requests of a kind have in common."""
+SIMULATED = (deployment(LLAMA_2_7B, "A100-80GB"), deployment(LLAMA_13B, "H100"))
+LLAMA_8B_MHA = ProfiledModel("8b", 8.03e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
+ON_PAPER = (
+    deployment(LLAMA_8B_MHA, "T4", 4),
+    deployment(LLAMA_8B_MHA, "A40"),
+    deployment(LLAMA_8B_MHA, "L40S"),
+    deployment(LLAMA_8B_MHA, "A100-80GB"),
+    deployment(LLAMA_8B_MHA, "H100"),
+    deployment(LLAMA_8B_MHA, "H200"),
+    deployment(LLAMA_8B_MHA, "B200"),
+    deployment(LLAMA_8B_MHA, "TPU-v5e", 4),
+    deployment(LLAMA_8B_MHA, "TPU-v6e", 2),
+)
+POLICIES = ("discard", "improved_discard", "lru", "copy_ahead")
+"""vLLM's of 2024, with whole prompts; the same with chunks and places in the queue kept; engines with a prefix cache; ours."""
+DROPPING = ("discard", "improved_discard")
+"""Those of them that drop every paused context."""
+LOADS = (0.6, 0.85, 1.05, 1.25)
+"""Simulated loads, over what is carried on paper if pauses cost nothing."""
+DROPPING_LOADS = (0.4, 0.6, 0.85, 1.1)
+"""Simulated loads of `DROPPING`, over what is carried on paper if every pause loses its context."""
+SLOWER = 3.0
+"""A policy carries the load at which its mean latency is so many times that of `copy_ahead` at the least of `LOADS`."""
+
+
+class Combination(NamedTuple):
+    """A machine with shared prefixes and a number of KV bytes.
+
+    Attributes:
+        label: of the machine and its model.
+        shared: share of every prompt.
+        kv: a name in `KV_BYTES`.
+    """
+
+    label: str
+    shared: float
+    kv: str
+
+    @property
+    def name(self) -> str:
+        """Without the machine."""
+        return f"{self.shared:.0%} shared, {self.kv}"
+
+
+class Combined(NamedTuple):
+    """What a combination makes of a machine.
+
+    Attributes:
+        machine: with its pool and prices.
+        need: of the mean request.
+        paper: the loads that it carries on paper.
+    """
+
+    machine: Deployment
+    need: Demand
+    paper: PaperRates
+
+    def paper_rate(self, policy: str) -> float:
+        """What a policy carries on paper, in requests per second: `lru` at least the better of keeping all and dropping all."""
+        if policy in DROPPING:
+            return self.paper.dropped
+        return self.paper.free if policy == "copy_ahead" else max(self.paper.kept, self.paper.dropped)
+
+    def offered(self, policy: str) -> list[float]:
+        """The simulated loads of a policy, in requests per second."""
+        if policy in DROPPING:
+            return [load * self.paper.dropped for load in DROPPING_LOADS]
+        return [load * self.paper.free for load in LOADS]
+
+
+def combined(machines: Sequence[Deployment], *, quick: bool = False) -> dict[Combination, Combined]:
+    """All combinations on all machines; quick: the first of each."""
+    made = dict[Combination, Combined]()
+    for shared in SHARED:
+        need = mixed_demand(shared)
+        for one in machines[: 1 if quick else None]:
+            for kv, times in KV_BYTES.items():
+                profile = with_kv_bytes(one.profile, times)
+                machine = one._replace(profile=profile)
+                paper = paper_rates(profile, need, machine.kv_tokens, profile.saturation)
+                made[Combination(one.label, shared, kv)] = Combined(machine, need, paper)
+    return made
+
+
+class Played(NamedTuple):
+    """A simulation of a combination: under a policy, at the load of this number in `Combined.offered`."""
+
+    combination: Combination
+    policy: str
+    load: int
+
+
+def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool) -> dict[Played, SweepRun]:
+    """The simulations of four policies, each at loads around the one that it carries on paper; quick: some, of few requests."""
+    made = dict[Played, SweepRun]()
+    for key, one in combinations.items():
+        if quick and key.kv == "GQA":
+            continue
+        for policy in POLICIES[2:] if quick else POLICIES:
+            for load, rate in enumerate(one.offered(policy)):
+                if quick and load % 3:
+                    continue
+                duration_s = 10.0 / rate if quick else min(150.0, max(60.0, 300.0 / rate))
+                simulation = replace(
+                    one.machine.simulation(policy, duration_s, one.need),
+                    prefix_caching=True,
+                    shared_prefix=key.shared,
+                    chunked_prefill=None if policy == "discard" else True,
+                )
+                made[Played(key, policy, load)] = SweepRun(simulation, mixed_load(rate, duration_s, seed))
+    return made
