@@ -1,6 +1,6 @@
 """Machines with shared prefixes, fewer KV heads and quantised KV: what they carry on paper, and their simulations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,26 +13,34 @@ KV_BYTES: Mapping[str, float] = {"MHA": 1.0, "GQA": 1 / 4, "GQA, int8": 1 / 8}
 """Bytes of KV per token over those of the model with a KV head for each query head and 16 bits a number."""
 SHARED = (0.0, 0.9)
 """Shares of every prompt that all requests of a kind have in common."""
-SIMULATED = (deployment(LLAMA_2_7B, "A100-80GB"), deployment(LLAMA_13B, "H100"))
-LLAMA_8B_MHA = ProfiledModel("8b", 8.03e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
-ON_PAPER = (
-    deployment(LLAMA_8B_MHA, "T4", 4),
-    deployment(LLAMA_8B_MHA, "A40"),
-    deployment(LLAMA_8B_MHA, "L40S"),
-    deployment(LLAMA_8B_MHA, "A100-80GB"),
-    deployment(LLAMA_8B_MHA, "H100"),
-    deployment(LLAMA_8B_MHA, "H200"),
-    deployment(LLAMA_8B_MHA, "B200"),
-    deployment(LLAMA_8B_MHA, "TPU-v5e", 4),
-    deployment(LLAMA_8B_MHA, "TPU-v6e", 2),
+SIMULATED = (
+    (deployment(LLAMA_2_7B, "A100-80GB"), ("MHA", "GQA")),
+    (deployment(LLAMA_13B, "H100"), tuple(KV_BYTES)),
 )
+"""Machines, and the names of `KV_BYTES` that are simulated on them."""
+LLAMA_8B_MHA = ProfiledModel("8b", 8.03e9, num_layers=32, num_kv_heads=32, head_dim=128, hidden_size=4096)
+ON_PAPER = tuple(
+    (deployment(LLAMA_8B_MHA, accelerator, num_devices), tuple(KV_BYTES))
+    for accelerator, num_devices in (
+        ("T4", 4),
+        ("A40", 1),
+        ("L40S", 1),
+        ("A100-80GB", 1),
+        ("H100", 1),
+        ("H200", 1),
+        ("B200", 1),
+        ("TPU-v5e", 4),
+        ("TPU-v6e", 2),
+    )
+)
+"""The same for bounds on paper."""
 POLICIES = ("discard", "improved_discard", "lru", "copy_ahead")
 """vLLM's of 2024, with whole prompts; the same with chunks and places in the queue kept; engines with a prefix cache; ours."""
 DROPPING = ("discard", "improved_discard")
 """Those of them that drop every paused context."""
-LOADS = (0.6, 0.85, 1.05, 1.25)
+LOADS = (0.6, 0.9, 1.2)
 """Simulated loads, over what is carried on paper if pauses cost nothing."""
-DROPPING_LOADS = (0.4, 0.6, 0.85, 1.1)
+DROPPING_LOADS = (0.4, 0.7, 1.0)
 """Simulated loads of `DROPPING`, over what is carried on paper if every pause loses its context."""
 SLOWER = 3.0
 """A policy carries the load at which its mean latency is so many times that of `copy_ahead` at the least of `LOADS`."""
@@ -83,16 +91,15 @@ class Combined(NamedTuple):
         return [load * self.paper.free for load in LOADS]
 
 
-def combined(machines: Sequence[Deployment], *, quick: bool = False) -> dict[Combination, Combined]:
-    """All combinations on all machines; quick: the first of each."""
+def combined(machines: Iterable[tuple[Deployment, Sequence[str]]]) -> dict[Combination, Combined]:
+    """All combinations of machines with names of `KV_BYTES`, and of shares."""
+    needs = {shared: mixed_demand(shared) for shared in SHARED}
     made = dict[Combination, Combined]()
-    for shared in SHARED:
-        need = mixed_demand(shared)
-        for one in machines[: 1 if quick else None]:
-            for kv, times in KV_BYTES.items():
-                profile = with_kv_bytes(one.profile, times)
-                machine = one._replace(profile=profile)
-                paper = paper_rates(profile, need, machine.kv_tokens, profile.saturation)
+    for one, names in machines:
+        for shared, need in needs.items():
+            for kv in names:
+                machine = one._replace(profile=with_kv_bytes(one.profile, KV_BYTES[kv]))
+                paper = paper_rates(machine.profile, need, machine.kv_tokens, machine.profile.saturation)
                 made[Combination(one.label, shared, kv)] = Combined(machine, need, paper)
     return made
 
@@ -109,12 +116,10 @@ def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool
     """The simulations of four policies, each at loads around the one that it carries on paper; quick: some, of few requests."""
     made = dict[Played, SweepRun]()
     for key, one in combinations.items():
-        if quick and key.kv == "GQA":
+        if quick and key.kv != "MHA":
             continue
         for policy in POLICIES[2:] if quick else POLICIES:
-            for load, rate in enumerate(one.offered(policy)):
-                if quick and load % 3:
-                    continue
+            for load, rate in enumerate(one.offered(policy)[: 1 if quick else None]):
                 duration_s = 10.0 / rate if quick else min(150.0, max(60.0, 300.0 / rate))
                 simulation = replace(
                     one.machine.simulation(policy, duration_s, one.need),

@@ -35,16 +35,16 @@ Carried = Mapping[Combination, Mapping[str, Capacity]]
 
 def ask(effort: StudyEffort) -> StudyAnswer:
     """Bounds on paper for all machines, and simulated loads of four policies for two of them."""
-    combinations = combined(SIMULATED, quick=effort.quick)
+    combinations = combined(SIMULATED)
     asked = runs(combinations, effort.seed, quick=effort.quick)
     reports = dict(zip(asked, effort.play(list(asked.values())), strict=True))
     carried = {key: loads for key, one in combinations.items() if (loads := _carried(key, one, reports))}
-    bounds, labels = combined(ON_PAPER), dict.fromkeys(key.label for key in carried)
+    bounds, labels = combined(ON_PAPER), dict.fromkeys(key.label for key, loads in carried.items() if len(loads) > 2)
     return StudyAnswer(
         "What is left to win at pauses beside prefix sharing, grouped-query attention and quantised KV?",
         [_bounds_table(bounds), _loads_table(combinations, carried), _latency_table(combinations, reports)],
         [*_about_bounds(bounds), *_about_loads(combinations, carried)],
-        [[_bounds_map(bounds)], [_gains(label, combinations, carried) for label in labels]],
+        [[_bounds_map(bounds)], *([[_gains(label, combinations, carried) for label in labels]] if labels else [])],
         [report | _labels(key) for key, report in reports.items()],
     )
 
@@ -162,7 +162,7 @@ def _paper_gain(one: Combined, policy: str) -> float:
     return one.paper.free / one.paper_rate(policy)
 
 
-def _gain(loads: Mapping[str, Capacity], policy: str) -> float | None:
+def gain(loads: Mapping[str, Capacity], policy: str) -> float | None:
     """The load of `copy_ahead` over that of a policy; None where one of them lies outside of what was simulated."""
     ours, other = loads.get("copy_ahead"), loads.get(policy)
     return ours.rate / other.rate if ours and other and not ours.side and not other.side else None
@@ -176,14 +176,14 @@ def _gains(label: str, combinations: Combinations, carried: Carried) -> Bars:
             bar = bars.setdefault(key.name, {})
             for policy in (policy for policy in ("improved_discard", "lru") if policy in loads):
                 bar[f"over {policy}: on paper"] = _paper_gain(combinations[key], policy)
-                bar[f"over {policy}: simulated"] = _gain(loads, policy) or 0.0
+                bar[f"over {policy}: simulated"] = gain(loads, policy) or 0.0
     return Bars(f"Gain of copy_ahead in load: {label}", "load over that of the other policy", bars, beside=True)
 
 
 def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
     said = []
     for policy in POLICIES[:-1]:
-        gains = {key: gain for key, loads in carried.items() if (gain := _gain(loads, policy))}
+        gains = {key: more for key, loads in carried.items() if (more := gain(loads, policy))}
         if gains:
             ends = (min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__))
             least, most = (

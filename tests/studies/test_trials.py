@@ -1,0 +1,74 @@
+"""What the studies of architectures and of optimisations simulate: variants, wrong profiles, combinations, and gains."""
+
+from dataclasses import replace
+
+import pytest
+
+from jinfercept.sim.capacity import Capacity
+from jinfercept.studies.architecture_trials import (
+    BELIEVED_INSTEAD,
+    TRUE,
+    Trial,
+    runs,
+    step_variant,
+    with_compute,
+    with_link,
+)
+from jinfercept.studies.combinations import DROPPING, POLICIES, SIMULATED, combined
+from jinfercept.studies.combinations import runs as combination_runs
+from jinfercept.studies.machines import DEPLOYMENTS, mixed_demand, mixed_load
+from jinfercept.studies.optimisations import gain
+
+NEED = mixed_demand()
+PROFILE = DEPLOYMENTS[0].profile
+
+
+def test_a_wrong_profile_is_wrong_in_one_thing() -> None:
+    fast = with_link(PROFILE, 4.0)
+    assert fast.swap_s(1000) == pytest.approx(PROFILE.swap_s(1000) / 4)
+    assert fast.step_s(500, 10) == PROFILE.step_s(500, 10)
+    slow = with_compute(PROFILE, 0.25)
+    assert slow.saturation == PROFILE.saturation // 4
+    assert slow.step_s(1, 0) == PROFILE.step_s(1, 0) == PROFILE.flat_s
+    assert slow.step_s(4000, 0) == pytest.approx(4 * PROFILE.step_s(4000, 0))
+    assert (
+        replace(slow, per_query_s=PROFILE.per_query_s, per_pair_s=PROFILE.per_pair_s, saturation=PROFILE.saturation)
+        == PROFILE
+    )
+
+
+def test_trials_of_a_deployment_share_arrivals_and_prices() -> None:
+    asked = runs(NEED, 0, quick=True)
+    [label] = {trial.deployment for trial in asked}
+    assert len({id(run.load) for run in asked.values()}) == 1
+    assert len({run.simulation.profile for run in asked.values()}) == 1
+    assert asked[Trial(label, step_variant(512), "copy_ahead")].simulation.buckets == tuple(range(1, 513))
+    assert asked[Trial(label, TRUE, "copy_ahead")].simulation.believed is None
+    assert label in BELIEVED_INSTEAD
+
+
+def test_every_deployment_holds_the_longest_request() -> None:
+    longest = max(script.context for _, script in mixed_load(5.0, 100.0, 0).arrivals)
+    for one in DEPLOYMENTS:
+        simulation = one.simulation("copy_ahead", 10.0, NEED)
+        assert longest < simulation.max_model_len <= one.kv_tokens
+
+
+def test_combinations_shrink_the_bytes_and_share_the_prompts() -> None:
+    made = combined(SIMULATED[:1])
+    assert len(made) == 4
+    for key, run in combination_runs(made, 0, quick=True).items():
+        one = made[key.combination]
+        assert run.simulation.shared_prefix == key.combination.shared
+        assert run.simulation.kv_tokens == one.machine.kv_tokens
+        assert run.load.rate == one.offered(key.policy)[key.load]
+    first = next(iter(made.values()))
+    assert {first.paper_rate(policy) for policy in DROPPING} == {first.paper.dropped}
+    assert max(map(first.paper_rate, POLICIES)) == first.paper.free
+
+
+def test_a_gain_needs_both_loads() -> None:
+    loads = {"copy_ahead": Capacity(3.0), "lru": Capacity(2.0), "discard": Capacity(1.0, "<")}
+    assert gain(loads, "lru") == 1.5
+    assert gain(loads, "discard") is None
+    assert gain(loads, "swap") is None
