@@ -24,6 +24,7 @@ from jinfercept.studies.combinations import (
     runs,
 )
 from jinfercept.studies.latency_grid import LATENCY_CELL, latency_text, mean_ms
+from jinfercept.studies.steady_state import most_over_dropping
 
 NOTHING_LEFT = 1.05
 """A bound on the gain below this leaves nothing that one seed could show."""
@@ -97,16 +98,22 @@ def _bounds_map(bounds: Combinations) -> HeatMap:
 
 
 def _about_bounds(bounds: Combinations) -> list[str]:
-    said = []
+    most = {key.shared: most_over_dropping(one.need) for key, one in bounds.items()}
+    told = " and ".join(
+        f"{gain:.2f} times its load with {shared:.0%} of prompts shared" for shared, gain in most.items()
+    )
+    said = [
+        f"On paper, whatever the machine and the bytes of a token, dropping every context leaves at most {told} to gain."
+    ]
     for shared in SHARED:
         for kv in KV_BYTES:
             gains = {
                 key.label: one.paper.most_gain for key, one in bounds.items() if (key.shared, key.kv) == (shared, kv)
             }
-            most = max(gains, key=gains.__getitem__)
+            best = max(gains, key=gains.__getitem__)
             few = sum(gain < NOTHING_LEFT for gain in gains.values())
             said.append(
-                f"On paper, {shared:.0%} of prompts shared, {kv}: at most {gains[most]:.2f} times the load ({most});"
+                f"On paper, {shared:.0%} of prompts shared, {kv}: at most {gains[best]:.2f} times the load ({best});"
                 f" less than {NOTHING_LEFT} times on {few} of {len(gains)} machines."
             )
     return said

@@ -173,3 +173,25 @@ def paper_rates(profile: Profile, need: Demand, kv_tokens: float, step_tokens: i
         steady_state(profile, again, kv_tokens, step_tokens).rate,
         min(free, link),
     )
+
+
+def most_over_keeping(need: Demand, step_s: float) -> float:
+    """Bound by memory: `free / kept ≤ 1 + W / (H · G · t)`, whatever the pool and the bytes of a token.
+
+    A pool of K tokens holds `K / H` running contexts, or, at a rate `λ = N / (G · t)`, `N` of them beside `λ · W` tokens of
+    paused ones.
+
+    Args:
+        need: of the mean request: W is `paused_token_s`, H `held`, G `decoded`.
+        step_s: t, seconds of a step of the engine that keeps.
+    """
+    return 1.0 + need.paused_token_s / (need.held * need.decoded * step_s)
+
+
+def most_over_dropping(need: Demand) -> float:
+    """Bound by compute: `free / dropped ≤ 1 + D / X`, or the same in pairs of tokens if there recomputation takes more.
+
+    Args:
+        need: of the mean request: X is `computed`, D `dropped`.
+    """
+    return 1.0 + max(need.dropped / need.computed, need.dropped_pairs / need.pairs)

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.studies.machines import DEPLOYMENTS, Deployment, mixed_demand
-from jinfercept.studies.steady_state import demand, paper_rates, steady_state, with_kv_bytes
+from jinfercept.studies.steady_state import (
+    demand,
+    most_over_dropping,
+    most_over_keeping,
+    paper_rates,
+    steady_state,
+    with_kv_bytes,
+)
 
 SCRIPT = Script("qa", 100, (Segment(10, 2.0, 30), Segment(20, None, 0)))
 NEED = mixed_demand()
@@ -39,6 +46,15 @@ def test_nothing_beats_free_pauses(machine: Deployment, share: float) -> None:
     paper = paper_rates(machine.profile, NEEDS[share], machine.kv_tokens, machine.profile.saturation)
     assert 0 < max(paper.kept, paper.dropped, paper.swapped) <= paper.free * 1.000001
     assert paper.most_gain >= 0.999999
+
+
+@given(machines, shares, st.floats(0.1, 4.0))
+def test_closed_forms_bound_the_gains_of_every_machine(machine: Deployment, share: float, size: float) -> None:
+    need, kv_tokens, step = NEEDS[share], size * machine.kv_tokens + 50_000, machine.profile.saturation
+    paper = paper_rates(machine.profile, need, kv_tokens, step)
+    kept = steady_state(machine.profile, need, kv_tokens, step, keeps=True)
+    assert paper.free / kept.rate <= most_over_keeping(need, kept.step_s) * 1.01, "steps are priced by whole tokens"
+    assert paper.free / paper.dropped <= most_over_dropping(need) * 1.01
 
 
 @given(machines, shares, st.floats(0.1, 1.0))
