@@ -274,7 +274,7 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
             CurvePanel("calibration when a call begins", calibration, None, "% returned by then", (5, 100), "quantile"),
         ],
         [
-            CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", True),
+            CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", log_axis=True),
             Bars("one tool wrong, or each at random", unit, _turned(by_tool), beside=True),
         ],
     ]
