@@ -10,6 +10,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from jinfercept.meter.forecast import QUANTILES
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.decision_summary import ALL, load_records, summary
@@ -100,7 +101,7 @@ def _load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
 
 def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, list[Report]]:
     """Runs with decision records: what each equation predicts, and forecasts of durations."""
-    duration_s = 4.0 if effort.quick else 200.0
+    duration_s = 4.0 if effort.quick else 120.0
     machine, load = load_profile(MACHINE), _load(CHECK_RATE, duration_s, effort.seed)
     cases = [
         (equation, estimator)
@@ -260,7 +261,8 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
         }
         for (equation, estimator), found in checks.items()
     }
-    calibration = [PlottedCurve("perfect", [(0.1, point(10.0)), (0.9, point(90.0))], "black", True)] + [
+    perfect = [(quantile, point(100 * quantile)) for quantile in QUANTILES]
+    calibration = [PlottedCurve("perfect", perfect, "black", True)] + [
         PlottedCurve(estimator, _calibration(found)) for estimator, found in forecasts.items()
     ]
     unit = "mean latency over that of no error"

@@ -28,8 +28,9 @@ def goodput(report: Report) -> float:
 
 
 def useful_tokens_per_s(report: Report) -> float:
-    """Tokens generated for requests that finished, per second of arrivals."""
-    return report["useful_tokens"] / report["duration_s"]
+    """Tokens generated for requests that finished, per second in which the device worked: what is generated for clients that
+    never come back, recomputed or waited for lessens it."""
+    return report["useful_tokens"] / (report["step_s"]["measured"] or 1.0)
 
 
 def mean_ms(report: Report) -> float:

@@ -144,7 +144,7 @@ def _all() -> tuple[VarietyLoad, ...]:
 def _table(scenario: VarietyLoad, of: Mapping[Contender, Report]) -> TextTable:
     one = next(iter(of.values()))
     title = f"{scenario}; {one['requests']:,} requests; ms per token; {limits_text(one)}."
-    columns = ["policy", *LATENCY_COLUMNS, "first token, mean s", "p99 s", "useful tokens/s"]
+    columns = ["policy", *LATENCY_COLUMNS, "first token, mean s", "p99 s", "useful tokens/device s"]
     rows = []
     for contender, report in of.items():
         first = [number_text(report["ttft_s"][part] or 0.0) for part in ("mean", "p99")]
@@ -210,12 +210,13 @@ def _left(found: Found) -> str:
     scenario = max((one for one in LEAVING if one in found), key=lambda one: one.clients.leaving)
     useful = {contender: useful_tokens_per_s(report) for contender, report in found[scenario].items()}
     good = {contender: num_good(report) for contender, report in found[scenario].items()}
-    worst, best = min(useful.values()), max(useful.values())
+    worst, best = (pick(useful, key=lambda one: useful[one]) for pick in (min, max))
     least, most = min(good, key=lambda one: good[one]), max(good, key=lambda one: good[one])
     return (
-        f"Where {scenario.clients.leaving:.0%} never come back, useful tokens per second are {worst:,.0f} to {best:,.0f} "
-        f"({OURS} {useful[OURS]:,.0f}, {RIVAL} {useful[RIVAL]:,.0f}); of {found[scenario][most]['requests']:,} requests "
-        f"{good[most]:.0f} finish within the limits under {most}, {good[least]:.0f} under {least}."
+        f"Where {scenario.clients.leaving:.0%} never come back, useful tokens per second of the device's work are "
+        f"{useful[worst]:,.0f} ({worst}) to {useful[best]:,.0f} ({best}; {OURS} {useful[OURS]:,.0f}, {RIVAL} "
+        f"{useful[RIVAL]:,.0f}); of {found[scenario][most]['requests']:,} requests {good[most]:.0f} finish within the limits "
+        f"under {most}, {good[least]:.0f} under {least}."
     )
 
 
