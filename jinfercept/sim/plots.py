@@ -86,7 +86,7 @@ class Bars(NamedTuple):
         title: over the panel.
         unit: on the axis.
         bars: for each bar its parts by name.
-        beside: the parts stand beside each other, not on each other.
+        beside: the parts stand beside each other, not on each other; then they may be negative.
     """
 
     title: str
@@ -220,7 +220,8 @@ def _draw_bars(axes: "Axes", panel: Bars) -> None:
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize="small")
     axes.set_ylabel(panel.unit)
-    if highest > 0:
+    lowest = min((height for bar in panel.bars.values() for height in bar.values()), default=0.0)
+    if highest > 0 and lowest >= 0:
         axes.set_ylim(0, 1.08 * highest)
     if len(parts) > 1:
         axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -41,11 +41,6 @@ LEARNED = ("elapsed", "history")
 ESTIMATORS = (*LEARNED, "oracle")
 CHECK_RATE = 2.0
 """Requests per second of the runs whose records are read: every baseline keeps up."""
-ERROR_RATES = (3.5, 6.0)
-"""Requests per second of the runs with errors: below saturation, and near it."""
-SMALL_HOST = 20_000
-"""Tokens of a host pool in which the paused contexts do not all have room, so that the order of what is expected matters."""
-
 FACTORS: Mapping[float, str] = {
     0.1: "oracle_x0.1",
     0.3: "oracle_x0.3",
@@ -56,22 +51,36 @@ FACTORS: Mapping[float, str] = {
 ONE_TOOL = tuple(one_tool_wrong(tool, factor) for tool in MIXED_WEIGHTS for factor in (0.1, 10.0))
 
 
-class Case(NamedTuple):
-    """A load and a machine under which errors are injected."""
+class ErrorLoad(NamedTuple):
+    """Requests per second, and tokens of the pools, under which errors are injected."""
 
-    policy: str
     rate: float
+    kv_tokens: int
     host_tokens: int
 
     def __str__(self) -> str:
-        return f"{self.policy}, {self.rate:g} requests/s, host pool of {self.host_tokens:,}"
+        return f"{self.rate:g} requests/s, pools of {self.kv_tokens:,} and {self.host_tokens:,}"
+
+
+ERROR_LOADS = (ErrorLoad(3.5, 20_000, 10_000), ErrorLoad(6.0, 53_000, 20_000))
+"""Paused contexts do not all have room, so that the order of what is expected matters; the second is near saturation."""
+
+
+class ErrorCase(NamedTuple):
+    """A policy under a load."""
+
+    policy: str
+    load: ErrorLoad
+
+    def __str__(self) -> str:
+        return f"{self.policy}, {self.load}"
 
 
 Checks = Mapping[tuple[Equation, str], list[EquationCheck]]
 """By equation and estimator."""
 Forecasts = Mapping[str, Mapping[str, Any]]
 """Summaries of decision records by estimator."""
-Errors = Mapping[Case, Mapping[str, Report]]
+Errors = Mapping[ErrorCase, Mapping[str, Report]]
 """Reports by estimator."""
 
 
@@ -175,19 +184,20 @@ def _errors(effort: StudyEffort) -> Errors:
     names = (*FACTORS.values(), "oracle_wild", *ONE_TOOL, *WILD_TOOLS, *LEARNED)
     if effort.quick:
         names = ("oracle", "oracle_x10")
-    rates = ERROR_RATES[:1] if effort.quick else ERROR_RATES
-    cases = [Case(policy, rate, SMALL_HOST) for rate in rates for policy in POLICIES]
+    loads = ERROR_LOADS[:1] if effort.quick else ERROR_LOADS
+    cases = [ErrorCase(policy, load) for load in loads for policy in POLICIES]
     machine, runs = load_profile(MACHINE), list[SweepRun]()
     for case in cases:
-        load = _load(case.rate, duration_s, effort.seed)
+        rate, kv_tokens, host_tokens = case.load
+        load = _load(rate, duration_s, effort.seed)
         for name in names:
-            simulation = Simulation(machine, case.policy, name, duration_s, host_tokens=case.host_tokens)
+            simulation = Simulation(machine, case.policy, name, duration_s, None, kv_tokens, host_tokens)
             runs.append(SweepRun(simulation, load))
     reports = iter(effort.play(runs))
     return {case: {name: next(reports) for name in names} for case in cases}
 
 
-def _error_table(case: Case, of: Mapping[str, Report]) -> TextTable:
+def _error_table(case: ErrorCase, of: Mapping[str, Report]) -> TextTable:
     right = of["oracle"]
     rows = []
     for name, report in of.items():
@@ -267,7 +277,7 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
     ]
     unit = "mean latency over that of no error"
     by_tool = {
-        str(case): {name: mean_ms(of[name]) / mean_ms(of["oracle"]) for name in _shown(of)}
+        str(case): {name: 100 * (mean_ms(of[name]) / mean_ms(of["oracle"]) - 1) for name in _shown(of)}
         for case, of in errors.items()
     }
     return [
@@ -277,7 +287,7 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
         ],
         [
             CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", log_axis=True),
-            Bars("one tool wrong, or each at random", unit, _turned(by_tool), beside=True),
+            Bars("one tool wrong, or each at random", "change of the mean latency, %", _turned(by_tool), beside=True),
         ],
     ]
 
