@@ -24,7 +24,7 @@ from jinfercept.studies.architecture_trials import (
 )
 from jinfercept.studies.latency_grid import LatencyGrid, mean_ms
 from jinfercept.studies.machines import DEPLOYMENTS, Deployment, mixed_demand
-from jinfercept.studies.steady_state import Demand
+from jinfercept.studies.steady_state import Demand, paper_rates
 
 Reports = Mapping[Trial, Report]
 
@@ -136,6 +136,11 @@ def _about_policies(simulated: Sequence[Deployment], need: Demand, policies: Lat
         )
     if full:
         said.append(f"preserve is worse than that where they would fill {min(full):.2f} to {max(full):.2f} pools.")
+    rates = [paper_rates(one.profile, need, one.kv_tokens, one.profile.saturation) for one in simulated]
+    least, most = (end(one.dropped / one.free for one in rates) for end in (min, max))
+    said.append(
+        f"On paper, an engine that drops every context carries {least:.2f} to {most:.2f} of one whose pauses cost nothing."
+    )
     return said + [_compared(policies, other, "copy_ahead") for other in POLICIES if other != "copy_ahead"]
 
 
@@ -165,6 +170,6 @@ def _about_wrong(wrong: LatencyGrid) -> list[str]:
                 f"{policy} with a wrong profile takes at most so many times the latency with the true one: {told}."
             )
     if wrong.rows:
-        taken = ", ".join(f"{name} for {other.label}" for name, other in BELIEVED_INSTEAD.items())
-        said.append(f"The other machine: {taken}.")
+        taken = "; ".join(f"{name}, for {other.label}" for name, other in BELIEVED_INSTEAD.items())
+        said.append(f"Taken for the other machine: {taken}.")
     return said

@@ -104,7 +104,7 @@ def combined(machines: Iterable[tuple[Deployment, Sequence[str]]]) -> dict[Combi
     return made
 
 
-class Played(NamedTuple):
+class CombinationTrial(NamedTuple):
     """A simulation of a combination: under a policy, at the load of this number in `Combined.offered`."""
 
     combination: Combination
@@ -112,9 +112,9 @@ class Played(NamedTuple):
     load: int
 
 
-def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool) -> dict[Played, SweepRun]:
+def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool) -> dict[CombinationTrial, SweepRun]:
     """The simulations of four policies, each at loads around the one that it carries on paper; quick: some, of few requests."""
-    made = dict[Played, SweepRun]()
+    made = dict[CombinationTrial, SweepRun]()
     for key, one in combinations.items():
         if quick and key.kv != "MHA":
             continue
@@ -127,5 +127,5 @@ def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool
                     shared_prefix=key.shared,
                     chunked_prefill=None if policy == "discard" else True,
                 )
-                made[Played(key, policy, load)] = SweepRun(simulation, mixed_load(rate, duration_s, seed))
+                made[CombinationTrial(key, policy, load)] = SweepRun(simulation, mixed_load(rate, duration_s, seed))
     return made

@@ -53,7 +53,7 @@ class LatencyGrid(NamedTuple):
         base = "the best of the row" if self.base is None else f'that of "{self.base}"'
         title = f"{self.title}: mean latency over {base}"
         most = max((value for row in values for value in row if value is not None), default=1.0)
-        columns = [column.replace("_", "\n") for column in self.columns]
+        columns = [column.replace("_", "\n").replace(" ", "\n", 1) for column in self.columns]
         return HeatMap(title, self.names, list(self.rows)[::-1], columns, values, min(most, 4.0), (0.0, TIE))
 
     def ranked(self, row: str) -> list[str]:

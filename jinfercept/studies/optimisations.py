@@ -18,8 +18,8 @@ from jinfercept.studies.combinations import (
     SIMULATED,
     SLOWER,
     Combination,
+    CombinationTrial,
     Combined,
-    Played,
     combined,
     runs,
 )
@@ -29,7 +29,7 @@ from jinfercept.studies.steady_state import most_over_dropping
 NOTHING_LEFT = 1.05
 """A bound on the gain below this leaves nothing that one seed could show."""
 
-Reports = Mapping[Played, Report]
+Reports = Mapping[CombinationTrial, Report]
 Combinations = Mapping[Combination, Combined]
 Carried = Mapping[Combination, Mapping[str, Capacity]]
 
@@ -50,16 +50,18 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     )
 
 
-def _labels(key: Played) -> Report:
+def _labels(key: CombinationTrial) -> Report:
     return {"deployment": key.combination.label, "combination": key.combination.name, "load": key.load}
 
 
 def _carried(key: Combination, one: Combined, reports: Reports) -> dict[str, Capacity]:
     """The load of each policy in requests per second: where its mean latency reaches a limit that all policies share."""
     found = dict[str, Capacity]()
-    unloaded = reports.get(Played(key, "copy_ahead", 0))
+    unloaded = reports.get(CombinationTrial(key, "copy_ahead", 0))
     for policy in POLICIES if unloaded else ():
-        played = [(rate, reports.get(Played(key, policy, load))) for load, rate in enumerate(one.offered(policy))]
+        played = [
+            (rate, reports.get(CombinationTrial(key, policy, load))) for load, rate in enumerate(one.offered(policy))
+        ]
         points = [(rate, mean_ms(report)) for rate, report in played if report]
         if unloaded and (most := capacity(points, SLOWER * mean_ms(unloaded))):
             found[policy] = most
