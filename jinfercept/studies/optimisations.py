@@ -40,12 +40,12 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     asked = runs(combinations, effort.seed, quick=effort.quick)
     reports = dict(zip(asked, effort.play(list(asked.values())), strict=True))
     carried = {key: loads for key, one in combinations.items() if (loads := _carried(key, one, reports))}
-    bounds, labels = combined(ON_PAPER), dict.fromkeys(key.label for key, loads in carried.items() if len(loads) > 2)
+    bounds = combined(ON_PAPER)
     return StudyAnswer(
         "What is left to win at pauses beside prefix sharing, grouped-query attention and quantised KV?",
         [_bounds_table(bounds), _loads_table(combinations, carried), _latency_table(combinations, reports)],
-        [*_about_bounds(bounds), *_about_loads(combinations, carried)],
-        [[_bounds_map(bounds)], *([[_gains(label, combinations, carried) for label in labels]] if labels else [])],
+        [*_about_bounds(bounds), *_about_loads(combinations, carried), *_about_latencies(carried, reports)],
+        [[_bounds_map(bounds)], [_gains(combinations, carried), _latencies(carried, reports)]],
         [report | _labels(key) for key, report in reports.items()],
     )
 
@@ -172,21 +172,38 @@ def _paper_gain(one: Combined, policy: str) -> float:
 
 
 def gain(loads: Mapping[str, Capacity], policy: str) -> float | None:
-    """The load of `copy_ahead` over that of a policy; None where one of them lies outside of what was simulated."""
+    """The load of `copy_ahead` over that of a policy, at least; None where that is not known."""
     ours, other = loads.get("copy_ahead"), loads.get(policy)
-    return ours.rate / other.rate if ours and other and not ours.side and not other.side else None
+    return ours.rate / other.rate if ours and other and ours.side != "<" and other.side != ">" else None
 
 
-def _gains(label: str, combinations: Combinations, carried: Carried) -> Bars:
-    """Gains over engines that drop and over those that keep and evict, simulated beside the bounds on paper."""
+def _slower(key: Combination, load: int, reports: Reports) -> float | None:
+    """The mean latency of `lru` over that of `copy_ahead` at the same load; None if it was not simulated."""
+    theirs, ours = (reports.get(CombinationTrial(key, policy, load)) for policy in ("lru", "copy_ahead"))
+    return mean_ms(theirs) / mean_ms(ours) if theirs and ours else None
+
+
+def _gains(combinations: Combinations, carried: Carried) -> Bars:
+    """Gains over an engine that drops, simulated beside paper; none where the load of that engine was not found."""
     bars = dict[str, dict[str, float]]()
     for key, loads in carried.items():
-        if key.label == label:
-            bar = bars.setdefault(key.name, {})
-            for policy in (policy for policy in ("improved_discard", "lru") if policy in loads):
-                bar[f"over {policy}: on paper"] = _paper_gain(combinations[key], policy)
-                bar[f"over {policy}: simulated"] = gain(loads, policy) or 0.0
-    return Bars(f"Gain of copy_ahead in load: {label}", "load over that of the other policy", bars, beside=True)
+        if more := gain(loads, "improved_discard"):
+            on_paper = _paper_gain(combinations[key], "improved_discard")
+            bars[f"{key.label}: {key.name}"] = {"on paper": on_paper, "simulated, at least": more}
+    return Bars("Load of copy_ahead over that of improved_discard", "ratio", bars, beside=True)
+
+
+def _latencies(carried: Carried, reports: Reports) -> Bars:
+    """How much slower an engine is that keeps and evicts, without a host tier."""
+    bars = {
+        f"{key.label}: {key.name}": {
+            f"at {share:g} of the load on paper": ratio
+            for load, share in enumerate(LOADS)
+            if (ratio := _slower(key, load, reports)) is not None
+        }
+        for key in carried
+    }
+    return Bars("Mean latency of lru over that of copy_ahead", "ratio", bars, beside=True)
 
 
 def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
@@ -199,7 +216,7 @@ def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
                 f"{gains[key]:.2f} ({key.label}, {key.name}; on paper {_paper_gain(combinations[key], policy):.2f})"
                 for key in ends
             )
-            said.append(f"Simulated, copy_ahead carries {least} to {most} times the load of {policy}.")
+            said.append(f"Simulated, copy_ahead carries {least} to {most} times the load of {policy}, at least.")
     for policy in POLICIES:
         shares = [
             loads[policy].rate / combinations[key].paper_rate(policy)
@@ -208,4 +225,18 @@ def _about_loads(combinations: Combinations, carried: Carried) -> list[str]:
         ]
         if shares:
             said.append(f"{policy} carries {min(shares):.2f} to {max(shares):.2f} of its load on paper.")
+    return said
+
+
+def _about_latencies(carried: Carried, reports: Reports) -> list[str]:
+    said = []
+    for load, share in enumerate(LOADS):
+        ratios = {key: ratio for key in carried if (ratio := _slower(key, load, reports))}
+        if ratios:
+            worst = max(ratios, key=ratios.__getitem__)
+            slow = sum(ratio > NOTHING_LEFT for ratio in ratios.values())
+            said.append(
+                f"At {share:g} of the load on paper, lru takes at most {ratios[worst]:.2f} times the mean latency of copy_ahead"
+                f" ({worst.label}, {worst.name}), and more than {NOTHING_LEFT} times on {slow} of {len(ratios)}."
+            )
     return said

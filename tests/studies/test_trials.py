@@ -67,8 +67,8 @@ def test_combinations_shrink_the_bytes_and_share_the_prompts() -> None:
     assert max(map(first.paper_rate, POLICIES)) == first.paper.free
 
 
-def test_a_gain_needs_both_loads() -> None:
-    loads = {"copy_ahead": Capacity(3.0), "lru": Capacity(2.0), "discard": Capacity(1.0, "<")}
-    assert gain(loads, "lru") == 1.5
-    assert gain(loads, "discard") is None
+def test_a_gain_is_what_is_known_at_least() -> None:
+    loads = {"copy_ahead": Capacity(3.0, ">"), "lru": Capacity(2.0, ">"), "discard": Capacity(1.0, "<")}
+    assert gain(loads, "discard") == 3.0
+    assert gain(loads, "lru") is None
     assert gain(loads, "swap") is None
