@@ -25,6 +25,8 @@ from jinfercept.studies.deciding_cells import (
 
 MEASURES = {"mean": "mean ms/token", "p99": "p99 ms/token", "good": "good requests/s"}
 """By the field of `Played`."""
+_MORE_COLOURS = ("#e31a1c", "#6a3d9a", "#b15928", "#000000")
+"""Of contenders that have none in `COLOURS`, so that they have the same one in every panel."""
 TIE = 0.02
 """Share within which two numbers count as the same."""
 CROWD = DecidingCell(returning=0.3)
@@ -185,21 +187,25 @@ def _where(cell: DecidingCell) -> str:
 
 
 def _panels(found: DecidingMap, names: Sequence[str], quick: bool) -> list[list[CurvePanel | HeatMap]]:
-    curves = [_curves(found, factor, names, quick) for factor in FACTORS]
+    """Curves of the mean by each factor and of goodput by load, with one legend; then a row of heat maps for each plane."""
+    mean = [_curves(found, factor, "mean", names, quick) for factor in FACTORS]
+    curves = [*mean, _curves(found, "load", "good", names, quick)]
+    bare = [panel._replace(curves=[line._replace(name=None) for line in panel.curves]) for panel in curves]
     maps = [[_heat(found, pair, measure, quick) for measure in MEASURES] for pair in PLANES]
-    return [[*curves[:3]], [*curves[3:]], [*maps[0]], [*maps[1]]]
+    return [[*bare[:2], curves[2]], [*bare[3:]], *([*row] for row in maps)]
 
 
-def _curves(found: DecidingMap, factor: str, names: Sequence[str], quick: bool) -> CurvePanel:
-    """Mean latency of every contender, the values of a factor at equal distances."""
+def _curves(found: DecidingMap, factor: str, measure: str, names: Sequence[str], quick: bool) -> CurvePanel:
+    """A number of every contender, the values of a factor at equal distances."""
+    cells = axis(factor, quick)
     lines = []
-    for name in names:
-        means = [found.played[cell, name].mean for cell in axis(factor, quick)]
-        lines.append(
-            PlottedCurve(name, [(at, Range(mean, mean, mean)) for at, mean in enumerate(means)], COLOURS.get(name))
-        )
-    ticks = [_value(cell, factor) for cell in axis(factor, quick)]
-    return CurvePanel(f"by {factor}", lines, unit="mean ms/token", axis=FACTORS[factor].title, ticks=ticks)
+    for number, name in enumerate(names):
+        values = [getattr(found.played[cell, name], measure) for cell in cells]
+        points = [(at, Range(value, value, value)) for at, value in enumerate(values) if value > 0]
+        lines.append(PlottedCurve(name, points, COLOURS.get(name, _MORE_COLOURS[number % len(_MORE_COLOURS)])))
+    ticks = [_value(cell, factor) for cell in cells]
+    title = f"{MEASURES[measure]}, by {factor}"
+    return CurvePanel(title, lines, unit=MEASURES[measure], axis=FACTORS[factor].title, ticks=ticks)
 
 
 def _heat(found: DecidingMap, factors: tuple[str, str], measure: str, quick: bool) -> HeatMap:
