@@ -176,8 +176,7 @@ class LLM:
             options: of `RestartOptions`; the others keep their values.
 
         Raises:
-            ConfigError: an option is fixed once executables are compiled, or out of range; `policy` or the value that `record`
-                returns has not the shape that it should have.
+            ConfigError: an option is fixed once executables are compiled, or out of range; or a part has not its shape.
             RequestError: requests are not finished, or the LLM is closed.
         """
         self.engine.restart(policy, record, estimator, order, options)

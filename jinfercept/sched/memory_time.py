@@ -35,7 +35,7 @@ class TurnGroup(NamedTuple):
         return cls(sequence.tenant, tool, sequence.external_spans[0][1].bit_length())
 
 
-class _Turn(NamedTuple):
+class _OpenTurn(NamedTuple):
     """A turn of an unfinished sequence, which had generated `begun` tokens before."""
 
     group: TurnGroup
@@ -127,7 +127,7 @@ class MemoryTime(Order):
     def __init__(self, known: PolicyInputs) -> None:
         self._known = known
         self._step_s = known.forward_s(known.saturation)
-        self._turns: dict[str, _Turn] = {}  # of unfinished sequences that have waited in their turn
+        self._turns: dict[str, _OpenTurn] = {}  # of unfinished sequences that have waited in their turn
         self._histories: dict[TurnGroup, TurnHistory] = {}
         self._all = TurnHistory()
 
@@ -149,8 +149,8 @@ class MemoryTime(Order):
     def finished(self, sequence: Sequence) -> None:
         self._end(sequence, None)
 
-    def _begin(self, sequence: Sequence, now: float) -> _Turn:
-        turn = self._turns[sequence.id] = _Turn(TurnGroup.of(sequence), sequence.generated)
+    def _begin(self, sequence: Sequence, now: float) -> _OpenTurn:
+        turn = self._turns[sequence.id] = _OpenTurn(TurnGroup.of(sequence), sequence.generated)
         if sequence.calls:
             self._history(turn.group).add_pause(now - sequence.paused_s)
         return turn

@@ -24,7 +24,7 @@ from jinfercept.studies.deciding_cells import (
 )
 
 MEASURES = {"mean": "mean ms/token", "p99": "p99 ms/token", "good": "good requests/s"}
-"""By the field of `Played`."""
+"""By the field of `CellResult`."""
 _MORE_COLOURS = ("#e31a1c", "#6a3d9a", "#b15928", "#000000")
 """Of contenders that have none in `COLOURS`, so that they have the same one in every panel."""
 TIE = 0.02

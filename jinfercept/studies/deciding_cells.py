@@ -105,7 +105,7 @@ ORDERED = Contender("copy_ahead", "history", "memory_time")
 RIVALS = (*(Contender(name) for name in ("lru", "min_waste", "swap", "improved_discard")), ORDERED)
 
 
-class Played(NamedTuple):
+class CellResult(NamedTuple):
     """What a contender did in a cell.
 
     Attributes:
@@ -123,7 +123,7 @@ class Played(NamedTuple):
     recomputed: int
 
     @classmethod
-    def of(cls, report: Report) -> "Played":
+    def of(cls, report: Report) -> "CellResult":
         """From a run's report."""
         latency = report["normalized_latency_paper_ms_per_token"]
         good = report["goodput_per_s"] * report["simulated_s"] / report["duration_s"]
@@ -135,7 +135,7 @@ class Played(NamedTuple):
 class DecidingMap(NamedTuple):
     """The runs of a map, and their rows for a file."""
 
-    played: Mapping[tuple[DecidingCell, str], Played]
+    played: Mapping[tuple[DecidingCell, str], CellResult]
     rows: Sequence[Report]
 
     def ratio(self, cell: DecidingCell, measure: str, name: str = OURS.name, over: str = BASELINE.name) -> float:
@@ -166,7 +166,7 @@ def play(effort: StudyEffort, contenders: Sequence[Contender]) -> DecidingMap:
     runs = [SweepRun(_simulation(cell, one, duration_s), loads[cell.crowd]) for cell, one in asked]
     reports = effort.play(runs)
     rows = [cell._asdict() | report for (cell, _), report in zip(asked, reports, strict=True)]
-    found = {(cell, one.name): Played.of(report) for (cell, one), report in zip(asked, reports, strict=True)}
+    found = {(cell, one.name): CellResult.of(report) for (cell, one), report in zip(asked, reports, strict=True)}
     return DecidingMap(found, rows)
 
 

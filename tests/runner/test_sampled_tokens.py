@@ -10,6 +10,7 @@ import pytest
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.request import Call, RequestOutput, SamplingParams
+from jinfercept.sched.memory_time import MemoryTime
 from jinfercept.startup.compile_counter import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped
 from tests.support.tiny_model import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
@@ -104,6 +105,13 @@ def test_draws_are_the_same_under_every_policy_with_interceptions(
     for ours, theirs in zip(outputs, reference, strict=True):
         check_logprobs(ours)
         assert (ours.outputs[0].logprobs is None) == (theirs.outputs[0].logprobs is None)
+
+
+def test_draws_are_the_same_under_another_order_of_waiting_requests(small: LLM, reference: list[RequestOutput]) -> None:
+    small.restart(policy="copy_ahead", order=MemoryTime, max_chunk_tokens=3)
+    outputs = workload().run(small, delay_s=0.003)
+    assert streams(outputs) == streams(reference)
+    small.restart(order="fcfs", max_chunk_tokens=None)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
