@@ -2,14 +2,19 @@
 
 One setup for each page size and way of copying is loaded and compiled; pools of all sizes share it, since a scheduler may be
 given fewer pages than there are. Prompts are random tokens; no tokenizer takes part.
+
+On a CPU a plan is collected before the next one is made, so that the seconds of a step are its own.
 """
 
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, final
+
+import jax
 
 from jinfercept.engine.clock import RealClock
 from jinfercept.kv.manager import KVManager
@@ -23,8 +28,9 @@ from jinfercept.sim.overflow import AUTO, OUR_RECOMPUTE, OUR_SWAP, OUR_SWAP_BY_L
 from jinfercept.sim.overflow_figures import OverflowSizes
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.compile_counter import CompileCounter
-from jinfercept.startup.profiler import EFFORTS, measure
+from jinfercept.startup.profiler import EFFORTS, Effort, measure
 from jinfercept.startup.start import EngineSetup, set_up
 
 DUMMY = "dummy"
@@ -49,28 +55,49 @@ DUMMY_MODEL = ModelConfig(
 MODES = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER, OUR_SWAP, AUTO)
 OVER_TIME = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER)
 SIZES = OverflowSizes(
-    page_sizes=(4, 8, 16, 32, 64),
-    evicted=(128, 256, 512, 1024),
-    lengths=(64, 128, 192, 256),
-    batch=at_once(94, 64, 16, page_size=8),
-    shares=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0),
+    page_sizes=(8, 16, 32),
+    evicted=(128, 256, 512),
+    lengths=(64, 128, 192),
+    batch=at_once(24, 16, 32, page_size=8),
+    shares=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
     seeds=3,
     repeats=2,
 )
-"""The poster's batch with a sixteenth of the tokens and half of the requests: pools are shares of the demand here too."""
+"""The poster's 32 requests with a 64th of the tokens: pools are shares of the demand here too."""
 QUICK_SIZES = SIZES._replace(
     page_sizes=(8, 32),
-    evicted=(128, 512),
-    lengths=(64, 128),
-    batch=at_once(48, 32, 8, page_size=8),
-    shares=(0.2, 0.5),
-    repeats=2,
+    evicted=(128, 256),
+    lengths=(32, 64),
+    batch=at_once(16, 32, 12, page_size=8),
+    shares=(0.2, 0.4),
+    repeats=1,
 )
-MAX_NUM_SEQS = 16
+MAX_NUM_SEQS = 32
 UNUSED_PROFILE = "paper-gptj-6b-a100"
 """So that the start measures none: `OverflowEngine` does, by its own clock."""
+EFFORT = EFFORTS["measure"]
+"""Of the profile: a step runs as often as a step of a figure does, so that the fastest of both are as fast."""
+QUICK_EFFORT = EFFORT._replace(rounds=3, contexts=(0.0, 1.0), pages=(1, 8, 32))
 MOST_STAGED = 4
 """Pages of one array where copies are coalesced."""
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this process on one core, so that processor seconds are those of the work.
+
+    With several, the threads of a product of matrices turn while they wait for each other and for the host, and their turning
+    counts. It has an effect on a backend of JAX that starts within; where the system knows no affinity, it has none.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @final
@@ -84,7 +111,7 @@ class OverflowEngine:
     Args:
         model: `DUMMY`, or a model as `LLM` takes one.
         sizes: of the batches that it will serve.
-        effort: of the profile: a name of `startup.profiler.EFFORTS`.
+        effort: of the profile.
         clock: of runs and profile: seconds.
         options: of the engine, by the names of `config.py`.
     """
@@ -94,20 +121,22 @@ class OverflowEngine:
         model: str,
         sizes: OverflowSizes,
         *,
-        effort: str = "measure",
+        effort: Effort = EFFORT,
         clock: Callable[[], float] = time.perf_counter,
         **options: Any,
     ) -> None:
         self._model = model
-        self._effort = EFFORTS[effort]
+        self._effort = effort
         self._clock = clock
-        self._options: dict[str, Any] = {"max_num_batched_tokens": 128} | options
+        depth = {"pipeline_depth": 0} if jax.default_backend() == "cpu" else {}
+        self._options: dict[str, Any] = {"max_num_batched_tokens": 128} | depth | options
         batches = max(MAX_NUM_SEQS * max(sizes.lengths), MAX_NUM_SEQS * sum(sizes.batch.requests[0]))
         self._longest = max(
             max(sizes.evicted) + 8 * max(sizes.page_sizes), max(sizes.lengths), sum(sizes.batch.requests[0])
         )
         self._kv_tokens = max(batches, 2 * self._longest) + MAX_NUM_SEQS * max(sizes.page_sizes)
         self._setups: dict[tuple[int, bool], EngineSetup] = {}
+        self._host_s = 0.0
         self._counter = CompileCounter()
 
     def run(self, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
@@ -123,12 +152,26 @@ class OverflowEngine:
         return run
 
     def simulated(self, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
-        """The same plans, priced by the profile that the setup measured at its start; on a CPU compute hides no copy."""
-        setup, clock = self.setup(mode, overflow.page_size), VirtualClock()
-        prices = Prices(setup.machine.profile, overflow.page_size, synchronous=True)
-        scheduler = _scheduler(setup, mode, overflow)
-        depth, runner = setup.config.advanced.pipeline_depth, PricedRunner(prices, clock)
-        return play_batch(scheduler, runner, clock, overflow.requests, plain_tokens, depth=depth, vocab_size=1 << 60)
+        """The same plans, priced by the profile that the setup measured at its start, and the engine's own work.
+
+        On a CPU compute hides no copy.
+        """
+        return self._priced(self.setup(mode, overflow.page_size), mode, overflow, self._host_s)
+
+    def _priced(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, host_s: float) -> BatchRun:
+        clock, config = VirtualClock(), setup.config.advanced
+        is_cpu = jax.default_backend() == "cpu"
+        prices = Prices(setup.machine.profile, overflow.page_size, synchronous=is_cpu)
+        return play_batch(
+            _scheduler(setup, mode, overflow),
+            PricedRunner(prices, clock),
+            clock,
+            overflow.requests,
+            plain_tokens,
+            depth=config.pipeline_depth,
+            vocab_size=1 << 60,
+            host_s=host_s,
+        )
 
     @property
     def machine(self) -> str:
@@ -184,15 +227,26 @@ class OverflowEngine:
             kv_bytes_per_token=plan.token_bytes(page_size),
             effort=self._effort,
             settings={},
+            tiles=attention_tiles(setup.config.advanced.attention, page_size),
             clock=self._clock,
         )
-        return replace(setup, machine=replace(machine, profile=profile))
+        setup = replace(setup, machine=replace(machine, profile=profile))
+        self._host_s = self._host_s or self._measure_host(setup, warm)
+        return setup
+
+    def _measure_host(self, setup: EngineSetup, overflow: Overflow) -> float:
+        """Seconds of the engine's own work in a step: what a run takes whose plans are priced only. The fastest of a few."""
+        found = list[float]()
+        for _ in range(self._effort.rounds):
+            started_s = self._clock()
+            run = self._priced(setup, AUTO, overflow, 0.0)
+            found.append((self._clock() - started_s) / len(run.steps))
+        return min(found)
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
         vocab_size, runner = setup.model.config.vocab_size, setup.machine.runner
-        started_s = self._clock()
         try:
-            run = play_batch(
+            return play_batch(
                 _scheduler(setup, mode, overflow),
                 runner,
                 RealClock(),
@@ -200,8 +254,8 @@ class OverflowEngine:
                 random_tokens(vocab_size, seed),
                 depth=setup.config.advanced.pipeline_depth,
                 vocab_size=vocab_size,
+                timer=self._clock,
             )
-            return run._replace(seconds=self._clock() - started_s)
         finally:
             runner.reset()
 

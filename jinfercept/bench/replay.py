@@ -182,6 +182,7 @@ def at_speed_of(report: Report, asked: Simulation) -> Simulation:
         bucket_s=tuple(bucket_s),
         per_context_s=profile.per_context_s * mean,
         per_pair_s=profile.per_pair_s * mean,
+        tiled=None,
     )
     return replace(asked, profile=slow)
 

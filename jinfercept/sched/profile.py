@@ -24,6 +24,7 @@ from jinfercept.sched.data_sheets import (
 )
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile_fields import Source, check_field
+from jinfercept.sched.tiled_price import TiledPrice
 
 VERSION = 1
 
@@ -58,6 +59,7 @@ class Profile:
             all that a step moves one way.
         bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
         bucket_s: seconds of each executable, full, without its contexts.
+        tiled: price of plans where attention works in tiles, instead of the sum of contexts; None: it was not measured.
         tables: measurements and derivations behind the numbers: any JSON values.
     """
 
@@ -79,6 +81,7 @@ class Profile:
     copy_tokens: float = 0.0
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()
+    tiled: TiledPrice | None = None
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +115,9 @@ class Profile:
         return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
-        """Seconds of a plan's compute: `step_s`, and the attention of chunks."""
+        """Seconds of a plan's compute: `step_s`, and the attention of chunks; or the tiled price."""
+        if self.tiled is not None:
+            return self.tiled.plan_s(plan)
         context_tokens, pairs = 0, 0.0
         for chunk in plan.chunks:
             num_tokens = len(chunk.tokens)
@@ -128,6 +133,8 @@ class Profile:
             num_tokens: N, recomputed from the first token on.
             chunk_tokens: most of them in one step, at least 1.
         """
+        if self.tiled is not None:
+            return self.tiled.recompute_s(num_tokens, chunk_tokens)
         full, rest = divmod(num_tokens, chunk_tokens)
         seconds = full * self.step_s(chunk_tokens, 0) + (self.step_s(rest, 0) if rest else 0.0)
         read = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
@@ -205,6 +212,8 @@ class Profile:
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         try:
+            if values.get("tiled") is not None:
+                values["tiled"] = TiledPrice.from_json(values["tiled"])
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.what}", got=error.got, fix=error.fix) from None

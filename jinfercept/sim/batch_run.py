@@ -4,7 +4,7 @@ No request calls out: what overflows are running requests. One loop plays them, 
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
 from jinfercept.engine.clock import Clock
@@ -41,6 +41,7 @@ class BatchStep(NamedTuple):
         decode_tokens: query tokens in chunks of one.
         used_pages: pages of running sequences after it was planned.
         preemptions: sequences that were preempted up to now.
+        moved_pages: pages that cross the link, both ways together.
     """
 
     at_s: float
@@ -48,13 +49,19 @@ class BatchStep(NamedTuple):
     decode_tokens: int
     used_pages: int
     preemptions: int
+    moved_pages: int = 0
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """What tells its plan from another one's, its time aside."""
+        return self[1:]
 
 
 class BatchRun(NamedTuple):
     """A batch that was served.
 
     Attributes:
-        seconds: from its arrival to its last token.
+        seconds: from its arrival to the end of its last step.
         counters: the scheduler's.
         steps: in order.
         streams: the tokens of every request.
@@ -75,20 +82,22 @@ class BatchRun(NamedTuple):
 class _Steps:
     """Collects the steps of an engine: its `observe` hook."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+    def __init__(self, scheduler: Scheduler, timer: Callable[[], float]) -> None:
         self.steps: list[BatchStep] = []
-        self._scheduler, self._clock, self._started_s = scheduler, clock, clock.now()
+        self._scheduler, self._timer, self._started_s = scheduler, timer, timer()
 
     def __call__(self, planned: PlannedStep, result: StepResult) -> None:
-        sizes = [len(chunk.tokens) for chunk in planned.plan.chunks]
+        plan = planned.plan
+        sizes = [len(chunk.tokens) for chunk in plan.chunks]
         decoded = sizes.count(1)
         self.steps.append(
             BatchStep(
-                self._clock.now() - self._started_s,
+                self._timer() - self._started_s,
                 sum(sizes) - decoded,
                 decoded,
                 self._scheduler.kv.store.occupancy().used,
                 self._scheduler.counters.preemptions,
+                len(plan.offload) + len(plan.fetch),
             )
         )
 
@@ -102,6 +111,8 @@ def play_batch(
     *,
     depth: int,
     vocab_size: int,
+    timer: Callable[[], float] | None = None,
+    host_s: float = 0.0,
 ) -> BatchRun:
     """Serve requests that all arrive now, in their order.
 
@@ -112,17 +123,19 @@ def play_batch(
         write: makes the prompts.
         depth: the engine's pipeline depth.
         vocab_size: the model's.
+        timer: gives the steps' seconds (default: the clock).
+        host_s: seconds of the engine's own work in every step, which a virtual clock does not see.
     """
-    endpoints, steps = ScriptedEndpoints(clock, write), _Steps(scheduler, clock)
+    endpoints, steps = ScriptedEndpoints(clock, write), _Steps(scheduler, timer or clock.now)
     engine = Engine(
         scheduler, runner, endpoints, clock, threading.Event(), depth=depth, vocab_size=vocab_size, observe=steps
     )
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:
-        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, lambda: None)
+        played = play(engine, endpoints, clock, coming, MOST_S, lambda now, end: None, lambda: None, host_s)
     finally:
         engine.close()
     assert len(played.outputs) == len(requests), "a request was not served"
     streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
-    return BatchRun(played.seconds, scheduler.counters, steps.steps, streams)
+    return BatchRun(steps.steps[-1].at_s, scheduler.counters, steps.steps, streams)

@@ -1,10 +1,12 @@
 """Figures 2 to 6 of the SC24 poster on KV cache overflow: which batches they run, and what comes out. Draws and judges nothing.
 
-The overhead of a cell is `T(constrained pool) - T(unconstrained pool)` of the same requests under the same engine.
+The overhead of a cell is `T(constrained pool) - T(unconstrained pool)` of the same requests under the same engine, which serves
+them in turns with either pool, so that a machine that becomes slower or faster does so for both.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from typing import NamedTuple
 
 from jinfercept.sched.plan_builder import Counters
@@ -41,7 +43,7 @@ class OverflowSizes(NamedTuple):
         batch: requests of Figures 5 and 6.
         shares: pools of Figure 5, over the demand.
         seeds: of the prompts of every cell.
-        repeats: runs of every seed; the fastest counts, since what disturbs a run only adds to it.
+        repeats: turns of every seed; of each step the fastest run counts, see `overhead_s`.
     """
 
     page_sizes: tuple[int, ...]
@@ -205,29 +207,33 @@ class OverflowStudy(NamedTuple):
         modes: Sequence[OverflowMode],
         progress: Progress,
     ) -> OverflowFigure:
-        unconstrained: dict[tuple[OverflowMode, Overflow, int], BatchRun] = {}
+        by_mode = {mode: dict(cells(mode)) for mode in modes}
         points = list[OverflowPoint]()
-        for mode in modes:
-            alone = engine_of(mode)._replace(by_layer=mode.by_layer)
-            for x, overflow in cells(mode):
-                progress(f"figure {number}: {mode.name}, {x:g}")
-                overheads, counters = list[float](), Counters()
-                for seed in range(self.sizes.seeds):
-                    key = alone, overflow._replace(pool_pages=None), seed
-                    if key not in unconstrained:
-                        unconstrained[key] = self._fastest(*key)
-                    run = self._fastest(mode, overflow, seed)
-                    assert run.streams == unconstrained[key].streams, "overflow changes no token"
-                    overheads.append(run.seconds - unconstrained[key].seconds)
-                    counters = run.counters
-                spread = Range(sum(overheads) / len(overheads), min(overheads), max(overheads))
-                points.append(OverflowPoint(x, mode.name, spread, counters))
+        for x in by_mode[modes[0]]:
+            overheads: dict[OverflowMode, list[float]] = {mode: [] for mode in modes}
+            counters: dict[OverflowMode, Counters] = {}
+            for seed in range(self.sizes.seeds):
+                progress(f"figure {number}: {x:g}, seed {seed}")
+                constrained = {mode: (mode, by_mode[mode][x]) for mode in modes}
+                free = {mode: (_alone(mode), by_mode[mode][x]._replace(pool_pages=None)) for mode in modes}
+                runs = self._in_turns([*free.values(), *constrained.values()], seed)
+                for mode in modes:
+                    without, within = runs[free[mode]], runs[constrained[mode]]
+                    assert within[0].streams == without[0].streams, "overflow changes no token"
+                    overheads[mode].append(overhead_s(without, within))
+                    counters[mode] = within[0].counters
+            points += [OverflowPoint(x, mode.name, spread(overheads[mode]), counters[mode]) for mode in modes]
         return OverflowFigure(number, title, axis, points)
 
-    def _fastest(self, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
-        """The fastest of the runs of a seed, without its steps."""
-        runs = [self.run(mode, overflow, seed) for _ in range(self.sizes.repeats)]
-        return min(runs, key=lambda run: run.seconds)._replace(steps=())
+    def _in_turns(
+        self, batches: Sequence[tuple[OverflowMode, Overflow]], seed: int
+    ) -> Mapping[tuple[OverflowMode, Overflow], Sequence[BatchRun]]:
+        """The runs of each of these batches, one after the other, as often as there are repeats."""
+        runs: dict[tuple[OverflowMode, Overflow], list[BatchRun]] = {batch: [] for batch in batches}
+        for _ in range(self.sizes.repeats):
+            for batch, past in runs.items():
+                past.append(self.run(*batch, seed))
+        return runs
 
     def _evicting(self, evicted: int, page_size: int, engine: OverflowMode) -> Overflow:
         """Two requests whose pool is just so small that the younger one is evicted when the older one takes its last page.
@@ -246,6 +252,36 @@ class OverflowStudy(NamedTuple):
             if self.plan(engine, free._replace(pool_pages=pages), 0).counters.preemptions:
                 return free._replace(pool_pages=pages)
         raise AssertionError("no pool evicts the younger request")
+
+
+def overhead_s(unconstrained: Sequence[BatchRun], constrained: Sequence[BatchRun]) -> float:
+    """`T(constrained) - T(unconstrained)`, from runs whose plans are the same in each.
+
+    Of each step the fastest run counts, since what disturbs a step only adds to it. The steps up to the first at which the
+    plans of both differ are left out: they are the same.
+    """
+    both = zip(unconstrained[0].steps, constrained[0].steps, strict=False)
+    same = sum(1 for _ in takewhile(lambda steps: steps[0].plan == steps[1].plan, both))
+    return fastest_s(constrained, same) - fastest_s(unconstrained, same)
+
+
+def fastest_s(runs: Sequence[BatchRun], first: int = 0) -> float:
+    """Seconds of the steps from `first` on, of each the fastest of the runs."""
+    durations = [
+        [step.at_s - before for before, step in zip([0.0, *(step.at_s for step in run.steps)], run.steps, strict=False)]
+        for run in runs
+    ]
+    return sum(min(step) for step in list(zip(*durations, strict=True))[first:])
+
+
+def spread(values: Sequence[float]) -> Range:
+    """Their mean, with the least and the largest."""
+    return Range(sum(values) / len(values), min(values), max(values))
+
+
+def _alone(mode: OverflowMode) -> OverflowMode:
+    """The mode's engine where nothing overflows."""
+    return engine_of(mode)._replace(by_layer=mode.by_layer, pinned=mode.pinned)
 
 
 def engine_of(mode: OverflowMode) -> OverflowMode:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinfercept.sim.batch_run import BatchRun, BatchStep
-from jinfercept.sim.overflow_agreement import Agreement, agreement
+from jinfercept.sim.overflow_agreement import WITHIN, Agreement, agreement
 from jinfercept.sim.overflow_checks import Ways, crossover, trend_checks
 from jinfercept.sim.overflow_figures import OverflowFigure, OverflowPoint
 from jinfercept.sim.plots import check_drawing
@@ -141,10 +141,17 @@ def _checks(report: OverflowReport) -> str:
 
 def _agreement_table(agreed: Agreement) -> str:
     rows = [
-        [f"{cell.figure}", f"{cell.x:,g}", cell.mode, f"{1e3 * cell.measured_s:,.0f}", f"{1e3 * cell.simulated_s:,.0f}"]
+        [
+            f"{cell.figure}",
+            f"{cell.x:,g}",
+            cell.mode,
+            _milliseconds(cell.measured_s),
+            f"{1e3 * cell.simulated_s:,.1f}",
+            "" if not cell.is_resolved else "yes" if cell.is_near else "no",
+        ]
         for cell in agreed.cells
     ]
-    return _table(["figure", "x", "mode", "measured, ms", "simulated, ms"], rows)
+    return _table(["figure", "x", "mode", "measured, ms", "simulated, ms", f"within {WITHIN:.0%}"], rows)
 
 
 def _milliseconds(spread: Range) -> str:

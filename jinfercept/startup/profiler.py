@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
@@ -22,12 +22,18 @@ from jinfercept.runner.runner import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile, load_profile
+from jinfercept.sched.tiled_price import AttentionTiles
+from jinfercept.startup.attention_tiles import fit_tiles
 from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
 
 MOST_DEPTH = 2048
 """Last token of the deepest chunk that is measured."""
 SHORT_S = 0.1
 """A shorter step runs twice, and the first run does not count: it sets up the page tables."""
+
+
+SPARSE_CHUNKS = 4
+"""Chunks of a step that has several."""
 
 
 class ProfiledRunner(PlanRunner, Protocol):
@@ -47,6 +53,7 @@ class Effort(NamedTuple):
         every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one.
         pages: sizes of transfers.
         groups: whether numbers of layers per executable are compared first, where the user names none.
+        tiles: whether steps are measured too whose attention has tiles with little in them.
     """
 
     rounds: int
@@ -56,11 +63,12 @@ class Effort(NamedTuple):
     every_bucket: bool
     pages: tuple[int, ...]
     groups: bool
+    tiles: bool
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,), False),
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True, True),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16,), False, False),
 }
 """By the name that selects them as an engine's profile."""
 
@@ -96,6 +104,7 @@ def measure(
     kv_bytes_per_token: int,
     effort: Effort,
     settings: Mapping[str, Any],
+    tiles: AttentionTiles | None = None,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
@@ -108,6 +117,7 @@ def measure(
         kv_bytes_per_token: bytes of one token's keys and values.
         effort: how much is measured.
         settings: everything that the costs depend on; they are written to the profile's tables.
+        tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         progress: called with what is done.
         clock: seconds.
 
@@ -115,12 +125,16 @@ def measure(
         A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its
         `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
     """
-    started_s = clock()
+    started_s, tiles = clock(), tiles if effort.tiles else None
+    usual = list(_steps(shape, effort))
+    sparse = list(_sparse_steps(shape)) if tiles is not None else []
     try:
-        timed = _time_steps(runner, shape, effort, progress, clock)
+        every = _time_steps(runner, [*usual, *sparse], effort, progress, clock)
         links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
     finally:
         runner.reset()
+    plans = {id(plan) for _, plan in usual}
+    timed = [one for one in every if id(one[1]) in plans]
     fit = fit_steps(step for step, _, _ in timed)
     ways = {
         way: fit_link([(num_ways * link["pages"] * shape.page_size, link[f"{way}_s"]) for link in links])
@@ -144,8 +158,9 @@ def measure(
         dispatch_s=median_low(timing.dispatch_s for _, _, timing in timed),
         bucket_tokens=fit.bucket_tokens,
         bucket_s=fit.bucket_s,
+        tiled=None if tiles is None else fit_tiles(tiles, [(plan, timing.seconds) for _, plan, timing in every]),
     )
-    straight = replace(profile, bucket_tokens=(), bucket_s=())
+    straight = replace(profile, bucket_tokens=(), bucket_s=(), tiled=None)
     steps = [
         step._asdict() | timing._asdict() | {"profile_s": profile.plan_s(plan), "line_s": straight.plan_s(plan)}
         for step, plan, timing in timed
@@ -158,10 +173,14 @@ def measure(
 
 
 def _time_steps(
-    runner: PlanRunner, shape: RunnerShape, effort: Effort, progress: Progress, clock: Callable[[], float]
+    runner: PlanRunner,
+    steps: Sequence[tuple[MeasuredStep, StepPlan]],
+    effort: Effort,
+    progress: Progress,
+    clock: Callable[[], float],
 ) -> list[tuple[MeasuredStep, StepPlan, PlanTiming]]:
-    """Every measured step, small buckets first, with its plan and its timing."""
-    started_s, steps = clock(), list(_steps(shape, effort))
+    """Every measured step with its plan and its timing."""
+    started_s = clock()
     runs: list[list[PlanRun]] = [[] for _ in steps]
     for number in range(effort.rounds * len(steps)):
         progress("measuring", number, effort.rounds * len(steps))
@@ -192,6 +211,18 @@ def _steps(shape: RunnerShape, effort: Effort) -> Iterator[tuple[MeasuredStep, S
         deepest = min(most, MOST_DEPTH) - bucket
         for depth in (0, deepest) if effort.every_bucket and bucket > 1 and deepest > 0 else ():
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
+
+
+def _sparse_steps(shape: RunnerShape) -> Iterator[tuple[MeasuredStep, StepPlan]]:
+    """Steps whose tiles of attention hold one long row only, or short chunks."""
+    most, pool = min(longest(shape), MOST_DEPTH), shape.num_pages * shape.page_size
+    for bucket in shape.buckets[1:]:
+        count = min(SPARSE_CHUNKS, shape.max_num_seqs, bucket // 2)
+        size = min(bucket // count, most)
+        deep = min(most - size, pool // count - size - shape.page_size)
+        for rows in ([(most - 1, 1)], [(0, size)] * count, [(max(0, deep), size)] * count):
+            plan = probe(shape, bucket, rows)
+            yield MeasuredStep(bucket, sum(map(sum, rows)), rows[0][0], 0.0), plan
 
 
 def _run_step(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:

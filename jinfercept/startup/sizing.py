@@ -15,6 +15,7 @@ from jinfercept.models.model import Model, kv_bytes_per_token
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
+from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
@@ -133,6 +134,7 @@ def profile_of(
         kv_bytes_per_token=kv_bytes_per_token(model.config, str(settings["dtype"])),
         effort=EFFORTS[effort or "quick"],
         settings=settings,
+        tiles=attention_tiles(config.advanced.attention, shape.page_size),
         progress=progress,
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})

@@ -1,15 +1,16 @@
 """Overflow on the real engine: the simulator's plans, the same tokens, and nothing compiled inside the clock."""
 
+import os
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from jinfercept.bench.overflow import MODES, SIZES, OverflowEngine
+from jinfercept.bench.overflow import MODES, QUICK_EFFORT, SIZES, OverflowEngine, on_one_core
 from jinfercept.cli.overflow import measured_report
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sim.batch_run import BatchRequest
-from jinfercept.sim.overflow import OUR_RECOMPUTE, OUR_SWAP, OUR_SWAP_BY_LAYER, Overflow, at_once, shared
+from jinfercept.sim.overflow import AUTO, OUR_RECOMPUTE, OUR_SWAP, OUR_SWAP_BY_LAYER, Overflow, at_once, shared
 from jinfercept.sim.overflow_agreement import agreement
 from jinfercept.sim.overflow_checks import Ways
 from jinfercept.sim.overflow_figures import OverflowFigure, OverflowPoint
@@ -32,7 +33,7 @@ WAYS = Ways(OUR_RECOMPUTE.name, OUR_SWAP_BY_LAYER.name)
 @pytest.fixture(scope="module")
 def engine() -> Iterator[OverflowEngine]:
     with OverflowEngine(
-        str(GOLDEN / "llama_yarn"), TINY, effort="quick", clock=time.process_time, max_num_batched_tokens=16
+        str(GOLDEN / "llama_yarn"), TINY, effort=QUICK_EFFORT, clock=time.process_time, max_num_batched_tokens=16
     ) as engine:
         yield engine
 
@@ -84,12 +85,33 @@ def test_agreement_counts_winners_and_near_overheads_and_leaves_out_what_is_not_
     simulated = figure({WAYS.recompute: exactly(1.2, 2.0), WAYS.swap: exactly(2.0, 3.0)})
     agreed = agreement([measured], [simulated], WAYS)
     assert (agreed.same_winner, agreed.num_compared, agreed.num_undecided) == (1, 2, 0)
-    assert agreed.num_near == 3
-    assert str(agreed).startswith("FAIL: the same winner in 1 of 2 cells (wanted: 90%)")
+    assert (agreed.num_near, len(agreed.resolved)) == (3, 4)
+    assert str(agreed).startswith("FAIL: the same winner in 1 of 2 comparisons")
     noisy = figure({WAYS.recompute: [Range(1.0, 0.5, 2.0)], WAYS.swap: [Range(1.2, 0.8, 1.5)]})
     undecided = agreement([noisy], [simulated], WAYS)
     assert undecided[1:] == (0, 0, 1)
-    assert str(undecided).startswith("FAIL: the same winner in 0 of 0")
-    assert (
-        agreement([figure({WAYS.recompute: exactly(1.0), WAYS.swap: exactly(2.0)}, 0)], [simulated], WAYS).cells == []
-    )
+    assert undecided.resolved == []
+    assert "FAIL: overheads within 25% in 0 of 0 cells, beside 2" in str(undecided)
+    none = figure({WAYS.recompute: exactly(1.0), WAYS.swap: exactly(2.0)}, 0)
+    assert agreement([none], [simulated], WAYS).cells == []
+
+
+def test_every_way_of_swapping_is_compared_with_recomputing() -> None:
+    curves = {
+        WAYS.recompute: exactly(2.0),
+        WAYS.swap: exactly(1.0),
+        OUR_SWAP.name: exactly(3.0),
+        AUTO.name: exactly(0.5),
+    }
+    other = curves | {OUR_SWAP.name: exactly(1.0)}
+    agreed = agreement([figure(curves)], [figure(other)], WAYS)
+    assert (agreed.same_winner, agreed.num_compared) == (1, 2)
+
+
+def test_one_core_is_left_again() -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    before = os.sched_getaffinity(0)
+    with on_one_core():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before

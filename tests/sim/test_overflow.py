@@ -1,13 +1,14 @@
 """The study of overflow: every figure in the simulator, its checks, and what a mode's link costs."""
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.sched.profile import load_profile
-from jinfercept.sim.batch_run import BatchRequest, BatchRun
+from jinfercept.sim.batch_run import BatchRequest, BatchRun, BatchStep
 from jinfercept.sim.overflow import (
     AUTO,
     COPY_S,
@@ -26,7 +27,14 @@ from jinfercept.sim.overflow import (
     simulate,
 )
 from jinfercept.sim.overflow_checks import Ways, crossover, trend_checks
-from jinfercept.sim.overflow_figures import OverflowFigure, OverflowPoint
+from jinfercept.sim.overflow_figures import (
+    QUICK,
+    OverflowFigure,
+    OverflowPoint,
+    OverflowStudy,
+    fastest_s,
+    overhead_s,
+)
 from jinfercept.sim.reports import Range
 
 WAYS = Ways(RECOMPUTE_2024.name, SWAP_PINNED.name)
@@ -93,6 +101,33 @@ def figure(number: int, curves: dict[str, list[float]], xs: tuple[float, ...] = 
     return OverflowFigure(number, "a title", "an axis", points)
 
 
+def run_of(*steps: tuple[float, int]) -> BatchRun:
+    """A run whose steps take so many seconds; those with equal numbers have the same plans."""
+    ends = accumulate(seconds for seconds, _ in steps)
+    return RUN._replace(steps=[BatchStep(end, number, 0, 0, 0) for end, (_, number) in zip(ends, steps, strict=True)])
+
+
+def test_an_overhead_counts_the_fastest_run_of_each_step_behind_those_that_both_pools_share() -> None:
+    free = [run_of((9.0, 1), (2.0, 2)), run_of((1.0, 1), (3.0, 2))]
+    short = [run_of((5.0, 1), (7.0, 3), (1.0, 2)), run_of((1.0, 1), (4.0, 3), (2.0, 2))]
+    assert overhead_s(free, short) == pytest.approx(4.0 + 1.0 - 2.0)
+    assert overhead_s(free, free) == 0.0
+    assert fastest_s(free) == pytest.approx(1.0 + 2.0)
+
+
+def test_both_pools_are_served_in_turns() -> None:
+    served = list[tuple[str, bool, int]]()
+
+    def run(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
+        served.append((mode.preemption, overflow.pool_pages is None, seed))
+        return simulate(mode, overflow)
+
+    sizes = QUICK._replace(batch=SMALL, shares=(0.6,), seeds=2, repeats=2)
+    OverflowStudy(run, sizes, (OUR_RECOMPUTE, OUR_SWAP), (), run).figure_5(lambda cell: None)
+    turn = [("recompute", True), ("recompute", False), ("swap", False)]
+    assert served == [(*batch, seed) for seed in (0, 1) for _ in range(2) for batch in turn]
+
+
 def test_a_crossover_is_interpolated() -> None:
     crossing = figure(3, {"a": [3.0, 2.0, 1.0], "b": [1.0, 1.0, 2.0]})
     assert crossover(crossing, "a", "b") == 30.0
@@ -121,6 +156,13 @@ def test_auto_has_to_be_as_good_as_the_better_way_in_every_cell() -> None:
     assert passed(figure(5, both | {AUTO.name: [1.01, 0.9, 1.0]}))[-2:] == [True, True]
     assert passed(figure(5, both | {AUTO.name: [1.03, 0.5, 1.0]}))[-2:] == [False, True]
     assert passed(figure(5, both | {AUTO.name: [1.0, 2.0, 1.0]}))[-2:] == [False, False]
+    noisy = figure(5, both | {AUTO.name: [1.0, 1.0, 1.0]})
+    points = [
+        point._replace(overhead_s=Range(1.1, 0.9, 1.3)) if point.mode == AUTO.name else point for point in noisy.points
+    ]
+    [within] = [check for check in trend_checks([noisy._replace(points=points)], {}, WAYS) if check.figure == 0]
+    assert within.passed
+    assert "over 2 % in 3, in 3 of these by less than what the seeds differ by" in within.seen
 
 
 def test_throughput_over_time_is_told_by_its_prompts_and_its_usage() -> None:
