@@ -122,6 +122,7 @@ class AdvancedOptions:
     staging_pages: int = option(
         1, "most pages that cross the host link as one array, a power of two up to 32; 1: each page is its own"
     )
+    pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
     pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
     joined_decode: bool = option(
@@ -175,6 +176,7 @@ class LLMOptions(RestartOptions, total=False):
     layers_per_step: int | None
     transfer_parts: int
     staging_pages: int
+    pinned_memory: bool
     attention: AttentionChoice
     joined_decode: bool
     compilation_cache: bool

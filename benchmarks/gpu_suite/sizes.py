@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.sim.overflow import at_once
+from jinfercept.sim.overflow_figures import OverflowSizes
 
 Row = dict[str, Any]
 """One measurement, ready for JSON; every part says what its rows hold."""
@@ -135,6 +137,24 @@ class Policies(NamedTuple):
     bucket: int
 
 
+class Overflows(NamedTuple):
+    """The batches of the study of overflow, of one model.
+
+    Attributes:
+        model: its shape.
+        figures: those of the study that are measured.
+        sizes: of their batches.
+        tokens: most query tokens of a step.
+        swap_space: of every engine, GiB.
+    """
+
+    model: ModelConfig
+    figures: tuple[int, ...]
+    sizes: OverflowSizes
+    tokens: int
+    swap_space: float
+
+
 @dataclass(frozen=True)
 class Sizes:
     """All sizes of a run of the suite.
@@ -163,7 +183,8 @@ class Sizes:
         transfer_pages: most pages that a step moves each way.
         transfer_rows: (rows, context) of the step that transfers hide behind.
         idle_steps: steps that are traced.
-        policies: the last part's workload.
+        policies: the workload of that part.
+        overflow: the batches of that part.
     """
 
     models: Mapping[str, ModelConfig]
@@ -192,6 +213,7 @@ class Sizes:
     transfer_rows: tuple[int, int]
     idle_steps: int
     policies: Policies
+    overflow: Overflows
 
 
 def _cases(heads: HeadSizes, batches: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[AttentionCase, ...]:
@@ -231,6 +253,21 @@ FULL = Sizes(
     transfer_rows=(64, 512),
     idle_steps=20,
     policies=Policies("gpt-j-6b", 4.0, 100.0, 0.3, 0.2, 16_000, 32_000, 64, 512),
+    overflow=Overflows(
+        replace(GPTJ_6B, num_layers=8),  # six engines at once have to fit
+        (2, 3, 4, 5),
+        OverflowSizes(
+            page_sizes=(16, 64),
+            evicted=(512, 2048),
+            lengths=(256, 512),
+            batch=at_once(375, 64, 32),
+            shares=(0.1, 0.3, 0.5),
+            seeds=3,
+            repeats=2,
+        ),
+        512,
+        4.0,
+    ),
 )
 TINY = Sizes(
     models={"small": SMALL_LLAMA},
@@ -259,4 +296,11 @@ TINY = Sizes(
     transfer_rows=(8, 16),
     idle_steps=2,
     policies=Policies("small", 1.0, 10.0, 0.02, 0.02, 256, 128, 8, 8),
+    overflow=Overflows(
+        SMALL_LLAMA,
+        (5,),
+        OverflowSizes((8,), (24,), (24,), at_once(6, 18, 6, page_size=8), (0.5,)),
+        32,
+        0.1,
+    ),
 )

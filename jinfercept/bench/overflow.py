@@ -109,7 +109,7 @@ class OverflowEngine:
     take turns on the same cores.
 
     Args:
-        model: `DUMMY`, or a model as `LLM` takes one.
+        model: `DUMMY`, a model as `LLM` takes one, or a shape, whose weights are random.
         sizes: of the batches that it will serve.
         effort: of the profile.
         clock: of runs and profile: seconds.
@@ -118,24 +118,26 @@ class OverflowEngine:
 
     def __init__(
         self,
-        model: str,
+        model: str | ModelConfig,
         sizes: OverflowSizes,
         *,
         effort: Effort = EFFORT,
         clock: Callable[[], float] = time.perf_counter,
         **options: Any,
     ) -> None:
-        self._model = model
+        self._model = DUMMY_MODEL if model == DUMMY else model
         self._effort = effort
         self._clock = clock
         depth = {"pipeline_depth": 0} if jax.default_backend() == "cpu" else {}
-        self._options: dict[str, Any] = {"max_num_batched_tokens": 128} | depth | options
+        self._options: dict[str, Any] = (
+            {"dtype": "float32", "max_num_batched_tokens": 128, "swap_space": 1.0} | depth | options
+        )
         batches = max(MAX_NUM_SEQS * max(sizes.lengths), MAX_NUM_SEQS * sum(sizes.batch.requests[0]))
         self._longest = max(
             max(sizes.evicted) + 8 * max(sizes.page_sizes), max(sizes.lengths), sum(sizes.batch.requests[0])
         )
         self._kv_tokens = max(batches, 2 * self._longest) + MAX_NUM_SEQS * max(sizes.page_sizes)
-        self._setups: dict[tuple[int, bool], EngineSetup] = {}
+        self._setups: dict[tuple[int, bool, bool], EngineSetup] = {}
         self._host_s = 0.0
         self._counter = CompileCounter()
 
@@ -180,9 +182,9 @@ class OverflowEngine:
 
     def setup(self, mode: OverflowMode, page_size: int) -> EngineSetup:
         """The setup of a mode and page size, warm."""
-        key = page_size, mode.by_layer
+        key = page_size, mode.by_layer, mode.pinned
         if key not in self._setups:
-            self._setups[key] = self._warm(page_size, by_layer=mode.by_layer)
+            self._setups[key] = self._warm(page_size, by_layer=mode.by_layer, pinned=mode.pinned)
         return self._setups[key]
 
     def close(self) -> None:
@@ -197,33 +199,31 @@ class OverflowEngine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _warm(self, page_size: int, *, by_layer: bool) -> EngineSetup:
+    def _warm(self, page_size: int, *, by_layer: bool, pinned: bool) -> EngineSetup:
         """A compiled setup that has served a batch with overflow in it."""
-        is_dummy = self._model == DUMMY
         setup = set_up(
-            DUMMY_MODEL if is_dummy else self._model,
-            load_format="dummy" if is_dummy else "auto",
-            dtype="float32",
+            self._model,
+            load_format="dummy" if isinstance(self._model, ModelConfig) else "auto",
             page_size=page_size,
             kv_tokens=-(-self._kv_tokens // page_size + 1) * page_size,
             max_model_len=self._longest,
             max_num_seqs=MAX_NUM_SEQS,
-            swap_space=1.0,
             enable_prefix_caching=False,
             layers_per_step=1,
             transfer_parts=10**6 if by_layer else 1,
             staging_pages=1 if by_layer else MOST_STAGED,
+            pinned_memory=pinned,
             profile=UNUSED_PROFILE,
             **self._options,
         )
         warm = Overflow((BatchRequest(2 * page_size, page_size + 8),) * 3, page_size, pool_pages=8)
         for preemption in ("recompute", "swap"):
-            self._play(setup, OverflowMode("", preemption, "ours", by_layer), warm, 0)
+            self._play(setup, OverflowMode("", preemption, "ours", by_layer, pinned), warm, 0)
         machine, plan = setup.machine, setup.memory_plan
         profile = measure(
             machine.runner,
             machine.shape,
-            name=self._model,
+            name=setup.model.config.family,
             kv_bytes_per_token=plan.token_bytes(page_size),
             effort=self._effort,
             settings={},

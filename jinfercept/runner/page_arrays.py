@@ -12,7 +12,7 @@ offloaded and fetched whole; otherwise link and device memory carry up to `stagi
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +162,7 @@ class KVArrays:
             memory, cut alike.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
+        pinned: whether the host copies are page-locked; else they are pageable, and the host waits for every copy that leaves.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class KVArrays:
         dtype: DTypeLike,
         home: Sharding,
         staging_pages: int = 1,
+        pinned: bool = True,
     ) -> None:
         shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
         self.parts = tuple(parts)
@@ -182,6 +184,7 @@ class KVArrays:
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
         self._on_device = beside(jax.ShapeDtypeStruct(shape, dtype, sharding=home), COPIES_SPEC)
+        self._pinned = pinned
         self._on_host = self._on_device.with_memory_kind("pinned_host")
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
         self._blank = place(blanks, self._on_device)  # fills up a scatter's arrays
@@ -272,7 +275,7 @@ class KVArrays:
 
     def _leave(self, made: Sequence[HostPages], arrays: Sequence[HostArray]) -> None:
         """Copy arrays of the device to the host, as the next part of these."""
-        pieces = move(made, self._on_host)
+        pieces = move(made, self._on_host) if self._pinned else cast(list[HostPages], list(map(np.asarray, made)))
         for array, piece in zip(arrays, pieces, strict=True):
             array.parts.append(piece)
         self._in_flight[-1] += pieces

@@ -70,6 +70,7 @@ class RunnerShape:
         transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
             pages, during all of a step's compute.
         staging_pages: most pages of one host array, a power of two; 1: every page is its own.
+        pinned_memory: whether host arrays are page-locked.
         joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values.
     """
 
@@ -81,6 +82,7 @@ class RunnerShape:
     layers_per_step: int
     transfer_parts: int = 1
     staging_pages: int = 1
+    pinned_memory: bool = True
     joined_decode: bool = True
 
     def bucket(self, num_tokens: int) -> PackedShape:
@@ -138,6 +140,7 @@ class ModelRunner:
             dtype=leaf.dtype,
             home=beside(leaf, PAGES_SPEC),
             staging_pages=shape.staging_pages,
+            pinned=shape.pinned_memory,
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)

@@ -55,6 +55,7 @@ SWAP_COALESCED = OverflowMode("swap, coalesced", "swap", "2024")
 OUR_RECOMPUTE = OverflowMode("our recompute", "recompute", "ours")
 OUR_SWAP = OverflowMode("our swap", "swap", "ours")
 OUR_SWAP_BY_LAYER = OverflowMode("our swap by layer", "swap", "ours", by_layer=True)
+OUR_SWAP_PAGEABLE = OverflowMode("our swap by layer, pageable", "swap", "ours", by_layer=True, pinned=False)
 AUTO = OverflowMode("auto", "auto", "ours")
 
 

@@ -100,6 +100,7 @@ def profile_settings(
         "layers_per_step": shape.layers_per_step,
         "transfer_parts": shape.transfer_parts,
         "staging_pages": shape.staging_pages,
+        **({} if shape.pinned_memory else {"pinned_memory": False}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
         "device": device if len(devices) == 1 else f"{len(devices)} x {device}",
@@ -171,6 +172,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         layers_per_step=layers_per_step,
         transfer_parts=config.advanced.transfer_parts,
         staging_pages=config.advanced.staging_pages,
+        pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
     )
 

@@ -33,7 +33,7 @@ WAYS = Ways(OUR_RECOMPUTE.name, OUR_SWAP_BY_LAYER.name)
 @pytest.fixture(scope="module")
 def engine() -> Iterator[OverflowEngine]:
     with OverflowEngine(
-        str(GOLDEN / "llama_yarn"), TINY, effort=QUICK_EFFORT, clock=time.process_time, max_num_batched_tokens=16
+        str(GOLDEN / "llama_yarn"), TINY, effort=QUICK_EFFORT, clock=time.process_time, max_num_batched_tokens=32
     ) as engine:
         yield engine
 

@@ -65,6 +65,17 @@ def test_all_policies_serve_the_same_tokens(rows: dict[str, list[Row]]) -> None:
     assert [row["other_tokens"] for row in rows["policies"]] == [0] * 6
 
 
+def test_overflow_is_measured_with_both_kinds_of_host_memory(rows: dict[str, list[Row]]) -> None:
+    *cells, checked = rows["overflow"]
+    assert {(row["mode"], row["moved_tokens"] > 0) for row in cells if "swap" in row["mode"]} == {
+        ("our swap", True),
+        ("our swap by layer", True),
+        ("our swap by layer, pageable", True),
+    }
+    assert all(row["preemptions"] > 0 for row in cells)
+    assert checked["checks"] > 0
+
+
 def test_the_full_sizes_cover_what_the_aims_speak_of() -> None:
     decoding = {(case.heads.dim, case.rows, case.context) for case in FULL.attention if case.chunk == 1}
     assert {(256, 64, 2048), (128, 64, 2048), (256, 32, 2048), (128, 256, 8192)} <= decoding
