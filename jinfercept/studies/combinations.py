@@ -42,6 +42,10 @@ LOADS = (0.6, 0.9, 1.2)
 """Simulated loads, over what is carried on paper if pauses cost nothing."""
 DROPPING_LOADS = (0.4, 0.7, 1.0)
 """Simulated loads of `DROPPING`, over what is carried on paper if every pause loses its context."""
+LONG = len(LOADS)
+"""The number of the load of the longer simulations."""
+LONG_LOAD, LONG_S = 0.9, 240.0
+"""Of the longer simulations: load over what is carried on paper if pauses cost nothing, and seconds of arrivals."""
 SLOWER = 3.0
 """A policy carries the load at which its mean latency is so many times that of `copy_ahead` at the least of `LOADS`."""
 
@@ -91,6 +95,10 @@ class Combined(NamedTuple):
         return [load * self.paper.free for load in LOADS]
 
 
+PLAYED_LONGER = Combination("llama-13b, H100", 0.0, "GQA")
+"""The combination with the most gain on paper, whose arrivals are otherwise over before its conversations end."""
+
+
 def combined(machines: Iterable[tuple[Deployment, Sequence[str]]]) -> dict[Combination, Combined]:
     """All combinations of machines with names of `KV_BYTES`, and of shares."""
     needs = {shared: mixed_demand(shared) for shared in SHARED}
@@ -121,11 +129,19 @@ def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool
         for policy in POLICIES[2:] if quick else POLICIES:
             for load, rate in enumerate(one.offered(policy)[: 1 if quick else None]):
                 duration_s = 10.0 / rate if quick else min(150.0, max(60.0, 300.0 / rate))
-                simulation = replace(
-                    one.machine.simulation(policy, duration_s, one.need),
-                    prefix_caching=True,
-                    shared_prefix=key.shared,
-                    chunked_prefill=None if policy == "discard" else True,
-                )
-                made[CombinationTrial(key, policy, load)] = SweepRun(simulation, mixed_load(rate, duration_s, seed))
+                made[CombinationTrial(key, policy, load)] = _run(key, one, policy, rate, duration_s, seed)
+        if key == PLAYED_LONGER and not quick:
+            rate = LONG_LOAD * one.paper.free
+            for policy in POLICIES[2:]:
+                made[CombinationTrial(key, policy, LONG)] = _run(key, one, policy, rate, LONG_S, seed)
     return made
+
+
+def _run(key: Combination, one: Combined, policy: str, rate: float, duration_s: float, seed: int) -> SweepRun:
+    simulation = replace(
+        one.machine.simulation(policy, duration_s, one.need),
+        prefix_caching=True,
+        shared_prefix=key.shared,
+        chunked_prefill=None if policy == "discard" else True,
+    )
+    return SweepRun(simulation, mixed_load(rate, duration_s, seed))

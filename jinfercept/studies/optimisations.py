@@ -12,7 +12,11 @@ from jinfercept.studies.combinations import (
     DROPPING_LOADS,
     KV_BYTES,
     LOADS,
+    LONG,
+    LONG_LOAD,
+    LONG_S,
     ON_PAPER,
+    PLAYED_LONGER,
     POLICIES,
     SHARED,
     SIMULATED,
@@ -239,4 +243,12 @@ def _about_latencies(carried: Carried, reports: Reports) -> list[str]:
                 f"At {share:g} of the load on paper, lru takes at most {ratios[worst]:.2f} times the mean latency of copy_ahead"
                 f" ({worst.label}, {worst.name}), and more than {NOTHING_LEFT} times on {slow} of {len(ratios)}."
             )
+    if (ratio := _slower(PLAYED_LONGER, LONG, reports)) is not None:
+        theirs, ours = (
+            latency_text(reports[CombinationTrial(PLAYED_LONGER, one, LONG)]) for one in ("lru", "copy_ahead")
+        )
+        said.append(
+            f"With {LONG_S:g} s of arrivals at {LONG_LOAD:g} of the load on paper, lru takes {ratio:.2f} times the latency of"
+            f" copy_ahead ({PLAYED_LONGER.label}, {PLAYED_LONGER.name}): {theirs} and {ours}."
+        )
     return said
