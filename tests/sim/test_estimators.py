@@ -13,7 +13,7 @@ from jinfercept.sched.estimator import Estimator, HistoryEstimator, OracleEstima
 from jinfercept.sched.profile import load_profile
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.plots import Bars
-from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, ScaledEstimator
+from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WILD_TOOLS, WRONG_TOOLS, ScaledEstimator, one_tool_wrong
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
 from jinfercept.sim.sweep import SweepRun
@@ -93,6 +93,25 @@ def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
     assert durations == [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
     assert 0.1 <= min(durations) < 0.13
     assert 8.0 < max(durations) <= 10.0
+
+
+def test_an_oracle_that_is_wrong_about_one_tool_is_right_about_the_others() -> None:
+    wrong = WRONG_TOOLS[one_tool_wrong("chat", 10.0)]()
+    for name in ("chat", "qa"):
+        wrong.started(PendingCall(name, name, 2.0), 0.0)
+    assert [wrong.duration_s(PendingCall(name, name), 0.0) for name in ("chat", "qa")] == [20.0, 2.0]
+
+
+@pytest.mark.parametrize("name", WILD_TOOLS)
+def test_each_tool_has_a_wrong_factor_of_its_own_for_all_its_calls(name: str) -> None:
+    wild = WRONG_TOOLS[name]()
+    calls = [PendingCall(tool, f"{tool}{number}", 1.0) for tool in ("chat", "qa", "ve") for number in range(2)]
+    for call in calls:
+        wild.started(call, 0.0)
+    factors = [wild.duration_s(call, 0.0) for call in calls]
+    assert factors[::2] == factors[1::2]
+    assert len(set(factors)) == 3
+    assert all(0.1 <= factor <= 10.0 for factor in factors)
 
 
 def test_the_long_workload_has_only_kinds_with_long_calls() -> None:
