@@ -87,6 +87,19 @@ DETAILS: Mapping[str, Sequence[str]] = {
         "copied_in_tokens",
         "unfinished",
     ),
+    "overflow": (
+        "figure",
+        "x",
+        "mode",
+        "overhead_s",
+        "least_s",
+        "most_s",
+        "preemptions",
+        "moved_tokens",
+        "recomputed_tokens",
+        "checks",
+        "wrong",
+    ),
 }
 """The columns of every part's table; what a row lacks is empty."""
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.gpu_aims import AIMS, Figure
 from benchmarks.gpu_predictions import predicted_table, predictions
+from benchmarks.gpu_report import DETAILS
 from benchmarks.gpu_suite.child import part
 from benchmarks.gpu_suite.idle import gaps
 from benchmarks.gpu_suite.missing import satisfies
@@ -74,6 +75,10 @@ def test_overflow_is_measured_with_both_kinds_of_host_memory(rows: dict[str, lis
     }
     assert all(row["preemptions"] > 0 for row in cells)
     assert checked["checks"] > 0
+
+
+def test_every_part_has_columns_in_the_report() -> None:
+    assert {part.module for part in PARTS.values()} <= DETAILS.keys()
 
 
 def test_the_full_sizes_cover_what_the_aims_speak_of() -> None:
