@@ -34,8 +34,9 @@ def moves(draw: st.DrawFn) -> list[Move]:
 
 def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
     home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
-    sizes = {"num_kv_heads": 1, "head_dim": 2}
-    kv = KVArrays(NUM_PAGES, 2, parts=parts, dtype=jnp.float32, home=home, staging_pages=staging, **sizes)
+    kv = KVArrays(
+        NUM_PAGES, 2, parts=parts, dtype=jnp.float32, home=home, staging_pages=staging, num_kv_heads=1, head_dim=2
+    )
     run = Executables()
     kv.add_executables(run)
     run.compile()
