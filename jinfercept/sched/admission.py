@@ -3,7 +3,7 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.plan_builder import PlanBuilder
+from jinfercept.sched.plan_builder import Counters, PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
@@ -17,10 +17,11 @@ class Admission:
         kv: the pages.
         queues: the sequences.
         policy: says which pages of paused contexts a request that starts may not take.
+        counters: the tokens of contexts that run again are added here.
     """
 
-    def __init__(self, kv: KVManager, queues: Queues, policy: Policy) -> None:
-        self._kv, self._queues, self._policy = kv, queues, policy
+    def __init__(self, kv: KVManager, queues: Queues, policy: Policy, counters: Counters) -> None:
+        self._kv, self._queues, self._policy, self._counters = kv, queues, policy, counters
 
     def admit(self, builder: PlanBuilder, sequence: Sequence, *, entitled: bool = False) -> bool:
         """Start a waiting sequence, if the device has slots for its whole context; False if not.
@@ -40,9 +41,13 @@ class Admission:
         self._queues.run(sequence)
         sequence.planned = False
         builder.context_tokens += sequence.length
-        if not sequence.max_computed:
+        ran_before = sequence.max_computed > 0
+        if not ran_before:
             sequence.max_computed = len(context.pages) * kv.page_size
         sequence.residency = kv.survey(context, sequence.max_computed)
+        if ran_before:
+            self._counters.resumed += sequence.max_computed
+            self._counters.kept += sequence.residency.device + sequence.residency.host
         if sequence.num_cached is None:
             sequence.num_cached = sequence.residency.device + sequence.residency.host
             sequence.retained = sequence.retained and sequence.residency

@@ -1,7 +1,8 @@
 """Ours: copy paused contexts to the host while the link is idle, keep the device copy, evict pages only on demand.
 
 A page with a host copy is clean: dropping it is free and instant. So paused contexts fill memory that would be idle, and give
-it up at once when a sequence needs it. The context that is expected back last is copied first and dropped first.
+it up at once when a sequence needs it. The context that takes the most seconds of holding per return is copied and dropped
+first: one that is expected back late, or that may never come back.
 
 A new request does not displace a context that is expected back before it could be moved out and in again twice: where memory is
 short, it would only make the link move that context while others wait for the link.
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.estimator import Estimator, seconds_per_return
 from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.policy import Action, Budget, Move, Policy
 from jinfercept.sched.sequence import Sequence, State
@@ -120,4 +121,4 @@ class CopyAhead(Policy):
         """Seconds until the sequence is expected back; 0 if it waits to run."""
         if sequence.state is not State.INTERCEPTED:
             return 0.0
-        return remaining_s(self._estimator, sequence, now - sequence.paused_s)
+        return seconds_per_return(self._estimator, sequence, now - sequence.paused_s)

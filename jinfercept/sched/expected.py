@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-from jinfercept.sched.estimator import Estimator, remaining_s
+from jinfercept.sched.estimator import Estimator, seconds_per_return
 from jinfercept.sched.sequence import Sequence, State
 
 REFRESHED = 2
@@ -62,7 +62,7 @@ class LastExpectedFirst:
         """Add a sequence, or take its estimate anew."""
         self.discard(sequence)
         if sequence.state is State.INTERCEPTED:
-            key = -(now + remaining_s(self._estimator, sequence, now - sequence.paused_s))
+            key = -(now + seconds_per_return(self._estimator, sequence, now - sequence.paused_s))
         else:
             key = -sequence.order
         self._serial += 1

@@ -142,6 +142,9 @@ class GuardedEstimator(Estimator):
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         return self._number("remaining_s", self._estimator.remaining_s, call, age_s)
 
+    def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
+        return self._number("seconds_per_return", self._estimator.seconds_per_return, call, age_s)
+
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         return self._number("survival", self._estimator.survival, call, age_s, horizon_s, most=1.0)
 

@@ -93,7 +93,11 @@ def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the scheduler was made: plans, preemptions and interceptions; the others are tokens."""
+    """Totals since the scheduler was made: plans, preemptions and interceptions; the others are tokens.
+
+    `resumed` are the tokens of contexts that run again, as far as they were computed before, and `kept` those of them whose KV
+    are then on the device or on the host.
+    """
 
     plans: int = 0
     computed: int = 0
@@ -102,3 +106,5 @@ class Counters:
     copied_in: int = 0
     preemptions: int = 0
     interceptions: int = 0
+    resumed: int = 0
+    kept: int = 0

@@ -133,6 +133,8 @@ class RunStats:
             "recomputed_tokens": counters.recomputed,
             "copied_out_tokens": counters.copied_out,
             "copied_in_tokens": counters.copied_in,
+            "resumed_tokens": counters.resumed,
+            "kept_tokens": counters.kept,
             "preemptions": counters.preemptions,
             "waste_token_s": waste,
             "memory_token_s": {"running": self.used_token_s, "paused": waste["preserve"]},

@@ -56,6 +56,12 @@ class DecidingCell(NamedTuple):
         return Crowd(self.load * SATURATION, self.returning, self.spread)
 
 
+CROWD = DecidingCell(returning=0.3)
+"""A crowd in which 70 of 100 clients leave."""
+CROWD_S = 120.0
+CROWD_SEEDS = 3
+
+
 class Factor(NamedTuple):
     """What is varied.
 
@@ -133,10 +139,15 @@ class CellResult(NamedTuple):
 
 
 class DecidingMap(NamedTuple):
-    """The runs of a map, and their rows for a file."""
+    """The runs of a map, and their rows for a file.
+
+    Attributes:
+        crowd: reports of ours and of the baseline in `CROWD`, for longer and with several seeds.
+    """
 
     played: Mapping[tuple[DecidingCell, str], CellResult]
     rows: Sequence[Report]
+    crowd: Sequence[Report]
 
     def ratio(self, cell: DecidingCell, measure: str, name: str = OURS.name, over: str = BASELINE.name) -> float:
         """A contender's number over that of another; 1 if both are 0."""
@@ -164,10 +175,15 @@ def play(effort: StudyEffort, contenders: Sequence[Contender]) -> DecidingMap:
     duration_s = 3.0 if effort.quick else DURATION_S
     loads = {cell.crowd: cell.crowd.load(duration_s, effort.seed) for cell, _ in asked}
     runs = [SweepRun(_simulation(cell, one, duration_s), loads[cell.crowd]) for cell, one in asked]
+    seeds = range(effort.seed, effort.seed + CROWD_SEEDS)
+    crowd_s = duration_s if effort.quick else CROWD_S
+    crowds = [CROWD.crowd.load(crowd_s, seed) for seed in seeds]
+    runs += [SweepRun(_simulation(CROWD, one, crowd_s), load) for load in crowds for one in (OURS, BASELINE)]
     reports = effort.play(runs)
+    crowd, reports = reports[len(asked) :], reports[: len(asked)]
     rows = [cell._asdict() | report for (cell, _), report in zip(asked, reports, strict=True)]
     found = {(cell, one.name): CellResult.of(report) for (cell, one), report in zip(asked, reports, strict=True)}
-    return DecidingMap(found, rows)
+    return DecidingMap(found, rows, crowd)
 
 
 def _asked(quick: bool, contenders: Sequence[Contender]) -> Iterator[tuple[DecidingCell, Contender]]:

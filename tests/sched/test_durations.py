@@ -1,5 +1,7 @@
 """The distribution of a tool's durations, against numbers worked out by hand and against the plain sums it replaces."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,3 +112,26 @@ def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
         assert history.curve is curve
     history.end(None, Seen(2.0, False))
     assert history.curve.left(1.0) == pytest.approx((RING // 32 + 1) / RING)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=30))
+def test_seconds_per_return_are_the_least_over_all_times_at_which_to_stop(seen: list[tuple[float, bool]]) -> None:
+    curve = SurvivalCurve.from_seen(sorted(Seen(*one) for one in seen))
+    ends = [one for one, censored in sorted(seen) if not censored]
+    for age_s in [0.0, *ends]:
+        returns = [stop for stop in ends if stop > age_s and curve.left(age_s) - curve.left(stop) > 1e-12]
+        costs = [
+            (curve.held_s(stop) - curve.held_s(age_s)) / (curve.left(age_s) - curve.left(stop)) for stop in returns
+        ]
+        least = min(costs, default=math.inf)
+        assert curve.seconds_per_return(age_s) == (least if least == math.inf else pytest.approx(least, abs=1e-6))
+
+
+def test_a_call_that_may_never_return_takes_more_holding_than_one_that_will() -> None:
+    sure = history_of(*[(2.0, False)] * 10).curve
+    unsure = history_of(*[(2.0, False)] * 5, *[(50.0, True)] * 5).curve
+    assert sure.seconds_per_return(0.5) == pytest.approx(1.5)
+    assert unsure.seconds_per_return(0.5) == pytest.approx(1.5 / 0.5)
+    assert unsure.seconds_per_return(10.0) == math.inf
+    mean = history_of(*[(-10 * math.log(1 - (i + 0.5) / 200), False) for i in range(200)]).curve
+    assert mean.seconds_per_return(5.0) == pytest.approx(10.0, rel=0.25)
