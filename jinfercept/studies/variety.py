@@ -87,7 +87,7 @@ def _as_many(draw: Times, duration_s: float, seed: int) -> list[float]:
     raise AssertionError("one of endless draws fits")
 
 
-class Contender(NamedTuple):
+class PolicyCase(NamedTuple):
     """A policy, and the estimator of those that ask one; "": it asks none."""
 
     policy: str
@@ -97,11 +97,11 @@ class Contender(NamedTuple):
         return f"{self.policy}, {self.estimator}" if self.estimator else self.policy
 
 
-OURS = Contender("copy_ahead", "history")
-RIVAL = Contender("lru_host")
+OURS = PolicyCase("copy_ahead", "history")
+RIVAL = PolicyCase("lru_host")
 CONTENDERS = (
-    *(Contender(policy) for policy in ("discard", "preserve", "swap", "lru", "lru_host")),
-    *(Contender(policy, estimator) for policy in ("min_waste", "copy_ahead") for estimator in ("elapsed", "history")),
+    *(PolicyCase(policy) for policy in ("discard", "preserve", "swap", "lru", "lru_host")),
+    *(PolicyCase(policy, estimator) for policy in ("min_waste", "copy_ahead") for estimator in ("elapsed", "history")),
 )
 
 BASE = VarietyLoad()
@@ -110,14 +110,14 @@ CALLING = tuple(VarietyLoad(clients=Clients(share, 0.0)) for share in (0.0, 0.25
 LEAVING = tuple(VarietyLoad(clients=Clients(1.0, share)) for share in (0.0, 0.1, 0.5, 0.7, 0.9))
 FEW = VarietyLoad(num_tools=FEW_TOOLS)
 
-Found = Mapping[VarietyLoad, Mapping[Contender, Report]]
+Found = Mapping[VarietyLoad, Mapping[PolicyCase, Report]]
 
 
 def ask(effort: StudyEffort) -> StudyAnswer:
     """Every scenario under every contender."""
     duration_s = 3.0 if effort.quick else 100.0
     scenarios = (BASE, BURSTS[1], LEAVING[3]) if effort.quick else _all()
-    contenders = (Contender("discard"), RIVAL, OURS) if effort.quick else CONTENDERS
+    contenders = (PolicyCase("discard"), RIVAL, OURS) if effort.quick else CONTENDERS
     machine, runs = load_profile(MACHINE), list[SweepRun]()
     for scenario in scenarios:
         load = scenario.load(duration_s, effort.seed)
@@ -141,7 +141,7 @@ def _all() -> tuple[VarietyLoad, ...]:
     return tuple(dict.fromkeys((BASE, *BURSTS, *CALLING, *LEAVING, FEW)))
 
 
-def _table(scenario: VarietyLoad, of: Mapping[Contender, Report]) -> TextTable:
+def _table(scenario: VarietyLoad, of: Mapping[PolicyCase, Report]) -> TextTable:
     one = next(iter(of.values()))
     title = f"{scenario}; {one['requests']:,} requests; ms per token; {limits_text(one)}."
     columns = ["policy", *LATENCY_COLUMNS, "first token, mean s", "p99 s", "useful tokens/device s"]
@@ -172,7 +172,7 @@ def _findings(found: Found) -> Iterator[str]:
     yield _winners(found)
     yield _against(found, OURS, RIVAL)
     for policy in ("min_waste", "copy_ahead"):
-        history, elapsed = Contender(policy, "history"), Contender(policy, "elapsed")
+        history, elapsed = PolicyCase(policy, "history"), PolicyCase(policy, "elapsed")
         if elapsed in next(iter(found.values())):
             yield _against(found, history, elapsed)
     for scenario in BURSTS[1:]:
@@ -190,7 +190,7 @@ def _winners(found: Found) -> str:
     return f"The lowest mean latency in {len(found)} scenarios, or within {NEAR - 1:.0%} of it: {text}."
 
 
-def _against(found: Found, one: Contender, other: Contender) -> str:
+def _against(found: Found, one: PolicyCase, other: PolicyCase) -> str:
     """The range of the ratio of two mean latencies."""
     ratios = sorted((mean_ms(of[one]) / mean_ms(of[other]), str(scenario)) for scenario, of in found.items())
     (least, best), (most, worst) = ratios[0], ratios[-1]
@@ -252,7 +252,7 @@ def _panels(found: Found) -> list[list[CurvePanel | Bars]]:
 
 
 def _curves(
-    points: Sequence[tuple[float, Mapping[Contender, Report]]], value: Callable[[Report], float]
+    points: Sequence[tuple[float, Mapping[PolicyCase, Report]]], value: Callable[[Report], float]
 ) -> list[PlottedCurve]:
     return [
         PlottedCurve(
