@@ -87,6 +87,9 @@ class EstimatorTee:
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         return self._primary.remaining_s(call, age_s)
 
+    def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
+        return self._primary.seconds_per_return(call, age_s)
+
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         return self._primary.survival(call, age_s, horizon_s)
 

@@ -7,6 +7,8 @@ from jinfercept.sched.plan_builder import Counters, PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.step_budget import StepBudget
+from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
 
 
 @final
@@ -18,10 +20,23 @@ class Admission:
         queues: the sequences.
         policy: says which pages of paused contexts a request that starts may not take.
         counters: the tokens of contexts that run again are added here.
+        budget: prices steps, and says what the link moves.
+        recomputes_late: see `Policy`.
     """
 
-    def __init__(self, kv: KVManager, queues: Queues, policy: Policy, counters: Counters) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        queues: Queues,
+        policy: Policy,
+        counters: Counters,
+        budget: StepBudget,
+        *,
+        recomputes_late: bool,
+    ) -> None:
         self._kv, self._queues, self._policy, self._counters = kv, queues, policy, counters
+        self._recomputes_late = recomputes_late
+        self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
 
     def admit(self, builder: PlanBuilder, sequence: Sequence, *, entitled: bool = False) -> bool:
         """Start a waiting sequence, if the device has slots for its whole context; False if not.
@@ -48,11 +63,37 @@ class Admission:
         if ran_before:
             self._counters.resumed += sequence.max_computed
             self._counters.kept += sequence.residency.device + sequence.residency.host
+            if sequence.residency.host and self._recomputes_late:
+                self._drop_late(builder, sequence)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.residency.device + sequence.residency.host
             sequence.retained = sequence.retained and sequence.residency
         self._policy.resume(sequence, builder.now)
         return True
+
+    def _drop_late(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        """Drop the host copies of a sequence that runs again if to recompute them wastes less than to wait for the link."""
+        pages = list(self._kv.host_only(sequence.context))
+        num_tokens = len(pages) * self._page_size
+        before = sum([self._fetched_first(other) for other in self._queues.running if other is not sequence])
+        link_tokens_per_s = max(1, self._cost.link_tokens(1.0))
+        waiting = preserve_waste((before + num_tokens) / link_tokens_per_s, sequence.length)
+        chunk = chunk_tokens(self._largest, len(self._queues.running), self._page_size)
+        others = builder.context_tokens - sequence.length
+        if chunked_discard_waste(num_tokens, others, chunk, self._forward_s) < waiting:
+            for page in pages:
+                if page.refs + page.evictable_refs == 1:
+                    self._kv.store.drop_host(page)
+
+    def _fetched_first(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence that the link has still to bring."""
+        context = sequence.context
+        if context.ready >= sequence.length - 1:
+            return 0
+        return sum([self._page_size for _ in self._kv.host_only(context)])
+
+    def _forward_s(self, query_tokens: int) -> float:
+        return self._cost.step_s(query_tokens, 0)
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""

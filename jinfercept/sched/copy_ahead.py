@@ -5,7 +5,8 @@ it up at once when a sequence needs it. The context that takes the most seconds 
 first: one that is expected back late, or that may never come back.
 
 A new request does not displace a context that is expected back before it could be moved out and in again twice: where memory is
-short, it would only make the link move that context while others wait for the link.
+short, it would only make the link move that context while others wait for the link. Host copies that the link would bring
+too late are recomputed (`Policy.recomputes_late`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,8 @@ class CopyAhead(Policy):
         estimator: expected seconds until an interception ends.
         swap_s: T_swap, seconds to move the KV of so many tokens one way.
     """
+
+    recomputes_late = True
 
     def __init__(self, estimator: Estimator, swap_s: Callable[[int], float]) -> None:
         self._estimator = estimator

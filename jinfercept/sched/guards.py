@@ -42,6 +42,7 @@ class GuardedPolicy(Policy):
         self.requeues_at_tail = bool(policy.requeues_at_tail)
         self.protects_paused = bool(policy.protects_paused)
         self.synchronous = bool(policy.synchronous)
+        self.recomputes_late = bool(policy.recomputes_late)
         self._policy = policy
         self._call = _Calls(f"policy {name}")
 

@@ -60,11 +60,14 @@ class Policy(Protocol):
         requeues_at_tail: a request whose calls have returned is queued last. Constant.
         protects_paused: intercepted contexts lose no page while a sequence runs, but by `moves`. Constant.
         synchronous: transfers have no budget; the step waits for them. Constant.
+        recomputes_late: when a request runs again and the link would bring its host pages so late that recomputing them wastes
+            less memory over time (equations (4) and (2)), they are dropped and recomputed. Constant.
     """
 
     requeues_at_tail: bool = False
     protects_paused: bool = False
     synchronous: bool = False
+    recomputes_late: bool = False
 
     @abstractmethod
     def pause(self, sequence: Sequence, now: float) -> None:

@@ -70,9 +70,10 @@ class Scheduler:
         self._transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, has_host=kv.store.num_host_pages > 0)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
-        self._admission = Admission(kv, queues, policy, self.counters)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
+        recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
+        self._admission = Admission(kv, queues, policy, self.counters, self._budget, recomputes_late=recomputes_late)
         self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
 
     # -- requests come and go --------------------------------------------------------------------------------------

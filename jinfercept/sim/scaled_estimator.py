@@ -13,7 +13,7 @@ Factor = Callable[[PendingCall], float]
 
 
 @final
-class ScaledEstimator:
+class ScaledEstimator(Estimator):
     """Estimates durations as `factor` times those of another estimator at the start of the call.
 
     A call that outlasts its estimate is expected to return at once, for as long as it lasts.

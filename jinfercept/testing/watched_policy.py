@@ -32,6 +32,7 @@ class WatchedPolicy(Policy):
         self.requeues_at_tail = policy.requeues_at_tail
         self.protects_paused = policy.protects_paused
         self.synchronous = policy.synchronous
+        self.recomputes_late = policy.recomputes_late
         self.problem: PolicyCheckError | None = None
         self.num_moves = 0
         self._policy, self._name = policy, name

@@ -40,7 +40,7 @@ def llm(_tiny: LLM) -> LLM:
 class Breaks:
     """A policy of the right shape that raises when a request ends, also when the engine is rebuilt."""
 
-    requeues_at_tail = protects_paused = synchronous = False
+    requeues_at_tail = protects_paused = synchronous = recomputes_late = False
 
     def pause(self, sequence: Sequence, now: float) -> None: ...
 

@@ -78,3 +78,19 @@ def test_fetches_use_what_the_link_moves_beside_a_step_with_a_chunk() -> None:
     bench.scheduler.resume(back, [1])
     bench.add("new", 60)
     assert [len(plan.fetch) for plan in bench.steps(2)] == [8, 2]
+
+
+@pytest.mark.parametrize("link_tokens_per_s", [SIZE, 100 * SIZE])
+def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_tokens_per_s: float) -> None:
+    bench = SchedulerBench(holding(0.1), num_pages=30, link_tokens_per_s=link_tokens_per_s)
+    bench.prefilled("runs", 4, max_tokens=60)
+    back = paused(bench, 38)
+    bench.steps(12)
+    for page in back.context.pages:
+        assert bench.kv.store.drop_device(page)
+    tokens = list(back.tokens)
+    bench.scheduler.resume(back, [1], (CallDuration(12.0),))
+    bench.steps(12)
+    assert (back.recomputed > 0, back.copied_in > 0) == ((True, False) if link_tokens_per_s == SIZE else (False, True))
+    assert back.tokens[: len(tokens)] == tokens
+    assert back.generated > 1
