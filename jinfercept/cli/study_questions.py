@@ -39,7 +39,7 @@ class StudyQuestions:
     """folder to write a page, a picture and a CSV file of each question to; made if it does not exist"""
 
     def run(self) -> int:
-        """StudyAnswer the questions, and print tables and findings; returns 0, or 130 after Ctrl-C.
+        """Answer the questions, and print tables and findings; returns 0, or 130 after Ctrl-C.
 
         Raises:
             ConfigError: the options make no sense, or a run failed.
@@ -52,6 +52,10 @@ class StudyQuestions:
         check_least("--jobs", self.jobs, 1)
         policies = listed(self.policy)
         check_policies(policies)
+        if policies and "deciding" not in asked:
+            raise ConfigError(
+                "--policy is for the question deciding", got=", ".join(asked), fix="ask it too, or leave it out"
+            )
         folder = self._folder(asked)
         effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True), policies)
         for name in dict.fromkeys(asked):

@@ -3,12 +3,15 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
+
+MOST_HELD_BACK_S = 2.0
+"""Seconds for which paused contexts hold back one new request; the next one then waits as long at most."""
 
 
 @final
@@ -19,7 +22,6 @@ class Admission:
         kv: the pages.
         queues: the sequences.
         policy: says which pages of paused contexts a request that starts may not take.
-        counters: the tokens of contexts that run again are added here.
         budget: prices steps, and says what the link moves.
         recomputes_late: see `Policy`.
     """
@@ -29,12 +31,12 @@ class Admission:
         kv: KVManager,
         queues: Queues,
         policy: Policy,
-        counters: Counters,
         budget: StepBudget,
         *,
         recomputes_late: bool,
     ) -> None:
-        self._kv, self._queues, self._policy, self._counters = kv, queues, policy, counters
+        self._kv, self._queues, self._policy = kv, queues, policy
+        self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
 
@@ -60,11 +62,8 @@ class Admission:
         if not ran_before:
             sequence.max_computed = len(context.pages) * kv.page_size
         sequence.residency = kv.survey(context, sequence.max_computed)
-        if ran_before:
-            self._counters.resumed += sequence.max_computed
-            self._counters.kept += sequence.residency.device + sequence.residency.host
-            if sequence.residency.host and self._recomputes_late:
-                self._drop_late(builder, sequence)
+        if ran_before and sequence.residency.host and self._recomputes_late:
+            self._drop_late(builder, sequence)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.residency.device + sequence.residency.host
             sequence.retained = sequence.retained and sequence.residency
@@ -107,7 +106,13 @@ class Admission:
         left += store.num_paused
         if left < 0 or entitled or sequence.max_computed:
             return left >= 0
-        return self._policy.held_pages(left + 1, now) <= left
+        return self._policy.held_pages(left + 1, now) <= left or self._waited_long(sequence, now)
+
+    def _waited_long(self, sequence: Sequence, now: float) -> bool:
+        """Whether paused contexts have held back a new sequence, the first of those that wait, for `MOST_HELD_BACK_S`."""
+        if self._held_back is None or self._held_back[0] is not sequence:
+            self._held_back = sequence, now
+        return now - self._held_back[1] >= MOST_HELD_BACK_S
 
     def _slots_needed(self, sequence: Sequence) -> int:
         """Device slots that the sequence still lacks for the tokens it has and the next one."""

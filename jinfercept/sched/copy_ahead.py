@@ -9,6 +9,7 @@ short, it would only make the link move that context while others wait for the l
 too late are recomputed (`Policy.recomputes_late`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
@@ -50,23 +51,27 @@ class CopyAhead(Policy):
         self._paused = LastExpectedFirst(estimator)
         self._clean = LastExpectedFirst(estimator)  # may have pages on the device that have a host copy
         self._dirty = LastExpectedFirst(estimator)  # may have pages there that have none
+        self._copied = LastExpectedFirst(estimator)  # may have pages with a host copy
+        self._groups = (self._paused, self._clean, self._dirty, self._copied)
 
     def pause(self, sequence: Sequence, now: float) -> None:
         for group in (self._paused, self._clean, self._dirty):
             group.add(sequence, now)
+        if any(page.host is not None for page in sequence.context.pages):
+            self._copied.add(sequence, now)
 
     def wait(self, sequence: Sequence) -> None:
-        for group in (self._paused, self._clean, self._dirty):
+        for group in self._groups:
             if sequence in group:
                 group.add(sequence, 0.0)
 
     def resume(self, sequence: Sequence, now: float) -> None:
-        for group in (self._paused, self._clean, self._dirty):
+        for group in self._groups:
             group.discard(sequence)
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
         """Copies, longest expected remaining first."""
-        for group in (self._paused, self._clean, self._dirty):
+        for group in self._groups:
             group.refresh(now)
         if budget.link_tokens <= 0:
             return
@@ -80,6 +85,7 @@ class CopyAhead(Policy):
                     if page.host is None:
                         refused += 1
                         break
+                    self._note_copy(sequence, now)
             else:
                 self._dirty.discard(sequence)
             if refused == REFUSALS:
@@ -92,6 +98,8 @@ class CopyAhead(Policy):
                 for page in reversed(sequence.context.pages):
                     if page.residency is wanted and not page.refs:
                         yield Move(sequence, page, Action.SWAP, why)
+                        if page.host is not None:
+                            self._note_copy(sequence, now)
                 group.discard(sequence)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
@@ -101,7 +109,7 @@ class CopyAhead(Policy):
         places.
         """
         soon_s = LATER * self._remaining_s(sequence, now)
-        for other in self._paused:
+        for other in self._copied:
             if other is sequence or self._remaining_s(other, now) <= soon_s:
                 return
             for page in reversed(other.context.pages):
@@ -109,16 +117,21 @@ class CopyAhead(Policy):
                     if page.device is not None and other not in self._dirty:
                         self._dirty.add(other, now)
                     yield Move(other, page, Action.UNCOPY, "the host is full")
+            self._copied.discard(other)
 
     def held_pages(self, most: int, now: float) -> int:
         held = 0
         for expected_s, sequence in self._paused.soonest(SOONEST):
             soon_s = HELD_SWAPS * self._swap_s(sequence.length)
-            if expected_s - now <= soon_s and now - sequence.paused_s <= LATE * soon_s:
+            if soon_s < math.inf and expected_s - now <= soon_s and now - sequence.paused_s <= LATE * soon_s:
                 held += sum([page.device is not None and not page.refs for page in sequence.context.pages])
                 if held >= most:
                     return most
         return held
+
+    def _note_copy(self, sequence: Sequence, now: float) -> None:
+        if sequence not in self._copied:
+            self._copied.add(sequence, now)
 
     def _remaining_s(self, sequence: Sequence, now: float) -> float:
         """Seconds until the sequence is expected back; 0 if it waits to run."""

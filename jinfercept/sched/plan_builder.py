@@ -95,8 +95,8 @@ def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
 class Counters:
     """Totals since the scheduler was made: plans, preemptions and interceptions; the others are tokens.
 
-    `resumed` are the tokens of contexts that run again, as far as they were computed before, and `kept` those of them whose KV
-    are then on the device or on the host.
+    `returned` are the tokens that contexts had computed whose calls have returned, and `kept` those of them whose KV are on the
+    device or on the host then.
     """
 
     plans: int = 0
@@ -106,5 +106,5 @@ class Counters:
     copied_in: int = 0
     preemptions: int = 0
     interceptions: int = 0
-    resumed: int = 0
+    returned: int = 0
     kept: int = 0

@@ -73,7 +73,7 @@ class Scheduler:
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
-        self._admission = Admission(kv, queues, policy, self.counters, self._budget, recomputes_late=recomputes_late)
+        self._admission = Admission(kv, queues, policy, self._budget, recomputes_late=recomputes_late)
         self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
 
     # -- requests come and go --------------------------------------------------------------------------------------
@@ -120,6 +120,9 @@ class Scheduler:
         for call, end in zip(sequence.awaited, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
         sequence.awaited = ()
+        found = self.kv.survey(sequence.context, sequence.max_computed)
+        self.counters.returned += sequence.max_computed
+        self.counters.kept += found.device + found.host
         sequence.append_external(tokens)
         self._queue_again(sequence, in_place=True)
 

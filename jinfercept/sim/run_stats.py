@@ -133,7 +133,7 @@ class RunStats:
             "recomputed_tokens": counters.recomputed,
             "copied_out_tokens": counters.copied_out,
             "copied_in_tokens": counters.copied_in,
-            "resumed_tokens": counters.resumed,
+            "returned_tokens": counters.returned,
             "kept_tokens": counters.kept,
             "preemptions": counters.preemptions,
             "waste_token_s": waste,

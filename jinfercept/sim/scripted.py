@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.errors import ConfigError, PluginError
+from jinfercept.errors import ConfigError
 from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
@@ -231,7 +231,8 @@ def play(
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
 
     Raises:
-        PluginError: a policy or an estimator of the user's own failed: what is played from then on would say nothing of it.
+        PluginError: a policy, an order or an estimator of the user's own failed: what is played from then on would say nothing
+            of it. Any other exception of a step of the engine is raised too.
     """
     started_s, began = clock.now(), time.monotonic()
     outputs: list[RequestOutput] = []
@@ -247,7 +248,7 @@ def play(
         endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
             ended = [event for event in engine.step() if isinstance(event, Finished)]
-            _check_plugins(ended)
+            _check_failures(ended)
             finished = [event.output for event in ended]
             settle()
             live.difference_update(output.request_id for output in finished)
@@ -269,7 +270,7 @@ def play(
     return PlayedRun(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)
 
 
-def _check_plugins(ended: Iterable[Finished]) -> None:
+def _check_failures(ended: Iterable[Finished]) -> None:
     for event in ended:
-        if isinstance(event.failure, PluginError):
+        if event.failure is not None:
             raise event.failure

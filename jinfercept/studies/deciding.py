@@ -99,10 +99,10 @@ def _crowd_table(found: DecidingMap) -> TextTable:
     rows = []
     for one in found.crowd:
         latency = one["normalized_latency_paper_ms_per_token"]
-        kept = f"{one['kept_tokens']:,}", f"{one['kept_tokens'] / max(1, one['resumed_tokens']):.1%}"
+        kept = f"{one['kept_tokens']:,}", f"{one['kept_tokens'] / max(1, one['returned_tokens']):.1%}"
         numbers = (f"{latency[name]:.1f}" for name in ("mean", "p50", "p99"))
         rows.append([str(one["seed"]), one["policy"], *kept, *numbers, f"{one['goodput_per_s']:.2f}"])
-    columns = ["seed", "policy", "kept tokens", "of those that run again", "mean ms/token", "p50", "p99", "good/s"]
+    columns = ["seed", "policy", "kept tokens", "of those that return", "mean ms/token", "p50", "p99", "good/s"]
     return TextTable("A crowd in which 70 of 100 clients never return.", columns, rows)
 
 
@@ -147,7 +147,7 @@ def _crowd_finding(found: DecidingMap) -> str:
     times = kept[OURS.policy] / max(1, kept[BASELINE.policy])
     return (
         f"In a crowd in which 70 of 100 clients never return, copy_ahead keeps {kept[OURS.policy]:,} tokens of the contexts "
-        f"that run again, {times:.2f} times as many as lru_host, over {CROWD_SEEDS} seeds."
+        f"that return, {times:.2f} times as many as lru_host, over {CROWD_SEEDS} seeds."
     )
 
 

@@ -11,7 +11,7 @@ class Question(NamedTuple):
     """A question.
 
     Attributes:
-        module: of this room; its function `ask` takes an `StudyEffort` and returns an `StudyAnswer`.
+        module: of this room; its function `ask` takes a `StudyEffort` and returns a `StudyAnswer`.
         summary: the question in a few words.
     """
 
