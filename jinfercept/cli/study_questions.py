@@ -73,6 +73,8 @@ class StudyQuestions:
         """The folder to write to. Raises `ConfigError` if the files cannot be written into it."""
         if self.out is None:
             return None
+        if not self.out:
+            raise ConfigError("--out names no folder", got="an empty text", fix="name a folder")
         folder = Path(self.out)
         check_drawing(folder / "any.png")
         try:

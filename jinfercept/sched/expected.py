@@ -1,4 +1,4 @@
-"""Paused sequences, sorted by when they are expected back, while the estimates change. Moves nothing."""
+"""Paused sequences, sorted by the seconds of holding that a return of each takes, while the estimates change. Moves nothing."""
 
 import math
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ REFRESHED = 2
 
 
 class _Rank(NamedTuple):
-    """Sorts intercepted sequences by when they are expected back, last first, then the waiting ones, youngest first."""
+    """Sorts intercepted sequences by minus now and the seconds of holding per return, then the waiting ones, youngest first."""
 
     waits: bool
     key: float
@@ -25,11 +25,12 @@ _FIRST_WAITING = _Rank(True, -math.inf, 0)
 
 @final
 class LastExpectedFirst:
-    """A set of paused sequences: the one expected back last first, those that wait to run at the end.
+    """A set of paused sequences: the one whose return takes the most seconds of holding (`seconds_per_return`) first, those that
+    wait to run at the end. For calls that return for certain, that is the one expected back last.
 
     A sequence's estimate is taken when it is added, and then in turn, `REFRESHED` estimates per plan: a plan costs the same
-    whether ten or ten thousand sequences are paused. Ranks are times of return, not times remaining, so that estimates of
-    different moments compare.
+    whether ten or ten thousand sequences are paused. Ranks are times, the moment of the estimate and its seconds, so that
+    estimates of different moments compare.
 
     Args:
         estimator: expected seconds until an interception ends.
@@ -53,7 +54,8 @@ class LastExpectedFirst:
         return (sequence for _, sequence in list(self._sorted))
 
     def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
-        """The intercepted members by the time at which they are expected back, soonest first, `most` of them."""
+        """The `most` intercepted members whose returns take the fewest seconds of holding, and the times at which these end; the
+        earliest first."""
         end = bisect_left(self._sorted, (_FIRST_WAITING,))
         for rank, sequence in reversed(self._sorted[max(0, end - most) : end]):
             yield -rank.key, sequence
