@@ -118,8 +118,9 @@ class SurvivalCurve(NamedTuple):
         """The least of `E[min(X, t) - age | X > age] / P(X <= t | X > age)` over t: seconds of holding per return, which is
         the reciprocal of the Gittins index of holding; infinity if no known duration is longer than the age.
 
-        At ages that are known durations it is the least; between them the t is the best one at the last known duration below. Source: Gittins, Glazebrook and Weber, Multi-armed
-        Bandit Allocation Indices (2nd edition, 2011), with the time of return as the reward.
+        At ages that are known durations it is the least; between them the t is the best one at the last known duration below.
+        Source: Gittins, Glazebrook and Weber, Multi-armed Bandit Allocation Indices (2nd edition, 2011), with the time of
+        return as the reward.
         """
         index = bisect_right(self.times, age_s)
         stop = self.stops[index]

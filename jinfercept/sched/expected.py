@@ -25,8 +25,8 @@ _FIRST_WAITING = _Rank(True, -math.inf, 0)
 
 @final
 class LastExpectedFirst:
-    """A set of paused sequences: the one whose return takes the most seconds of holding (`seconds_per_return`) first, those that
-    wait to run at the end. For calls that return for certain, that is the one expected back last.
+    """A set of paused sequences: the one whose return takes the most seconds of holding (`seconds_per_return`) first, those
+    that wait to run at the end. For calls that return for certain, that is the one expected back last.
 
     A sequence's estimate is taken when it is added, and then in turn, `REFRESHED` estimates per plan: a plan costs the same
     whether ten or ten thousand sequences are paused. Ranks are times, the moment of the estimate and its seconds, so that
@@ -54,8 +54,8 @@ class LastExpectedFirst:
         return (sequence for _, sequence in list(self._sorted))
 
     def soonest(self, most: int) -> Iterator[tuple[float, Sequence]]:
-        """The `most` intercepted members whose returns take the fewest seconds of holding, and the times at which these end; the
-        earliest first."""
+        """The `most` intercepted members whose returns take the fewest seconds of holding, and the times at which these end;
+        the earliest first."""
         end = bisect_left(self._sorted, (_FIRST_WAITING,))
         for rank, sequence in reversed(self._sorted[max(0, end - most) : end]):
             yield -rank.key, sequence
