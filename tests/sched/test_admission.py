@@ -2,6 +2,7 @@
 
 import pytest
 
+from jinfercept.sched.admission import MOST_HELD_BACK_S
 from jinfercept.sched.copy_ahead import HELD_SWAPS, LATE, CopyAhead
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
@@ -94,3 +95,15 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(link_token
     assert (back.recomputed > 0, back.copied_in > 0) == ((True, False) if link_tokens_per_s == SIZE else (False, True))
     assert back.tokens[: len(tokens)] == tokens
     assert back.generated > 1
+
+
+def test_paused_contexts_hold_back_a_new_request_for_a_bounded_time() -> None:
+    bench = SchedulerBench(holding(1000.0, call_s=2000.0), num_pages=10)
+    bench.prefilled("runs", 4, max_tokens=36)
+    paused(bench, 16)
+    new = bench.add("new", 12, max_tokens=2)
+    plans = 0
+    while new.state is State.WAITING:
+        plans += 1
+        bench.step()
+    assert MOST_HELD_BACK_S <= plans <= MOST_HELD_BACK_S + 2
