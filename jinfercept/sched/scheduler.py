@@ -366,6 +366,8 @@ class Scheduler:
     def _fetch_more(self, builder: PlanBuilder) -> None:
         """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside
         one that only decodes, which `_run` counts on."""
+        if len(builder.chunks) == len(self.running):
+            return
         for sequence in list(self.running):
             if builder.stalled or not self._transfers.may_move(builder):
                 return
