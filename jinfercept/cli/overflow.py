@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.cli.output_folder import output_folder
 from jinfercept.errors import ConfigError
 from jinfercept.sim.batch_run import BatchRun
 from jinfercept.sim.overflow import RECOMPUTE_2024, SWAP_PINNED, Overflow, OverflowMode, shared, simulate
@@ -29,8 +29,7 @@ from jinfercept.sim.overflow_figures import (
     figures,
 )
 from jinfercept.sim.overflow_report import OverflowReport, draw_report, markdown
-from jinfercept.sim.plots import check_drawing
-from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.reports import write_all
 from jinfercept.sim.tables import numbers
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class StudyOverflow:
             ModelError: the model cannot be found, read or used.
         """
         asked = self._numbers()
-        folder = self._folder()
+        folder = None if self.out is None else output_folder(self.out, ("overflow.md", "overflow.png"))
         if self.model is None:
             modes, over_time = (*MODES_2024, *OUR_MODES), (RECOMPUTE_2024, SWAP_PINNED)
             study = OverflowStudy(cache(_simulated), QUICK if self.quick else POSTER, modes, over_time, _simulated)
@@ -100,19 +99,6 @@ class StudyOverflow:
         if wrong := [number for number in asked if number not in NUMBERS]:
             raise ConfigError("the study has no such figure", got=", ".join(map(str, wrong)), fix="2, 3, 4, 5 or 6")
         return asked
-
-    def _folder(self) -> Path | None:
-        """The folder to write to. Raises `ConfigError` if the files cannot be written into it."""
-        if self.out is None:
-            return None
-        folder = Path(self.out)
-        check_drawing(folder / "overflow.png")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
-        check_outputs(("--out", folder / name) for name in ("overflow.md", "overflow.png"))
-        return folder
 
 
 def _simulated(mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:

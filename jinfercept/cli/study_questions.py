@@ -2,17 +2,15 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.cli.output_folder import output_folder
 from jinfercept.cli.simulated_loads import check_policies
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.sim.plots import check_drawing
-from jinfercept.sim.reports import check_outputs
 from jinfercept.sim.tables import check_least, listed
 from jinfercept.studies.answer import StudyEffort
 from jinfercept.studies.questions import QUESTIONS
@@ -56,7 +54,8 @@ class StudyQuestions:
             raise ConfigError(
                 "--policy is for the question deciding", got=", ".join(asked), fix="ask it too, or leave it out"
             )
-        folder = self._folder(asked)
+        files = (f"{name}.{suffix}" for name in asked for suffix in ("md", "png", "csv"))
+        folder = None if self.out is None else output_folder(self.out, files)
         effort = StudyEffort(self.quick, self.jobs, self.seed, Console(stderr=True), policies)
         for name in dict.fromkeys(asked):
             effort.console.print(f"{name}: {QUESTIONS[name].summary}")
@@ -68,18 +67,3 @@ class StudyQuestions:
             if folder is not None:
                 print(f"\nwritten: {', '.join(map(str, answer.write(folder, name)))}")
         return 0
-
-    def _folder(self, asked: tuple[str, ...]) -> Path | None:
-        """The folder to write to. Raises `ConfigError` if the files cannot be written into it."""
-        if self.out is None:
-            return None
-        if not self.out:
-            raise ConfigError("--out names no folder", got="an empty text", fix="name a folder")
-        folder = Path(self.out)
-        check_drawing(folder / "any.png")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
-        check_outputs(("--out", folder / f"{name}.{suffix}") for name in asked for suffix in ("md", "png", "csv"))
-        return folder

@@ -49,7 +49,7 @@ ARRIVALS: Mapping[str, Times] = {
     "self-similar": lambda rate, duration_s, rng: self_similar_times(rate, duration_s, rng, SOURCES),
 }
 
-EVERYBODY_RETURNS = Clients(calling=1.0, leaving=0.0)
+ALL_RETURN = Clients(calling=1.0, leaving=0.0)
 
 
 class VarietyLoad(NamedTuple):
@@ -62,7 +62,7 @@ class VarietyLoad(NamedTuple):
     """
 
     arrivals: str = "Poisson"
-    clients: Clients = EVERYBODY_RETURNS
+    clients: Clients = ALL_RETURN
     num_tools: int = NUM_TOOLS
 
     def __str__(self) -> str:
@@ -71,7 +71,11 @@ class VarietyLoad(NamedTuple):
         return ", ".join(parts + [f"{self.num_tools} tools"] * (self.num_tools != NUM_TOOLS))
 
     def load(self, duration_s: float, seed: int) -> SimulatedLoad[Arrival]:
-        """Its requests: those of all scenarios with as many tools are alike, whoever calls and leaves."""
+        """The arrivals of `duration_s` seconds and their requests.
+
+        With the same seed and number of tools, the n-th requests of two scenarios have the same tokens and tools, but for the
+        calls that a scenario leaves out or that never return.
+        """
         agents, rng = AgentRequests(ToolMix(self.num_tools, seed), self.clients), Random(f"requests {seed}")
         times = _as_many(ARRIVALS[self.arrivals], duration_s, seed)
         return SimulatedLoad(str(self), RATE, seed, [Arrival(at_s, agents.draw(rng)) for at_s in times])

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, final
 
-from jinfercept.errors import ConfigError, PluginError, describe_failure
-from jinfercept.sched.conformance import has_members
+from jinfercept.errors import PluginError, describe_failure
+from jinfercept.sched.conformance import check_no_object
 from jinfercept.sched.guards import GuardedOrder
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, check_order_choice
@@ -56,10 +56,7 @@ def check_order(order: OrderChoice) -> OrderReport:
         OrderCheckError: what the order broke, and in which scenario. It is an `AssertionError`.
         ConfigError: there is no such order, or it cannot be made.
     """
-    if not isinstance(order, str | type) and has_members(order, Order):
-        raise ConfigError(
-            "a check needs a new order for each scenario", got=f"an object, {order!r:.80}", fix="its class"
-        )
+    check_no_object("order", order, Order)
     check_order_choice(order)
     name, num_keys, num_overtaken, num_scenarios = label(order), 0, 0, 0
     for title, scenario in scenarios():

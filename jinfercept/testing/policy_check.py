@@ -6,9 +6,9 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-from jinfercept.errors import ConfigError, PluginError, describe_failure
+from jinfercept.errors import PluginError, describe_failure
 from jinfercept.request import RequestOutput
-from jinfercept.sched.conformance import has_members
+from jinfercept.sched.conformance import check_no_object
 from jinfercept.sched.guards import GuardedPolicy
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, check_choice
@@ -62,10 +62,7 @@ def check_policy(policy: PolicyChoice) -> PolicyReport:
         PolicyCheckError: what the policy broke, and in which scenario. It is an `AssertionError`.
         ConfigError: there is no such policy, or it cannot be made.
     """
-    if not isinstance(policy, str | type) and has_members(policy, Policy):
-        raise ConfigError(
-            "a check needs a new policy for each scenario", got=f"an object, {policy!r:.80}", fix="its class"
-        )
+    check_no_object("policy", policy, Policy)
     check_choice(policy)
     name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
     for title, scenario in scenarios():
