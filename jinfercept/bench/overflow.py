@@ -58,12 +58,22 @@ SIZES = OverflowSizes(
     page_sizes=(8, 16, 32),
     evicted=(128, 256, 512),
     lengths=(64, 128, 192),
-    batch=at_once(24, 16, 32, page_size=8),
+    batch=at_once(16, 48, 32, page_size=8),
     shares=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
     seeds=3,
-    repeats=2,
+    repeats=3,
 )
-"""The poster's 32 requests with a 64th of the tokens: pools are shares of the demand here too."""
+"""The poster's 32 requests with a 40th of the tokens, three quarters of them output, so that as many are preempted as in its
+runs: contexts that grow by a few pages overflow rarely. Pools are shares of the demand here too."""
+MODEL_SIZES = SIZES._replace(
+    page_sizes=(8, 32),
+    evicted=(128, 384),
+    lengths=(32, 64),
+    batch=at_once(16, 48, 12, page_size=8),
+    shares=(0.2, 0.4, 0.6),
+    repeats=1,
+)
+"""For a real model, a step of which takes twenty times as long as one of `DUMMY_MODEL`."""
 QUICK_SIZES = SIZES._replace(
     page_sizes=(8, 32),
     evicted=(128, 256),

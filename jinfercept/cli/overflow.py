@@ -69,9 +69,19 @@ class StudyOverflow:
             study = OverflowStudy(cache(_simulated), QUICK if self.quick else POSTER, modes, over_time, _simulated)
             report = _report(study, asked, SIMULATED)
         else:
-            from jinfercept.bench.overflow import EFFORT, QUICK_EFFORT, QUICK_SIZES, SIZES, OverflowEngine, on_one_core
+            from jinfercept.bench.overflow import (
+                DUMMY,
+                EFFORT,
+                MODEL_SIZES,
+                QUICK_EFFORT,
+                QUICK_SIZES,
+                SIZES,
+                OverflowEngine,
+                on_one_core,
+            )
 
-            sizes, effort = (QUICK_SIZES, QUICK_EFFORT) if self.quick else (SIZES, EFFORT)
+            sizes = QUICK_SIZES if self.quick else SIZES if self.model == DUMMY else MODEL_SIZES
+            effort = EFFORT if self.model == DUMMY and not self.quick else QUICK_EFFORT
             clock = time.process_time if self.processor_time else time.perf_counter
             with (
                 on_one_core() if self.processor_time else nullcontext(),

@@ -100,9 +100,12 @@ class Eviction:
             builder.victims = victims
             if any(self._transfers.move(builder, move) for move in victims):
                 return True
-        for move in self._preempted.victims():
-            if move.action is Action.SWAP:
-                builder.link_tokens = max(builder.link_tokens, self._kv.page_size)
-            if self._transfers.move(builder, move):
+        for moves in self._preempted.victims():
+            freed = False
+            for move in moves:
+                if move.action is Action.SWAP:
+                    builder.link_tokens = max(builder.link_tokens, self._kv.page_size)
+                freed |= self._transfers.move(builder, move)
+            if freed:
                 return True
         return self._kv.store.evict_paused()

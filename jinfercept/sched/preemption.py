@@ -1,7 +1,7 @@
 """What becomes of the pages of preempted sequences: how a context is lost, and which page is next. Evicts nothing itself."""
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import batched, chain
 from typing import Literal, NamedTuple, final
 
 from jinfercept.sched.cost import CostModel
@@ -12,6 +12,8 @@ Preemption = Literal["auto", "policy", "recompute", "swap"]
 """What becomes of a preempted sequence's pages. "auto": they stay until their slots are needed, and are then swapped or
 recomputed, whichever the machine's profile prices lower. "policy": its choice, as for intercepted sequences. "recompute":
 dropped at once. "swap": offloaded at once, whatever the link has left."""
+MOST_PER_COPY = 64
+"""Pages that leave with one whose slot is needed, at most."""
 
 
 def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
@@ -26,13 +28,28 @@ def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
     return Action.SWAP if swap_s < recompute_s else Action.LOSE
 
 
+def pages_per_copy(cost: CostModel, page_size: int) -> int:
+    """The most pages for which a copy's bytes take no longer than the rest of the copy: they may leave with one that has to.
+
+    Args:
+        cost: prices copies; where none has a price beside its bytes, this is 1.
+        page_size: tokens per page.
+    """
+    copy_s = cost.copies_s(page_size)
+    page_s = cost.swap_s(page_size) - copy_s
+    pages = 1
+    while pages * page_s <= copy_s == cost.copies_s((pages + 1) * page_size) and pages < MOST_PER_COPY:
+        pages += 1
+    return pages
+
+
 class _Preempted(NamedTuple):
-    """A sequence since one of its preemptions, and the evictions that were not proposed yet."""
+    """A sequence since one of its preemptions, and the evictions that were not proposed yet, in groups."""
 
     sequence: Sequence
     preemptions: int
     paused_s: float
-    moves: Iterator[Move]
+    moves: Iterator[tuple[Move, ...]]
 
     @property
     def waits(self) -> bool:
@@ -50,13 +67,15 @@ class PreemptedSequences:
         how: what becomes of a preempted sequence's pages; only with "auto" are sequences added.
         cost: prices swapping and recomputing.
         chunk_tokens: most query tokens of a step that recomputes.
+        page_size: tokens per page.
         has_host: whether pages can be offloaded at all.
     """
 
-    def __init__(self, how: Preemption, cost: CostModel, chunk_tokens: int, *, has_host: bool) -> None:
+    def __init__(self, how: Preemption, cost: CostModel, chunk_tokens: int, page_size: int, *, has_host: bool) -> None:
         self.how: Preemption = how
         self._cost = cost
         self._chunk_tokens = chunk_tokens
+        self._page_size = page_size
         self._has_host = has_host
         self._waiting: list[_Preempted] = []
 
@@ -65,13 +84,15 @@ class PreemptedSequences:
         action = Action.LOSE
         if self._has_host:
             action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)
-        one = _Preempted(sequence, sequence.preemptions, sequence.paused_s, _tail_first(sequence, action))
+        together = pages_per_copy(self._cost, self._page_size) if action is Action.SWAP else 1
+        moves = batched(_tail_first(sequence, action), together)
+        one = _Preempted(sequence, sequence.preemptions, sequence.paused_s, moves)
         self._waiting = [other for other in self._waiting if other.waits and other.sequence is not sequence]
         self._waiting.append(one)
         self._waiting.sort(key=lambda one: -one.sequence.order)
 
-    def victims(self) -> Iterator[Move]:
-        """Evictions that were not proposed before: youngest sequence first, tail first."""
+    def victims(self) -> Iterator[tuple[Move, ...]]:
+        """Evictions that were not proposed before, in groups that go together: youngest sequence first, tail first."""
         return chain.from_iterable(one.moves for one in self._waiting if one.waits)
 
 

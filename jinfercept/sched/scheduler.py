@@ -68,7 +68,8 @@ class Scheduler:
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._fair = FairShare(self._queues)
         self._transfers = Transfers(kv, policy, self.counters, observer)
-        preempted = PreemptedSequences(preemption, cost, chunk_tokens, has_host=kv.store.num_host_pages > 0)
+        has_host = kv.store.num_host_pages > 0
+        preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)

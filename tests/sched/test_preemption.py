@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jinfercept.kv.context import Context
 from jinfercept.kv.page import Page
 from jinfercept.sched.policy import Action
-from jinfercept.sched.preemption import PreemptedSequences, cheaper
+from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import LLAMA_2_7B, Profile, roofline
 from jinfercept.sched.sequence import Sequence
 
@@ -42,6 +42,19 @@ def test_what_the_link_moves_in_a_time_takes_no_longer(profile: Profile, seconds
     assert moved <= replace(profile, copy_s=0.0).link_tokens(seconds)
 
 
+@given(links())
+def test_pages_leave_together_as_long_as_their_bytes_take_no_longer_than_the_copy(profile: Profile) -> None:
+    together = pages_per_copy(profile, 16)
+    page_s = profile.swap_s(16) - profile.copies_s(16)
+    assert (together == 1) or (
+        profile.swap_s(16 * together) <= 2 * profile.copies_s(16) + page_s
+        and profile.copies_s(16 * together) == profile.copies_s(16)
+    )
+    assert pages_per_copy(replace(profile, copy_s=0.0), 16) == 1
+    assert pages_per_copy(replace(profile, copy_s=3.5 * page_s, copy_tokens=0.0), 16) == 4
+    assert pages_per_copy(replace(profile, copy_s=3.5 * page_s, copy_tokens=32.0), 16) == 2
+
+
 def sequence(name: str, order: int, num_pages: int) -> Sequence:
     context = Context(b"")
     for slot in range(num_pages):
@@ -55,20 +68,20 @@ def sequence(name: str, order: int, num_pages: int) -> Sequence:
 
 
 def test_the_youngest_loses_its_last_page_first_and_nothing_is_proposed_twice() -> None:
-    preempted = PreemptedSequences("auto", A100, 176, has_host=True)
+    preempted = PreemptedSequences("auto", A100, 176, 16, has_host=True)
     old, young = sequence("old", 1, 2), sequence("young", 2, 3)
     preempted.add(young)
     preempted.add(old)
-    first = next(preempted.victims())
+    [first] = next(preempted.victims())
     assert (first.sequence, first.page, first.action) == (young, young.context.pages[-1], Action.SWAP)
-    rest = [(move.sequence.id, move.page.device) for move in preempted.victims()]
+    rest = [(move.sequence.id, move.page.device) for [move] in preempted.victims()]
     assert rest == [("young", 1), ("young", 0), ("old", 1), ("old", 0)]
 
 
 def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
-    preempted = PreemptedSequences("auto", A100, 176, has_host=False)
+    preempted = PreemptedSequences("auto", A100, 176, 16, has_host=False)
     one = sequence("one", 1, 2)
     preempted.add(one)
-    assert next(preempted.victims()).action is Action.LOSE  # there is no host to swap to
+    assert next(preempted.victims())[0].action is Action.LOSE  # there is no host to swap to
     one.paused_s = 3.0
     assert not list(preempted.victims())
