@@ -68,9 +68,8 @@ class SweepRun:
 
     def __str__(self) -> str:
         simulation, load = self.simulation, self.load
-        rate = rate_text(load.rate)
         order = "" if simulation.order == "fcfs" else f" {simulation.order_name}"
-        return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {rate}/s seed {load.seed}"
+        return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {load.rate:.5g}/s seed {load.seed}"
 
     @property
     def file_name(self) -> str:

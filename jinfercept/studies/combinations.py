@@ -46,6 +46,10 @@ LONG = len(LOADS)
 """The number of the load of the longer simulations."""
 LONG_LOAD, LONG_S = 0.9, 240.0
 """Of the longer simulations: load over what is carried on paper if pauses cost nothing, and seconds of arrivals."""
+SHORT_S = 100.0
+"""Seconds of arrivals that are fewer than many conversations take."""
+NOTHING_LEFT = 1.05
+"""A ratio of loads or latencies up to which nothing is left to win."""
 SLOWER = 3.0
 """A policy carries the load at which its mean latency is so many times that of `copy_ahead` at the least of `LOADS`."""
 
@@ -88,15 +92,17 @@ class Combined(NamedTuple):
             return self.paper.dropped
         return self.paper.free if policy == "copy_ahead" else max(self.paper.kept, self.paper.dropped)
 
+    @property
+    def is_played_longer(self) -> bool:
+        """Whether paper leaves something to win over `lru`, but arrivals of `arrivals_s` are over before conversations end."""
+        gain = self.paper.free / self.paper_rate("lru")
+        return gain > NOTHING_LEFT and arrivals_s(LONG_LOAD * self.paper.free) < SHORT_S
+
     def offered(self, policy: str) -> list[float]:
         """The simulated loads of a policy, in requests per second."""
         if policy in DROPPING:
             return [load * self.paper.dropped for load in DROPPING_LOADS]
         return [load * self.paper.free for load in LOADS]
-
-
-PLAYED_LONGER = Combination("llama-13b, H100", 0.0, "GQA")
-"""The combination with the most gain on paper, whose arrivals are otherwise over before its conversations end."""
 
 
 def combined(machines: Iterable[tuple[Deployment, Sequence[str]]]) -> dict[Combination, Combined]:
@@ -128,13 +134,18 @@ def runs(combinations: Mapping[Combination, Combined], seed: int, *, quick: bool
             continue
         for policy in POLICIES[2:] if quick else POLICIES:
             for load, rate in enumerate(one.offered(policy)[: 1 if quick else None]):
-                duration_s = 10.0 / rate if quick else min(150.0, max(60.0, 300.0 / rate))
+                duration_s = 10.0 / rate if quick else arrivals_s(rate)
                 made[CombinationTrial(key, policy, load)] = _run(key, one, policy, rate, duration_s, seed)
-        if key == PLAYED_LONGER and not quick:
+        if one.is_played_longer and not quick:
             rate = LONG_LOAD * one.paper.free
             for policy in POLICIES[2:]:
                 made[CombinationTrial(key, policy, LONG)] = _run(key, one, policy, rate, LONG_S, seed)
     return made
+
+
+def arrivals_s(rate: float) -> float:
+    """Seconds of arrivals of a simulation, at a load in requests per second."""
+    return min(150.0, max(60.0, 300.0 / rate))
 
 
 def _run(key: Combination, one: Combined, policy: str, rate: float, duration_s: float, seed: int) -> SweepRun:

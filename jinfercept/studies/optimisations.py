@@ -15,8 +15,8 @@ from jinfercept.studies.combinations import (
     LONG,
     LONG_LOAD,
     LONG_S,
+    NOTHING_LEFT,
     ON_PAPER,
-    PLAYED_LONGER,
     POLICIES,
     SHARED,
     SIMULATED,
@@ -29,9 +29,6 @@ from jinfercept.studies.combinations import (
 )
 from jinfercept.studies.latency_grid import LATENCY_CELL, latency_text, mean_ms
 from jinfercept.studies.steady_state import most_over_dropping
-
-NOTHING_LEFT = 1.05
-"""A bound on the gain below this leaves nothing that one seed could show."""
 
 Reports = Mapping[CombinationTrial, Report]
 Combinations = Mapping[Combination, Combined]
@@ -243,12 +240,11 @@ def _about_latencies(carried: Carried, reports: Reports) -> list[str]:
                 f"At {share:g} of the load on paper, lru takes at most {ratios[worst]:.2f} times the mean latency of copy_ahead"
                 f" ({worst.label}, {worst.name}), and more than {NOTHING_LEFT} times on {slow} of {len(ratios)}."
             )
-    if (ratio := _slower(PLAYED_LONGER, LONG, reports)) is not None:
-        theirs, ours = (
-            latency_text(reports[CombinationTrial(PLAYED_LONGER, one, LONG)]) for one in ("lru", "copy_ahead")
-        )
-        said.append(
-            f"With {LONG_S:g} s of arrivals at {LONG_LOAD:g} of the load on paper, lru takes {ratio:.2f} times the latency of"
-            f" copy_ahead ({PLAYED_LONGER.label}, {PLAYED_LONGER.name}): {theirs} and {ours}."
-        )
+    for key in carried:
+        if ratio := _slower(key, LONG, reports):
+            theirs, ours = (latency_text(reports[CombinationTrial(key, one, LONG)]) for one in ("lru", "copy_ahead"))
+            said.append(
+                f"With {LONG_S:g} s of arrivals at {LONG_LOAD:g} of the load on paper, lru takes {ratio:.2f} times the latency"
+                f" of copy_ahead ({key.label}, {key.name}): {theirs} and {ours}."
+            )
     return said
