@@ -1,4 +1,7 @@
-"""Middleware that logs one line per HTTP request: id, status, tokens, seconds. Adds `x-request-id` to every response."""
+"""Middleware that logs one line per HTTP request: id, status, tokens, seconds. Adds `x-request-id` to every response.
+
+Anthropic's clients read it as `request-id`.
+"""
 
 import asyncio
 import logging
@@ -10,6 +13,7 @@ from typing import Any, final
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jinfercept.server.anthropic_dialect import REQUEST_ID, speaks_anthropic
 from jinfercept.server.log_lines import FIELDS, key_values
 from jinfercept.server.service import Service
 
@@ -45,14 +49,17 @@ class AccessLog:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         name = given if _ID.fullmatch(given) else uuid.uuid4().hex
         details: dict[str, Any] = {}
-        scope[DETAILS] = details
+        scope[DETAILS], scope[REQUEST_ID] = details, name
         status = 499  # the client disconnects before the response starts
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                if speaks_anthropic(scope):
+                    headers["request-id"] = name
             await send(message)
 
         self._service.request_started()

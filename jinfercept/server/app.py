@@ -8,7 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.security import HTTPBearer
 
 from jinfercept import __version__
-from jinfercept.server import chat_completions, completions, health, inbox, models, responses, tokens
+from jinfercept.server import chat_completions, completions, health, inbox, messages, models, responses, tokens
 from jinfercept.server.access_log import AccessLog
 from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
@@ -17,7 +17,7 @@ from jinfercept.server.metrics import metrics_router
 from jinfercept.server.service import Service
 
 _DESCRIPTION = (
-    "OpenAI's protocol with vLLM's extensions, on jinfercept. Unknown fields are ignored. "
+    "OpenAI's protocol with vLLM's extensions, and Anthropic's Messages, on jinfercept. Unknown fields are ignored. "
     "Further extensions: `session_id` or the header `x-session-id`, `cache_salt`, and the object `jinfercept`."
 )
 
@@ -46,7 +46,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
-    guarded = [module.router for module in (chat_completions, completions, responses, models, tokens, inbox)]
+    guarded = [module.router for module in (chat_completions, completions, responses, messages, models, tokens, inbox)]
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)
     if options.allowed_origins:
@@ -56,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "request-id"],
         )
     app.add_middleware(AccessLog, service=service)
     return app

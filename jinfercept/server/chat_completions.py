@@ -44,7 +44,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
     chats = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
-    tool_calls = server_tool_calls(service, body, chats, _recorder(service, body, hints))
+    tool_calls = server_tool_calls(service, body, chats, recorder(service, body, hints))
     answer = ChatAnswer(name, model, body, chats, tool_calls, service.tokenizer, request.scope[DETAILS])
     if body.stream:
         stream = service.submit(chats.requests)
@@ -63,6 +63,15 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     Raises:
         ApiError: 400.
     """
+    chats = rendered_chat(service, body, hints, name)
+    check_requests(service, chats.requests, "messages")
+    report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
+    check_report(chats.requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
+    return chats._replace(requests=with_hints(chats.requests, hints))
+
+
+def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> Chats:
+    """As `make_chat`, but the prompt may be longer than the model's context, and the requests have no hints."""
     params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
@@ -84,13 +93,9 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     check_conversation(service, messages, tools, body.chat_template_kwargs)
     messages = service.tool_history.restored(hints.salt, messages)
     try:
-        chats = service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
+        return service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
-    check_requests(service, chats.requests, "messages")
-    report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
-    check_report(chats.requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
-    return chats._replace(requests=with_hints(chats.requests, hints))
 
 
 def field_of_chat(error: JinferceptError, tools: bool) -> str:
@@ -121,7 +126,7 @@ def server_tool_calls(service: Service, body: ChatBody, chats: Chats, remember: 
     )
 
 
-def _recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
+def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
     def remember(turns: Sequence[Message]) -> None:

@@ -1,4 +1,4 @@
-"""Error responses: OpenAI's error object, with the HTTP status that its clients expect."""
+"""Error responses: OpenAI's error object, or Anthropic's, with the HTTP status that clients expect."""
 
 from collections.abc import Mapping, Sequence
 from reprlib import Repr
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
 from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
+from jinfercept.server.anthropic_dialect import REQUEST_ID, anthropic_error, speaks_anthropic
 from jinfercept.server.encoding import EncodedReply
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -101,15 +102,18 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Add handlers that answer every error with `ErrorBody`."""
+    """Add handlers that answer every error with `ErrorBody`, or with the error object of Anthropic's protocol."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(EngineError, _answer_lost)
     app.add_exception_handler(Exception, _answer_failure)
 
 
-def _response(error: ApiError) -> EncodedReply:
-    return EncodedReply(error.body, error.status_code, error.headers)
+def _response(request: Request, error: ApiError) -> EncodedReply:
+    body = error.body
+    if speaks_anthropic(request.scope):
+        body = anthropic_error(error.status_code, error.detail, error.param, request.scope.get(REQUEST_ID))
+    return EncodedReply(body, error.status_code, error.headers)
 
 
 async def _answer(request: Request, error: Exception) -> EncodedReply:
@@ -118,7 +122,7 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
         message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         error = ApiError(error.status_code, message, headers=headers)
-    return _response(error)
+    return _response(request, error)
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
@@ -141,17 +145,17 @@ async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
     """Answers a wrong query, a wrong path, or a missing body."""
     problems = cast(RequestValidationError, error).errors()
     wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
-    return _response(wrong)
+    return _response(request, wrong)
 
 
 async def _answer_lost(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError.failed(cast(EngineError, error))
-    return _response(failed)
+    return _response(request, failed)
 
 
 async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError(500, f"the server failed: {type(error).__name__}")
-    return _response(failed)
+    return _response(request, failed)
 
 
 def _allowed(request: Request) -> str:

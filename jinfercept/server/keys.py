@@ -37,12 +37,12 @@ class Keys:
             authorizations: values of the headers `Authorization`; one of them, `Bearer KEY`, is needed.
 
         Raises:
-            ApiError: 401; 400 for two headers.
+            ApiError: 401; 400 for several values.
         """
         if not self._rules:
             return ""
         if len(authorizations) > 1:
-            raise ApiError.bad("the request has two Authorization headers: send one")
+            raise ApiError.bad("the request has two API keys: send one")
         authorization = authorizations[0] if authorizations else None
         scheme, _, key = (authorization or "").partition(" ")
         given = key_digest(key.strip())

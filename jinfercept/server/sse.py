@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE_S = 15.0
-_COMMENT = b": keep-alive\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -45,6 +44,22 @@ async def encode_long_event(data: Mapping[str, Any], name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + encoded + b"\n\n"
 
 
+class StreamFormat(NamedTuple):
+    """What a protocol sends besides the events of an answer.
+
+    Attributes:
+        keep_alive: sent while there are no events.
+        failed: encodes the end of a stream that fails.
+    """
+
+    keep_alive: bytes
+    failed: Callable[[ApiError], bytes]
+
+
+OPENAI = StreamFormat(b": keep-alive\n\n", lambda error: encode_event(error.body) + DONE)
+"""Comments, which clients skip, and an event with the error object."""
+
+
 @final
 class EventStream(Response):
     """Sends the events of a generator. An exception in the generator becomes the last event.
@@ -52,7 +67,8 @@ class EventStream(Response):
     Args:
         events: encoded events; the generator is closed when the client disconnects.
         close: called at the end, even if the client disconnects before the first event is generated.
-        keep_alive_s: seconds without an event after which a comment is sent, so that proxies keep the connection.
+        form: of the protocol.
+        keep_alive_s: seconds without an event after which `form.keep_alive` is sent, so that proxies keep the connection.
     """
 
     media_type = "text/event-stream"
@@ -61,11 +77,12 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes],
         close: Callable[[], Awaitable[None]] | None = None,
+        form: StreamFormat = OPENAI,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._events, self._close, self._keep_alive_s = events, close, keep_alive_s
+        self._events, self._close, self._form, self._keep_alive_s = events, close, form, keep_alive_s
         self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,29 +113,24 @@ class EventStream(Response):
                 self._written_s = loop.time()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
-            await send({"type": "http.response.body", "body": encode_event(error.body) + DONE, "more_body": True})
+            await self._fail(send, error)
         except EngineError as error:
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": encode_event(ApiError.failed(error).body) + DONE,
-                    "more_body": True,
-                }
-            )
+            await self._fail(send, ApiError.failed(error))
         except Exception as error:
             log.exception("a stream failed")
-            failed = ApiError(500, f"the server failed: {type(error).__name__}")
-            await send({"type": "http.response.body", "body": encode_event(failed.body) + DONE, "more_body": True})
+            await self._fail(send, ApiError(500, f"the server failed: {type(error).__name__}"))
         finally:
             alive.cancel()
             await self._events.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        await send({"type": "http.response.body", "body": self._form.failed(error), "more_body": True})
+
     async def _keep_alive(self, send: Send) -> None:
-        """Send comments, which clients skip, while there are no events."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._written_s + self._keep_alive_s - loop.time())
             if loop.time() >= self._written_s + self._keep_alive_s:
                 self._written_s = loop.time()
-                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+                await send({"type": "http.response.body", "body": self._form.keep_alive, "more_body": True})

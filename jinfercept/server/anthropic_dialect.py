@@ -1,0 +1,64 @@
+"""Anthropic's protocol beside OpenAI's: which requests speak it, and its error object. Knows no route and no engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.types import Scope
+
+VERSION_HEADER = b"anthropic-version"
+REQUEST_ID = "jinfercept.request_id"
+"""Key of a request's scope: its id, as in the header `x-request-id`."""
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Types of errors by HTTP status."""
+
+
+class AnthropicErrorObject(BaseModel):
+    """Anthropic's error object."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of every error response of Anthropic's protocol."""
+
+    type: str
+    error: AnthropicErrorObject
+    request_id: str | None
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's protocol: by its path, for `/v1/models` by the header `anthropic-version`."""
+    path: str = scope["path"]
+    if _is_at(path, "/v1/messages"):
+        return True
+    return _is_at(path, "/v1/models") and any(name == VERSION_HEADER for name, _ in scope["headers"])
+
+
+def anthropic_error(status: int, message: str, param: str | None, request_id: str | None) -> dict[str, Any]:
+    """The body of an error response.
+
+    Args:
+        status: HTTP status.
+        message: for people.
+        param: the wrong field, which the message names at its beginning.
+        request_id: of the request.
+    """
+    if param and not message.startswith(param):
+        message = f"{param}: {message}"
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _is_at(path: str, route: str) -> bool:
+    return path == route or path.startswith(f"{route}/")

@@ -1,0 +1,219 @@
+"""The output of a request as a message of Anthropic's protocol: one object, or a stream of typed events."""
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from pydantic_core import from_json
+
+from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.events import Arguments, CallStarted, Content, Finished, Reasoning, Resumed, StreamEvent, Token
+from jinfercept.request import CompletionOutput, Request, RequestOutput
+from jinfercept.server.anthropic_dialect import anthropic_error
+from jinfercept.server.errors import ApiError
+from jinfercept.server.merged_turns import TextJoiner, merged_message
+from jinfercept.server.messages_chat import is_marked
+from jinfercept.server.messages_protocol import MessagesBody
+from jinfercept.server.request_outputs import check_finish
+from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports
+from jinfercept.server.service import Service
+from jinfercept.server.sse import StreamFormat, encode_event
+from jinfercept.server.usage import UsageCount
+
+_PING = encode_event({"type": "ping"}, "ping")
+_SIGNATURE = "unsigned"
+"""Signature of all reasoning; clients need one, and send it back."""
+
+
+def stream_format(request_id: str) -> StreamFormat:
+    """How a stream of Anthropic's protocol is kept alive, and how it fails.
+
+    Args:
+        request_id: of the HTTP request.
+    """
+
+    def failed(error: ApiError) -> bytes:
+        return encode_event(anthropic_error(error.status_code, error.detail, error.param, request_id), "error")
+
+    return StreamFormat(_PING, failed)
+
+
+@final
+class MessageAnswer:
+    """The message for one body.
+
+    Args:
+        name: id of the message.
+        model: name of the model in the body.
+        body: of the HTTP request.
+        requests: the one request made of the body.
+        tool_calls: runs the calls of the server's tools.
+        details: fields of the log line; filled in as they become known.
+
+    Attributes:
+        usage: counts the tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        body: MessagesBody,
+        requests: Sequence[Request],
+        tool_calls: ServerToolCalls,
+        details: dict[str, Any],
+    ) -> None:
+        self._tool_calls = tool_calls
+        self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
+        self._is_kept = is_marked(body) and not (body.jinfercept and body.jinfercept.release)
+        self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
+        details["id"] = name
+        self.usage = UsageCount(requests, details)
+        self._texts = {"text": TextJoiner(), "thinking": TextJoiner()}
+        self._number = 0
+        self._open = ""  # type of the open block; "" if none is open
+        self._call: int | None = None  # number of the call that the open block has
+        self._blank = ""  # white space before the first visible text of a block
+
+    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+        """The whole message; pending calls of the server's tools are run first.
+
+        Args:
+            outputs: by request id.
+        """
+        [output] = outputs.values()
+        output = await self._tool_calls.settled(output)
+        self.usage.add(output)
+        [completion] = output.outputs
+        said = merged_message(completion.messages, self._tool_calls.client_tools)
+        content: list[dict[str, Any]] = []
+        if said["reasoning_content"]:
+            content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": _SIGNATURE})
+        if said["content"].strip():
+            content.append({"type": "text", "text": said["content"]})
+        for call in said["tool_calls"]:
+            function = call["function"]
+            content.append(_tool_use(call["id"], function["name"], _object(function["arguments"])))
+        ended = _stop(completion) | {"usage": self._counted()}
+        return self._head | {"content": content} | ended | self._extension(completion)
+
+    async def stream(self, service: Service, stream: AsyncStream) -> AsyncGenerator[bytes]:
+        """Server-sent events. If the generator is closed before its end, the request is aborted.
+
+        Args:
+            stream: events of the request, with its chat reader.
+        """
+        try:
+            begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._counted()}
+            yield _encoded({"type": "message_start", "message": self._head | begun})
+            yield _PING
+            async for event in stream:
+                if isinstance(event, Finished):
+                    self.usage.add(event.output)
+                    check_finish(event.output)
+                    event = replace(event, output=await self._tool_calls.settled(event.output))
+                for shown in self._events(event):
+                    yield _encoded(shown)
+        finally:
+            await service.close(stream)
+
+    def _events(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+        match event:
+            case Token():
+                self.usage.count(1)
+            case Reasoning():
+                yield from self._say("thinking", event.text)
+            case Content():
+                yield from self._say("text", event.text)
+            case CallStarted() if event.name in self._tool_calls.client_tools:
+                yield from self._begin(_tool_use(event.id, event.name, {}))
+                self._call = event.index
+            case Arguments() if event.index == self._call:
+                yield self._delta("input_json_delta", partial_json=event.text)
+            case Resumed():
+                for joiner in self._texts.values():
+                    joiner.next_turn()
+                self._call = None
+            case Finished():
+                yield from self._end()
+                [completion] = event.output.outputs
+                self.usage.add(event.output)
+                ended = {"type": "message_delta", "delta": _stop(completion), "usage": self._counted()}
+                yield ended | self._extension(completion)
+                yield {"type": "message_stop"}
+            case _:
+                pass
+
+    def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        """Add to a block of text or reasoning. White space alone makes no block."""
+        text = self._texts[kind].add(text)
+        if self._open != kind:
+            text, self._blank = self._blank + text, ""
+            if not text.strip():
+                self._blank = text
+                return
+            yield from self._begin({"type": "text", "text": ""} if kind == "text" else _EMPTY_THINKING)
+        if text:
+            yield self._delta(f"{kind}_delta", **{kind: text})
+
+    def _begin(self, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._end()
+        self._open, self._blank = block["type"], ""
+        yield {"type": "content_block_start", "index": self._number, "content_block": block}
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        """The events that end the open block."""
+        if not self._open:
+            return
+        if self._open == "thinking":
+            yield self._delta("signature_delta", signature=_SIGNATURE)
+        yield {"type": "content_block_stop", "index": self._number}
+        self._number, self._open, self._call = self._number + 1, "", None
+
+    def _delta(self, kind: str, **fields: str) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._number, "delta": {"type": kind, **fields}}
+
+    def _counted(self) -> dict[str, int]:
+        """The current `usage`. Of a marked prompt all tokens but the last are retained; the last one is always computed."""
+        usage = self.usage.body()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        computed = usage["prompt_tokens"] - cached
+        created = max(0, computed - 1) if self._is_kept else 0
+        return {
+            "input_tokens": computed - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+    def _extension(self, completion: CompletionOutput) -> dict[str, Any]:
+        """The field `jinfercept`: reports on the server's calls, if the body requests its tools."""
+        return {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
+
+
+_EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    return encode_event(event, event["type"])
+
+
+def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it."""
+    try:
+        value = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stop(completion: CompletionOutput) -> dict[str, Any]:
+    """`stop_reason` and `stop_sequence`."""
+    reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
+    if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+    return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}

@@ -1,0 +1,264 @@
+"""Converts a body of Anthropic's `/v1/messages` to one of `/v1/chat/completions`, of which the request is made."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jinfercept.chat.chats import Chats
+from jinfercept.server.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
+from jinfercept.server.chat_protocol import (
+    MAX_MESSAGES,
+    CalledFunction,
+    ChatBody,
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    ToolCall,
+    ToolDeclaration,
+)
+from jinfercept.server.errors import ApiError
+from jinfercept.server.messages_protocol import (
+    ContentBlock,
+    CountTokensBody,
+    InputMessage,
+    MessagesBody,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from jinfercept.server.protocol import Extensions, JsonSchema, ResponseFormat
+from jinfercept.server.server_tool_calls import ServerToolCalls
+from jinfercept.server.service import Service
+from jinfercept.server.session_hints import RequestHints
+
+_FIELDS = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "stop": "stop_sequences",
+}
+"""Fields of `/v1/messages` by the chat's field with the same meaning."""
+_UNSUPPORTED = ("container", "mcp_servers")
+"""Fields of Anthropic's protocol that are not supported; others without a meaning here are ignored."""
+_BILLING = "x-anthropic-billing-header:"
+"""Beginning of a block of Claude Code's system prompt that is for Anthropic's accounts and differs between requests."""
+_PLACES: dict[str, tuple[type[Any], ...]] = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+"""Kinds of blocks by the roles of messages that may have them."""
+
+
+def check_message_fields(body: CountTokensBody) -> None:
+    """Raise 400 for fields and values that `/v1/messages` does not support."""
+    for name in _UNSUPPORTED:
+        if (body.model_extra or {}).get(name):
+            raise ApiError.bad(f"{name} cannot be done here", name)
+
+
+def make_message_chat(
+    service: Service, body: MessagesBody, hints: RequestHints, name: str
+) -> tuple[Chats, ServerToolCalls]:
+    """The request of a body with the reader of its output, and the runner of its calls of server tools. Slow, as `make_chat`.
+
+    Args:
+        name: id of the request.
+
+    Raises:
+        ApiError: 400, with the field of `/v1/messages`.
+    """
+    if body.messages[-1].role == "assistant":
+        message = "the last message is the assistant's, and the beginning of an answer cannot be given here"
+        raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
+    try:
+        chat = _chat_body(body)
+        chats = make_chat(service, chat, hints, name)
+        return chats, server_tool_calls(service, chat, chats, recorder(service, chat, hints))
+    except ApiError as error:
+        raise _renamed(error) from error
+
+
+def count_prompt_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
+    """The number of tokens of the prompt that `/v1/messages` makes of a body, however long. Slow, as `make_chat`.
+
+    Raises:
+        ApiError: 400, with the field of `/v1/messages/count_tokens`.
+    """
+    try:
+        [request] = rendered_chat(service, _chat_body(body), hints, "count").requests
+        return len(request.prompt_token_ids)
+    except ApiError as error:
+        raise _renamed(error) from error
+
+
+def is_marked(body: CountTokensBody) -> bool:
+    """Whether `cache_control` stands anywhere in a body."""
+    system = body.system if isinstance(body.system, list) else []
+    return any(part.cache_control for part in (body, *system, *(body.tools or ()), *_blocks_of(body)))
+
+
+def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
+    """The blocks of all messages that may be marked, and those within results."""
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock):
+                yield block
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                yield from (part for part in block.content if isinstance(part, TextBlock))
+
+
+def _renamed(error: ApiError) -> ApiError:
+    error.param = _FIELDS.get(error.param, error.param) if error.param else None
+    return error
+
+
+def _chat_body(body: CountTokensBody) -> ChatBody:
+    fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
+    fields |= {
+        "messages": _messages(body),
+        "tools": [
+            ToolDeclaration.model_construct(
+                type="function",
+                function=Function.model_construct(
+                    name=tool.name, description=tool.description, parameters=tool.input_schema
+                ),
+            )
+            for tool in body.tools or ()
+        ],
+        **_tool_choice(body),
+        "chat_template_kwargs": _template_kwargs(body),
+        "response_format": _response_format(body),
+    }
+    if isinstance(body, MessagesBody):
+        fields |= {
+            "max_completion_tokens": body.max_tokens,
+            "stop": body.stop_sequences,
+            **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
+        }
+    return ChatBody.model_construct(**fields)
+
+
+def _tool_choice(body: CountTokensBody) -> dict[str, Any]:
+    chosen = body.tool_choice
+    if chosen is None:
+        return {}
+    named = NamedTool(type="function", function=NamedFunction(name=chosen.name)) if chosen.name is not None else None
+    return {
+        "tool_choice": named or {"any": "required"}.get(chosen.type, chosen.type),
+        "parallel_tool_calls": not chosen.disable_parallel_tool_use,
+    }
+
+
+def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
+    thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+    return thinks | (body.chat_template_kwargs or {})
+
+
+def _response_format(body: CountTokensBody) -> ResponseFormat | None:
+    form = body.output_config.format if body.output_config else None
+    if form is None:
+        return None
+    return ResponseFormat.model_construct(
+        type="json_schema", json_schema=JsonSchema.model_construct(schema_=form.schema_)
+    )
+
+
+def _messages(body: CountTokensBody) -> list[Message]:
+    """The messages of a chat. A message with results becomes one message for each, and one for each text beside them."""
+    system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
+    messages = [_message("system", content=system)] if system else []
+    names: dict[str, str] = {}
+    for number, message in enumerate(body.messages):
+        _check_blocks(message, f"messages[{number}].content")
+        if message.role == "assistant":
+            messages.append(_assistant_message(_blocks(message), names))
+        else:
+            messages += _user_messages(message, names)
+    if len(messages) > MAX_MESSAGES:
+        limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
+        raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
+    return messages
+
+
+def _blocks(message: InputMessage) -> Sequence[ContentBlock]:
+    if isinstance(message.content, list):
+        return message.content
+    return [TextBlock.model_construct(type="text", text=message.content)]
+
+
+def _check_blocks(message: InputMessage, field: str) -> None:
+    """Raise 400 for a block that belongs into a message of another role."""
+    for place, block in enumerate(_blocks(message)):
+        if not isinstance(block, _PLACES[message.role]):
+            raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", f"{field}[{place}]")
+
+
+def _user_messages(message: InputMessage, names: dict[str, str]) -> Iterator[Message]:
+    """Messages of a user or of the system.
+
+    Args:
+        names: of the tools that were called, by the ids of calls.
+    """
+    texts: list[TextBlock] = []
+    for block in _blocks(message):
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ToolResultBlock):
+            if texts:
+                yield _message(message.role, content=_joined(texts))
+                texts = []
+            yield _result_message(block, names)
+    if texts or not _blocks(message):
+        yield _message(message.role, content=_joined(texts))
+
+
+def _result_message(block: ToolResultBlock, names: dict[str, str]) -> Message:
+    parts = (part for part in block.content if isinstance(part, TextBlock)) if isinstance(block.content, list) else ()
+    text = block.content if isinstance(block.content, str) else _joined(parts)
+    text = f"error: {text}" if block.is_error else text
+    return _message("tool", tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id), content=text)
+
+
+def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Message:
+    """A turn of the model, whose blocks are pieces of one text.
+
+    Args:
+        names: of the tools that were called, by the ids of calls; added to.
+    """
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    names |= {call.id: call.name for call in calls}
+    thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    return _message(
+        "assistant",
+        content="".join(block.text for block in blocks if isinstance(block, TextBlock)),
+        reasoning_content=thoughts or None,
+        tool_calls=[_called(call) for call in calls] or None,
+    )
+
+
+def _called(call: ToolUseBlock) -> ToolCall:
+    try:
+        arguments = json.dumps(call.input, ensure_ascii=False)
+    except RecursionError:
+        raise ApiError.bad("the input of a call is nested too deeply: flatten it", "messages") from None
+    return ToolCall.model_construct(
+        id=call.id, type="function", function=CalledFunction.model_construct(name=call.name, arguments=arguments)
+    )
+
+
+def _joined(blocks: Iterable[TextBlock]) -> str:
+    """Blocks of text as one text, with a blank line between two of them."""
+    return "\n\n".join(block.text for block in blocks)
+
+
+def _lasting(system: Sequence[TextBlock]) -> list[TextBlock]:
+    """The blocks of a system prompt but those that differ between requests of one conversation and are not for the model."""
+    return [block for block in system if not block.text.startswith(_BILLING)]
+
+
+def _message(role: str, **fields: Any) -> Message:
+    return Message.model_construct(role=role, **fields)

@@ -1,0 +1,215 @@
+"""Schemas of Anthropic's `/v1/messages`: the body, its content blocks, and the answer."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from jinfercept.server.chat_protocol import MAX_MESSAGES, MAX_TOOLS
+from jinfercept.server.protocol import FIRST_ERROR, MAX_STOPS, Body, Extensions, Text
+
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+_MAX_BLOCKS = 4096
+_LEAST_BUDGET = 1024
+"""Least `budget_tokens`, as in Anthropic's protocol."""
+
+
+class CacheControl(Body):
+    """A mark at which the context may be reused."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class _MarkedPart(Body):
+    """A part of a body that `cache_control` may mark."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(_MarkedPart):
+    """Text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ThinkingBlock(Body):
+    """Reasoning of an earlier answer. Its signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+class RedactedThinkingBlock(Body):
+    """Encrypted reasoning of another server's answer, which no model here can read: it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Text | None = None
+
+
+class ToolUseBlock(_MarkedPart):
+    """A call in an assistant's message."""
+
+    type: Literal["tool_use"]
+    id: _NAME
+    name: _NAME
+    input: dict[str, Any]
+
+
+class UnsupportedBlock(Body):
+    """A block that models of text cannot read; refused."""
+
+    type: Literal["image", "document", "search_result", "container_upload", "tool_reference", "browser_state"]
+
+    @model_validator(mode="after")
+    def _refused(self) -> Self:
+        raise PydanticCustomError(
+            "unsupported_block", "{kind} blocks are not supported: send text blocks", {"kind": self.type}
+        )
+
+
+_ResultBlock = Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]
+
+
+class ToolResultBlock(_MarkedPart):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: _NAME
+    content: Text | Annotated[list[_ResultBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
+    is_error: bool | None = None
+
+
+ContentBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | UnsupportedBlock,
+    Field(discriminator="type"),
+]
+
+
+class InputMessage(Body):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
+
+
+def _own_kind(value: Any) -> Any:
+    if value is not None and value != "custom":
+        raise PydanticCustomError(
+            "unsupported_tool", "tools of Anthropic's are not supported: declare one with an input_schema"
+        )
+    return value
+
+
+class InputTool(_MarkedPart):
+    """A tool that the client runs."""
+
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_own_kind)] = None
+    name: _NAME
+    description: Text | None = None
+    input_schema: dict[str, Any]
+
+
+class ChosenTools(Body):
+    """Which tools the model may call or has to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: _NAME | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise PydanticCustomError("tool_name", "tool_choice has a name if its type is tool, otherwise none")
+        return self
+
+
+class ThinkingConfig(Body):
+    """Whether the model reasons. `budget_tokens` and `display` have no effect."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> Self:
+        if self.type == "enabled" and self.budget_tokens is None:
+            raise PydanticCustomError("budget", "thinking that is enabled needs budget_tokens")
+        return self
+
+
+class OutputFormat(Body):
+    """The JSON schema of an answer."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """Form of the answer. `effort` has no effect."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(Body):
+    """`metadata`, which has no effect."""
+
+    user_id: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class CountTokensBody(Extensions):
+    """A conversation whose tokens are counted."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    system: Text | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tool_choice: ChosenTools | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesBody(CountTokensBody):
+    """A conversation, and the parameters of its answer."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    metadata: RequestMetadata | None = None
+
+
+class MessagesUsage(BaseModel):
+    """Token counts; the prompt's tokens are the sum of the first three."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """The answer; with `stream` it comes in server-sent events."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+    jinfercept: dict[str, Any] | None = None
+
+
+class TokenCount(BaseModel):
+    """The number of tokens of a conversation."""
+
+    input_tokens: int

@@ -1,0 +1,197 @@
+"""`/v1/messages` with Anthropic's client: answers, streams, tools, reasoning, and contexts that follow-ups find."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post
+from tests.support.chat_templates import QWEN3
+from tests.support.live_server import END, MODEL, Running, prompt_of
+from tests.support.responses import CALL, CHAT_PRICE, PEN, SCHEMA, says
+from tests.support.scripted_model import Make, Scripted
+
+ANSWER = "It costs 23."
+
+
+def turn(text: str, *items: str) -> dict[str, Any]:
+    """A turn of the model, as a chat template reads it."""
+    calls = [{"id": "x", "function": {"name": "price", "arguments": {"item": item}}} for item in items]
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "x", "content": text}
+
+
+def streamed(server: Running, messages: Any = ASKED, **fields: Any) -> tuple[list[Any], Any]:
+    """Raw events, and the message that Anthropic's client makes of them."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 200, "extra_body": {"temperature": 0}}
+    with anthropic(server) as client, client.messages.stream(**(body | fields)) as stream:
+        events = [event for event in stream if event.type not in ("text", "input_json", "thinking", "signature")]
+        return events, stream.get_final_message()
+
+
+def blocks(message: Any) -> list[Any]:
+    return [block.model_dump(exclude_none=True) for block in message.content]
+
+
+def test_an_answer_is_a_message_streamed_or_not(served: Running, scripted: Scripted) -> None:
+    says(scripted, ANSWER + END, [{"role": "system", "content": "Be brief."}, *ASKED])
+    done = create(served, system="Be brief.")
+    assert (done.type, done.role, done.model, done.stop_reason) == ("message", "assistant", MODEL, "end_turn")
+    assert blocks(done) == [{"type": "text", "text": ANSWER}]
+    assert (done.usage.output_tokens, done.usage.cache_creation_input_tokens) == (len(ANSWER) + 1, 0)
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    says(scripted, ANSWER + END, [{"role": "system", "content": "Be\n\nbrief."}, *ASKED])
+    events, message = streamed(served, system=parts)
+    kinds = [event.type for event in events]
+    deltas = kinds.count("content_block_delta")
+    assert deltas > 3
+    assert kinds == [
+        *("message_start", "content_block_start"),
+        *["content_block_delta"] * deltas,
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+    assert (message.content[0].text, message.stop_reason, message.id[:4]) == (ANSWER, "end_turn", "msg_")
+    assert message.usage.output_tokens == len(ANSWER) + 1
+    raw = post(served, stream=True).text
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in raw
+    assert raw.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
+
+
+def test_an_answer_ends_at_a_stop_sequence_or_at_max_tokens(served: Running, scripted: Scripted) -> None:
+    says(scripted, ANSWER + END)
+    done = create(served, stop_sequences=["never", " 2"])
+    assert (done.content[0].text, done.stop_reason, done.stop_sequence) == ("It costs", "stop_sequence", " 2")
+    done = create(served, max_tokens=3)
+    assert (done.content[0].text, done.stop_reason, done.stop_sequence) == ("It ", "max_tokens", None)
+    _, message = streamed(served, stop_sequences=[" 2"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " 2")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_is_called_and_its_result_finds_the_whole_context(
+    served: Running, scripted: Scripted, stream: bool
+) -> None:
+    written = f"Let me see.\n{CALL}\n{PEN}" + END
+    first = prompt_of(scripted, ASKED, [CHAT_PRICE])
+    after = [*ASKED, turn("Let me see.", "lamp", "pen"), result("23"), result("error: gone")]
+    thanks = [*after, {"role": "user", "content": "Be brief."}]
+    scripted.follow(first + written, prompt_of(scripted, thanks, [CHAT_PRICE]) + ANSWER + END)
+    marked = PRICE | {"cache_control": {"type": "ephemeral"}}
+    done = streamed(served, tools=[marked])[1] if stream else create(served, tools=[marked])
+    text, lamp, pen = done.content
+    assert (text.text.strip(), done.stop_reason) == ("Let me see.", "tool_use")
+    assert [(call.type, call.name, call.input) for call in (lamp, pen)] == [
+        ("tool_use", "price", {"item": item}) for item in ("lamp", "pen")
+    ]
+    assert lamp.id != pen.id
+    usage, num_prompt = done.usage, len(scripted.tokenizer.encode(first))
+    assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1, num_prompt - 1)
+    results = [
+        {"type": "tool_result", "tool_use_id": lamp.id, "content": [{"type": "text", "text": "23"}]},
+        {"type": "tool_result", "tool_use_id": pen.id, "content": "gone", "is_error": True},
+        {"type": "text", "text": "Be brief."},
+    ]
+    messages = [*ASKED, done.to_param(), {"role": "user", "content": results}]
+    answer = create(served, messages, tools=[PRICE])
+    assert (answer.content[0].text, answer.stop_reason) == (ANSWER, "end_turn")
+    context = len(scripted.tokenizer.encode(first + written))
+    assert answer.usage.cache_read_input_tokens >= context - 1
+    prompt = len(scripted.tokenizer.encode(prompt_of(scripted, thanks, [CHAT_PRICE])))
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == prompt
+
+
+def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    events, message = streamed(served, tools=[PRICE])
+    assert [event.content_block.type for event in events if event.type == "content_block_start"] == ["tool_use"]
+    pieces = [event.delta.partial_json for event in events if event.type == "content_block_delta"]
+    assert len(pieces) > 3
+    assert "".join(pieces) == '{"item": "lamp"}'
+    assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_has_the_arguments_so_far(served: Running, scripted: Scripted, stream: bool) -> None:
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    fields: Any = {"tools": [PRICE], "max_tokens": len(CALL) - len('mp"}}\n</tool_call>')}
+    done = streamed(served, **fields)[1] if stream else create(served, **fields)
+    assert (done.stop_reason, done.content[0].name) == ("max_tokens", "price")
+    assert done.content[0].input in ({}, {"item": "la"})
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])
+def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
+    declared = {"type": "function", "function": {"name": "price", "parameters": schema}}
+    says(scripted, "<tool_call>I had rather not." + END, tools=[declared])
+    tool: Any = {"name": "price", "input_schema": schema}
+    only_one = choice | {"disable_parallel_tool_use": True}
+    done = create(served, tools=[tool], tool_choice=only_one, max_tokens=400, extra_body={"temperature": 1})
+    [call] = done.content
+    assert (call.name, done.stop_reason) == ("price", "tool_use")
+    assert call.input["item"] in ("lamp", "pen")
+
+
+def test_choices_none_and_one_at_a_time(served: Running, scripted: Scripted) -> None:
+    says(scripted, f"{CALL}\n{PEN}" + END, tools=[CHAT_PRICE])
+    done = create(served, tools=[PRICE], tool_choice={"type": "none"})
+    assert [block.type for block in done.content] == ["text"]
+    done = create(served, tools=[PRICE], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [block.input for block in done.content] == [{"item": "lamp"}]
+
+
+def test_reasoning_is_a_block_with_a_signature_and_is_read_again(served: Running, make_scripted: Make) -> None:
+    scripted = make_scripted(QWEN3)
+    written = f"<think>\nA lamp.\n</think>\n\nLet me see.\n{CALL}" + END
+    first = prompt_of(scripted, ASKED, [CHAT_PRICE])
+    after = [*ASKED, turn("Let me see.", "lamp") | {"reasoning_content": "A lamp."}, result("23")]
+    scripted.follow(first + written, prompt_of(scripted, after, [CHAT_PRICE]) + ANSWER + END)
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    whole = create(served, tools=[PRICE], thinking=thinking)
+    events, done = streamed(served, tools=[PRICE], thinking=thinking)
+    assert [(block.type, getattr(block, "thinking", None)) for block in done.content] == [
+        *[("thinking", "A lamp."), ("text", None), ("tool_use", None)]
+    ]
+    assert whole.content[0] == done.content[0]
+    kinds = [event.delta.type for event in events if event.type == "content_block_delta"]
+    assert kinds.count("signature_delta") == 1
+    assert kinds.index("signature_delta") < kinds.index("text_delta")
+    back = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": done.content[2].id, "content": "23"}]}
+    answer = create(served, [*ASKED, done.to_param(), back], tools=[PRICE], thinking=thinking)
+    assert answer.content[-1].text == ANSWER
+    assert answer.usage.cache_read_input_tokens >= len(scripted.tokenizer.encode(first + written)) - 1
+    says(scripted, ANSWER + END, chat_template_kwargs={"enable_thinking": False})
+    assert blocks(create(served, thinking={"type": "disabled"})) == [{"type": "text", "text": ANSWER}]
+
+
+def test_tokens_are_counted_as_the_prompt_has_them(served: Running, scripted: Scripted) -> None:
+    prompt = prompt_of(scripted, [{"role": "system", "content": "Be brief."}, *ASKED], [CHAT_PRICE])
+    with anthropic(served) as client:
+        counted = client.messages.count_tokens(model=MODEL, messages=ASKED, system="Be brief.", tools=[PRICE])
+        assert counted.input_tokens == len(scripted.tokenizer.encode(prompt))
+        long: Any = [{"role": "user", "content": "a" * 5000}]
+        assert client.messages.count_tokens(model=MODEL, messages=long).input_tokens > served.service.max_model_len
+
+
+def test_an_answer_follows_a_schema(served: Running, scripted: Scripted) -> None:
+    says(scripted, '{"item": "lamp"}' + END)
+    form = {"type": "json_schema", "schema": SCHEMA | {"additionalProperties": False}}
+    done = create(served, output_config={"format": form, "effort": "high"})
+    assert done.content[0].text == '{"item": "lamp"}'
+
+
+def test_a_billing_header_in_the_system_prompt_is_left_out(served: Running, scripted: Scripted) -> None:
+    says(scripted, ANSWER + END, [{"role": "system", "content": "Be brief."}, *ASKED])
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1f;"}
+    done = create(served, system=[billing, {"type": "text", "text": "Be brief."}])
+    assert done.content[0].text == ANSWER
+
+
+def test_models_are_listed_as_anthropic_does(served: Running) -> None:
+    with anthropic(served) as client:
+        [model] = client.models.list().data
+        assert (model.id, model.display_name, model.max_tokens) == (MODEL, MODEL, served.service.max_model_len)
+        assert client.models.retrieve(MODEL).created_at.timestamp() == served.service.created
+    assert served.http.get("/v1/models").json()["object"] == "list"
