@@ -21,6 +21,7 @@ from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.chat.turns import ChatTurns
+from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
@@ -79,9 +80,12 @@ def make_chats(
     choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
     offered = declared if choice.reads else []
     executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
-    form = _form(tokenizer, declared, options) if choice.reads else None
+    source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
+    written = declared if are_written(choice, options.get("tool_call_parser"), source) else []
+    parser = FORMAT if written else options.get("tool_call_parser")
+    form = tool_call_format(parser, source, declared) if choice.reads else None
     ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
-    template = _template(tokenizer, declared, options, ends)
+    template = _template(tokenizer, declared, written, options, ends)
     reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
     texts = _prompts(template, listed, options)
     later = _later_beginning(template, reasoning, executed)
@@ -136,13 +140,12 @@ def _is_message(value: object) -> bool:
     return isinstance(value, Mapping) and "role" in value
 
 
-def _form(tokenizer: Tokenizer, tools: Sequence[ChatTool], options: ChatOptions) -> ToolCallFormat:
-    source = options.get("chat_template") or tokenizer.chat_template(tools=True)
-    return tool_call_format(options.get("tool_call_parser"), source, tools)
-
-
 def _template(
-    tokenizer: Tokenizer, tools: Sequence[ChatTool], options: ChatOptions, ends: tuple[int, ...]
+    tokenizer: Tokenizer,
+    tools: Sequence[ChatTool],
+    written: Sequence[ChatTool],
+    options: ChatOptions,
+    ends: tuple[int, ...],
 ) -> ChatTemplate:
     return ChatTemplate(
         tokenizer,
@@ -151,6 +154,7 @@ def _template(
         options.get("chat_template_kwargs", {}),
         ends,
         options.get("special_tokens_in_text", False),
+        [tool.declaration for tool in written],
     )
 
 

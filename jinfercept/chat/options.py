@@ -32,6 +32,7 @@ class ChatOptions(TypedDict, total=False):
         tool_choice: "auto": the model may call; "required", or a mapping that names one tool: its first turn is calls and
             nothing else, as the schemas of their parameters allow, and later turns are free, or as `structured_outputs` say;
             "none": the prompt declares the tools, so that its pages stay the same, and no text is a call (default: "auto").
+            If the chat template has no tools, all but "auto" write them into the system message (`written_tools`).
         parallel_tool_calls: whether a turn may have several calls; otherwise all but its first call are dropped
             (default: True).
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.chat.messages import Message, call_message, checked_message, one_call_a_turn
+from jinfercept.chat.written_tools import with_written_tools
 from jinfercept.errors import RequestError
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call
@@ -60,6 +61,7 @@ class ChatTemplate:
         end_token_ids: the tokens that end a turn.
         special_tokens_in_text: whether the names of special tokens in messages, tools and variables become these tokens;
             else they are text.
+        written_tools: declarations that stand in a system message, since the template knows no tools.
 
     Raises:
         ModelError: there is no template.
@@ -74,6 +76,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         end_token_ids: Sequence[int],
         special_tokens_in_text: bool = False,
+        written_tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
             raise RequestError(
@@ -84,6 +87,7 @@ class ChatTemplate:
         self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
+        self._written_tools = written_tools
         self._tools, self._variables = self._given(tools), self._given(variables)
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._begun = self._render_stand_in(given=source is not None)
@@ -116,6 +120,8 @@ class ChatTemplate:
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The text, with marks in the names of special tokens that are not the template's."""
+        if self._written_tools:
+            messages = with_written_tools(messages, self._written_tools)
         try:
             return self._tokenizer.apply_chat_template(
                 self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables

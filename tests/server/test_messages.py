@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post
-from tests.support.chat_templates import QWEN3
+from tests.support.chat_templates import PLAIN, QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import CALL, CHAT_PRICE, PEN, SCHEMA, says
 from tests.support.scripted_model import Make, Scripted
@@ -132,6 +132,19 @@ def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scrip
     [call] = done.content
     assert (call.name, done.stop_reason) == ("price", "tool_use")
     assert call.input["item"] in ("lamp", "pen")
+
+
+def test_a_template_without_tools_takes_a_forced_call_and_its_result(served: Running, make_scripted: Make) -> None:
+    scripted = make_scripted(PLAIN)
+    prompt = prompt_of(scripted, ASKED, [CHAT_PRICE], tool_choice="required") + CALL + END
+    after = f"{prompt}\n<|im_start|>user\n<tool_response>\n23\n</tool_response>{END}\n<|im_start|>assistant\n"
+    scripted.follow(after + ANSWER + END)
+    done = create(served, tools=[PRICE], tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    assert done.content[0].input == {"item": "lamp"}
+    back = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": done.content[0].id, "content": "23"}]}
+    answer = create(served, [*ASKED, done.to_param(), back], tools=[PRICE], tool_choice={"type": "none"})
+    assert answer.content[0].text == ANSWER
+    assert answer.usage.cache_read_input_tokens >= len(scripted.tokenizer.encode(prompt)) - 1
 
 
 def test_choices_none_and_one_at_a_time(served: Running, scripted: Scripted) -> None:

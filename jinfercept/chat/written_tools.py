@@ -1,0 +1,85 @@
+"""Tools of a chat whose template knows none: declarations, calls and results written as text, in the format of Hermes.
+
+A system message declares the tools and says how they are called; calls stand in the assistant's text, and results in a message
+of the user. Knows no tokenizer.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinfercept.chat.tool_choice import TurnCalls
+
+FORMAT = "hermes"
+"""Name of the format of calls, in `parsers.formats.FORMATS`."""
+
+_SYSTEM = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a JSON object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+_TOOLS = re.compile(r"\btools\b")
+
+
+def are_written(choice: TurnCalls, parser: str | None, template: str) -> bool:
+    """Whether a chat's tools are written as text: the template has no variable for them, and the choice is not "auto".
+
+    Args:
+        choice: of the tools that the model has to call, or may not.
+        parser: the option `tool_call_parser`, which names a format that the model knows without its template.
+        template: the chat template's source.
+    """
+    return parser is None and (bool(choice.must_call) or not choice.reads) and not _TOOLS.search(template)
+
+
+def with_written_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A conversation in which tools, calls and results are text.
+
+    Args:
+        messages: checked, with the arguments of calls as objects where they are JSON.
+        tools: OpenAI-style declarations.
+    """
+    declared = _SYSTEM.format(tools="\n".join(map(_json, tools)))
+    written: list[dict[str, Any]] = []
+    if not messages or messages[0]["role"] != "system":
+        written.append({"role": "system", "content": declared})
+    previous = ""
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "system" and not written:
+            written.append({**message, "content": f"{content}\n\n{declared}" if content else declared})
+        elif role == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            if previous == "tool":
+                written[-1]["content"] += f"\n{result}"
+            else:
+                written.append({"role": "user", "content": result})
+        elif calls := message.get("tool_calls"):
+            lines = [*([content] if content else []), *(_call(call["function"]) for call in calls)]
+            without = {key: value for key, value in message.items() if key != "tool_calls"}
+            written.append(without | {"content": "\n".join(lines)})
+        else:
+            written.append(dict(message))
+        previous = role
+    return written
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    called = {"name": function.get("name"), "arguments": function.get("arguments", {})}
+    return f"<tool_call>\n{_json(called)}\n</tool_call>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,92 @@
+"""Chats that have to call, with a template that knows no tools: declarations, calls and results are text."""
+
+import json
+from typing import Any
+
+import pytest
+
+from jinfercept.errors import RequestError
+from jinfercept.request import SamplingParams
+from tests.support.chat_templates import PLAIN, QWEN
+from tests.support.live_server import END, prompt_of
+from tests.support.responses import CALL, CHAT_PRICE
+from tests.support.scripted_model import Make
+
+ALTERNATING = """\
+{%- for message in messages %}
+{%- if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('no such role') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+QUESTION: list[Any] = [{"role": "user", "content": "How much is a lamp?"}]
+NAMED = {"type": "function", "function": {"name": "price"}}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=200)
+TEMPLATES = pytest.mark.parametrize("template", [PLAIN, ALTERNATING], ids=["any role", "three roles"])
+
+
+def price(item: str) -> str:
+    """The price of an item."""
+    return f"{item}: 23"
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "price", "arguments": json.dumps(arguments)}}
+
+
+@TEMPLATES
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_the_declared_schemas_stand_in_a_system_message_and_a_tool_is_called(
+    make_scripted: Make, template: str, choice: Any
+) -> None:
+    scripted = make_scripted(template)
+    options: Any = {"tool_choice": choice, "parallel_tool_calls": False}
+    prompt = prompt_of(scripted, [{"role": "system", "content": "Be brief."}, *QUESTION], [CHAT_PRICE], **options)
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert json.dumps(CHAT_PRICE) in prompt
+    scripted.follow(prompt_of(scripted, QUESTION, [CHAT_PRICE], **options) + CALL + END)
+    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[CHAT_PRICE], **options)
+    [completion] = output.outputs
+    assert completion.finish_reason == "tool_calls"
+    [call] = completion.messages[-1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"item": "lamp"}
+
+
+@TEMPLATES
+def test_the_follow_up_begins_with_the_context_of_the_call(make_scripted: Make, template: str) -> None:
+    scripted = make_scripted(template)
+    before = prompt_of(scripted, QUESTION, [CHAT_PRICE], tool_choice="required") + CALL + END
+    answer = {"role": "assistant", "content": "", "tool_calls": [called({"item": "lamp"}), called({"item": "pen"})]}
+    results = [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("23", "4")]
+    one = [*QUESTION, answer | {"tool_calls": answer["tool_calls"][:1]}, results[0]]
+    for choice in ("none", "required"):
+        assert prompt_of(scripted, one, [CHAT_PRICE], tool_choice=choice).startswith(before)
+    both = prompt_of(scripted, [*QUESTION, answer, *results], [CHAT_PRICE], tool_choice="none")
+    response = "<tool_response>\n23\n</tool_response>\n<tool_response>\n4\n</tool_response>"
+    pen = CALL.replace("lamp", "pen")
+    assert f"assistant\n{CALL}\n{pen}{END}\n<|im_start|>user\n{response}{END}\n" in both
+
+
+@TEMPLATES
+def test_a_function_is_run_and_its_result_is_read(make_scripted: Make, template: str) -> None:
+    scripted = make_scripted(template)
+    options: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+    before = prompt_of(scripted, QUESTION, [price], **options) + CALL + END
+    after = f"{before}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
+    scripted.follow(after + "It costs 23." + END)
+    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price], **options)
+    [completion] = output.outputs
+    assert completion.messages[-1]["content"] == "It costs 23."
+
+
+def test_what_the_model_may_choose_needs_a_template_with_tools(make_scripted: Make) -> None:
+    scripted = make_scripted(PLAIN)
+    with pytest.raises(RequestError, match="no format of calls"):
+        scripted.llm.chat(QUESTION, GREEDY, tools=[price])
+    named = prompt_of(scripted, QUESTION, [price], tool_choice="required", tool_call_parser="pythonic")
+    assert named == prompt_of(scripted, QUESTION)
+    scripted = make_scripted(PLAIN + "{% if tools %}{{ tools | tojson }}{% endif %}")
+    with pytest.raises(RequestError, match="no format of calls"):
+        scripted.llm.chat(QUESTION, GREEDY, tools=[price], tool_choice="required")
+    scripted = make_scripted(QWEN)
+    free, forced = (prompt_of(scripted, QUESTION, [price], tool_choice=choice) for choice in ("auto", "required"))
+    assert free == forced
