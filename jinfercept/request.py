@@ -239,6 +239,7 @@ class Request:
         follows: id of the finished request whose retained context this one extends.
         priority: requests with a smaller one are served first, whenever they arrived.
         tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
+        weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
     """
 
     id: str
@@ -255,6 +256,7 @@ class Request:
     follows: str | None = None
     priority: int = 0
     tenant: str = ""
+    weight: float = 1.0
     markup: "CallMarkup | None" = None
 
 

@@ -1,5 +1,7 @@
 """Refuses requests that could never be served, before they take any memory."""
 
+from math import inf
+
 from jinfercept.errors import RequestError
 from jinfercept.request import Request
 from jinfercept.sampling_params import check_vocabulary
@@ -27,6 +29,8 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             f"token ids are whole numbers from 0 to {vocab_size - 1}", got=wrong[0], fix="check the tokenizer"
         )
     check_vocabulary(request.params, vocab_size)
+    if not 0.0 < request.weight < inf:
+        raise RequestError("a tenant's weight is a finite number above 0", got=request.weight, fix="1 is the usual one")
     if request.params.n > 1:
         raise RequestError("the engine makes one output", got=f"n={request.params.n}", fix="submit forks(request)")
     if request.params.structured_outputs is not None and request.grammar is None:

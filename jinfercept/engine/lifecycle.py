@@ -105,6 +105,7 @@ class RequestLifecycle:
             leader=leader.sequence if leader else None,
             priority=request.priority,
             tenant=request.tenant,
+            weight=request.weight,
         )
         session = self._sessions[request.id] = Session(request, sequence, stop)
         if not self._retained.extend(request, sequence, self._clock.now()):

@@ -1,15 +1,20 @@
 """The order of service among tenants that compete for slots, pages and query tokens. Moves nothing, reads no clock.
 
-A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds (token·seconds). Paused
-and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual token counters (Sheng
-et al., "Fairness in Serving Large Language Models", OSDI 2024, section 4): the tenant that has used least is served next, and
-a tenant that becomes active begins no lower than the least that an active tenant has used, so that idle time earns no credit.
+A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds, divided by its weight
+(token·seconds). Paused and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual
+token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, sections 4 and 4.3): the tenant that has
+used least is served next, and a tenant that becomes active begins no lower than the least that an active tenant has used, so
+that idle time earns no credit. So tenants that always have work get memory·time as their weights say, and what one does not use
+goes to the others in the same proportion.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
-a running sequence has a right to one. A tenant that would still run at most half as many as another one after its next, or
-hold at most half as many tokens, and has used no more, has a right to that next: the first if it lacks a slot, the second if
-it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants above. No tenant's
-oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
+a running sequence has a right to one; if its weight is lower than another tenant's and its share less than one sequence, only
+while it has used no more. A tenant that would still run at most half as many as another one after its next, or hold at most
+half as many tokens, each number divided by the weight, and has used no more, has a right to that next: the first if it lacks a
+slot, the second if it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants
+above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
+
+A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
 
 from collections.abc import Container
@@ -37,6 +42,7 @@ class FairShare:
         self._used: dict[str, float] = {}  # token·seconds by tenant
         self._active: set[str] = set()  # tenants that ran or waited at the last plan
         self._at_s = 0.0  # of the last plan
+        self._weights = self._most_weight = 0.0  # of the tenants that compete: their sum, and the largest
 
     def charge(self, now: float) -> bool:
         """Charge running sequences for the time since the last plan; returns whether several tenants compete.
@@ -53,14 +59,16 @@ class FairShare:
         least = min((used.get(tenant, 0.0) for tenant in self._active if tenant in queues), default=0.0)
         for tenant, queue in queues.items():
             before = used.get(tenant, 0.0) if tenant in self._active else max(used.pop(tenant, 0.0), least)
-            used[tenant] = before + elapsed_s * sum([len(sequence.tokens) for sequence in queue.running])
+            used[tenant] = before + elapsed_s * sum([len(one.tokens) / one.weight for one in queue.running])
         self._active = set(queues)
+        weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
+        self._weights, self._most_weight = sum(weights), max(weights)
         if len(used) > len(queues) + _MOST_IDLE:
             del used[next(tenant for tenant in used if tenant not in queues)]
         return True
 
     def used(self, tenant: str) -> float:
-        """Token·seconds that a tenant has used while it was not alone, the credit of idle times taken away."""
+        """Token·seconds over its weight that a tenant has used while it was not alone, the credit of idle times taken away."""
         return self._used.get(tenant, 0.0)
 
     def service_order(self) -> list[Sequence]:
@@ -104,7 +112,11 @@ class FairShare:
             (self._start_rank(tenant, queue, head), head)
             for tenant, queue, head in self._heads()
             if tenant not in refused
-            and (not queue.running or self._above(tenant, head, pages=False) or self._above(tenant, head, pages=True))
+            and (
+                (not queue.running and self._has_floor(head))
+                or self._above(tenant, head, pages=False)
+                or self._above(tenant, head, pages=True)
+            )
         ]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
@@ -127,9 +139,17 @@ class FairShare:
         own, used = queues[tenant].running, self.used(tenant)
         others = [(name, queue.running) for name, queue in queues.items() if name != tenant and len(queue.running) > 1]
         if not own:
-            return [name for name, _ in others]
-        size, least = (_num_tokens, 2 * (_num_tokens(own) + head.length)) if pages else (len, 2 * (len(own) + 1))
+            floor = self._has_floor(head)
+            return [
+                name for name, running in others if floor or head.weight >= running[0].weight or self.used(name) >= used
+            ]
+        size, more = (_num_tokens, head.length) if pages else (_num_running, 1)
+        least = 2 * (size(own) + more / head.weight)
         return [name for name, running in others if size(running) >= least and self.used(name) >= used]
+
+    def _has_floor(self, head: Sequence) -> bool:
+        """Whether a tenant has a right to one running sequence whatever it has used: none weighs more, or its share is one."""
+        return head.weight >= self._most_weight or head.weight * len(self._queues.running) >= self._weights
 
     def _heads(self) -> list[tuple[str, TenantQueue, Sequence]]:
         """Each tenant's first waiting sequence that does not wait for its leader."""
@@ -140,7 +160,7 @@ class FairShare:
         ]
 
     def _start_rank(self, tenant: str, queue: TenantQueue, head: Sequence) -> tuple[int, bool, float, int]:
-        return head.priority, bool(queue.running), self.used(tenant), head.order
+        return head.priority, bool(queue.running) or not self._has_floor(head), self.used(tenant), head.order
 
     def _rank(self, sequence: Sequence) -> Rank:
         oldest = self._queues.by_tenant[sequence.tenant].running[0] is sequence
@@ -151,6 +171,11 @@ class FairShare:
         )
 
 
-def _num_tokens(running: list[Sequence]) -> int:
-    """Tokens of context."""
-    return sum([sequence.length for sequence in running])
+def _num_tokens(running: list[Sequence]) -> float:
+    """Tokens of context, each over its tenant's weight."""
+    return sum([sequence.length / sequence.weight for sequence in running])
+
+
+def _num_running(running: list[Sequence]) -> float:
+    """Sequences, each over its tenant's weight."""
+    return sum([1.0 / sequence.weight for sequence in running])

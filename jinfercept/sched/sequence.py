@@ -95,6 +95,7 @@ class Sequence:
         "temperature",
         "tenant",
         "tokens",
+        "weight",
     )
 
     def __init__(
@@ -112,6 +113,7 @@ class Sequence:
         leader: "Sequence | None" = None,
         priority: int = 0,
         tenant: str = "",
+        weight: float = 1.0,
     ) -> None:
         """A waiting sequence.
 
@@ -123,6 +125,7 @@ class Sequence:
             leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
             priority: smaller ones are served first, in whatever order the sequences arrived.
             tenant: whose use the sequence counts to.
+            weight: of the tenant, above 0: what the sequence holds counts divided by it.
         """
         self.id = sequence_id
         self.tokens = tokens
@@ -139,6 +142,7 @@ class Sequence:
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
         self.priority = priority
         self.tenant = tenant
+        self.weight = weight
         self.order = 0  # place in the queues by arrival; smaller is served first
         self.rank: tuple[int, float, int] = (0, 0.0, 0)  # place in the waiting queue under an `Order`: a `ranking.Rank`
         self.overtaken = 0  # by later sequences that started, since it was last intercepted
