@@ -1,0 +1,324 @@
+"""Finds the conversation of a request from its headers and its body: a `RoutingHint`, which a `Router` reads.
+
+Names that clients send come first: a session, the previous response or the conversation of OpenAI, a prompt cache key, the
+headers of coding agents. Beside them stands a chain of keys over the beginnings of the prompt, one at every message (or at
+fixed places of a text), so that a follow-up is recognised without any name: its prompt begins with that of the turn before.
+
+Every key is a MAC (BLAKE2b in its keyed mode, RFC 7693) over the tenant, the `cache_salt` and the client's text: two tenants
+never share a key, and nobody without the fleet's secret can find the text. Knows no replicas, no clock and no tokenizer.
+
+Where the headers of coding agents are documented:
+
+* Claude Code: `X-Claude-Code-Session-Id`, and `X-Claude-Code-Agent-Id` in requests of a subagent, whose context is its own
+  (code.claude.com/docs/en/llm-gateway-protocol, "Request headers"). Older ones put the session into `metadata.user_id`.
+* Codex: `thread-id` and `session-id` (openai/codex pull request 22193; `session_id` before it, pull request 1614;
+  `conversation_id`, its copy, until pull request 9107). It sends the thread as `prompt_cache_key` too.
+* OpenCode: `x-opencode-session` to providers of its own, `x-session-affinity` and `X-Session-Id` to others
+  (anomalyco/opencode, packages/opencode/src/session/llm/request.ts; opencode.ai/docs/go).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jinfercept.errors import ConfigError
+
+BYTES_PER_TOKEN = 4
+"""Bytes of text per token in estimates, until a `Router` has seen real counts."""
+MOST_PREFIXES = 256
+"""Prefixes of a hint: the first ones and the last ones of a longer chain."""
+KEY_BYTES = 16
+_FIRST_PREFIXES = 8
+_BLOCK_BYTES = 1024
+_BLOCK_TOKENS = 256
+
+NamedBy = Literal["", "session", "cache_key", "agent"]
+"""What named a conversation: a session, a prompt cache key, a header of a coding agent; "": nothing did."""
+
+_AGENT_HEADERS = (
+    "thread-id",
+    "session-id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "thread_id",
+    "session_id",
+    "conversation_id",
+)
+_CLAUDE_USER = re.compile(r"_session_([0-9a-fA-F-]{36})$")
+_STORED_RESPONSE = re.compile(r"^/v1/responses/([^/]+)")
+_STORED_CONVERSATION = re.compile(r"^/v1/conversations/([^/]+)")
+
+
+class KeyedPrefix(NamedTuple):
+    """A beginning of a prompt.
+
+    Attributes:
+        key: MAC of it.
+        tokens: estimated, of the whole beginning.
+    """
+
+    key: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHint:
+    """What a router reads about a request: keys and counts, no text. Small and picklable.
+
+    Attributes:
+        tenant: digest of the API key; "" without keys.
+        named: key of the name that the client gave to its conversation; None without one.
+        named_by: where the name was.
+        follows: key of the stored response or conversation whose context precedes the body's; None without one.
+        opening: key of the prompt up to its first user message, which tells apart the conversations under one name.
+        prefixes: of the prompt, longest first; empty where the body shows none.
+        prompt_tokens: estimated, of the body; the context of `follows` is not in it.
+        stored_at, stored_tokens: replica that the stored row of `follows` names and the tokens of its context, for a router
+            that does not know the key; "": unknown.
+    """
+
+    tenant: str = ""
+    named: bytes | None = None
+    named_by: NamedBy = ""
+    follows: bytes | None = None
+    opening: bytes | None = None
+    prefixes: tuple[KeyedPrefix, ...] = ()
+    prompt_tokens: int = 0
+    stored_at: str = ""
+    stored_tokens: int = 0
+
+
+def find_conversation(
+    method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None, tenant: str, secret: bytes
+) -> RoutingHint:
+    """The hint of a request. Never raises for what a client sent: a body that cannot be read gives fewer keys.
+
+    Args:
+        method, path: of the HTTP request.
+        headers: by their names in lower case.
+        body: the JSON object; None without one.
+        tenant: digest of the API key; "" without keys.
+        secret: of the fleet, 16 to 64 bytes.
+
+    Raises:
+        ConfigError: the secret is too short or too long.
+    """
+    content = body if method == "POST" and body is not None else {}
+    keys = _Keys(secret, tenant, _text(content.get("cache_salt")))
+    named_by, name = _name(headers, content)
+    opening = None
+    if path.endswith("/completions") and not path.endswith("/chat/completions"):
+        chain, num_tokens = _text_chain(keys, content)
+    else:
+        chain, num_tokens, opening = _message_chain(keys, content)
+    return RoutingHint(
+        tenant=tenant,
+        named=keys.of(named_by, name) if name else None,
+        named_by=named_by,
+        follows=_followed(keys, path, content),
+        opening=opening,
+        prefixes=tuple(reversed(_shortened(chain))),
+        prompt_tokens=num_tokens,
+    )
+
+
+def response_key(response_id: str, tenant: str, secret: bytes, cache_salt: str = "") -> bytes:
+    """Key of a stored response, which a follow-up names as `previous_response_id`."""
+    return _Keys(secret, tenant, cache_salt).of("response", response_id)
+
+
+def conversation_key(conversation_id: str, tenant: str, secret: bytes, cache_salt: str = "") -> bytes:
+    """Key of a stored conversation, which a request names as `conversation`."""
+    return _Keys(secret, tenant, cache_salt).of("conversation", conversation_id)
+
+
+class _Keys:
+    """MACs in the namespace of a tenant and a cache salt."""
+
+    def __init__(self, secret: bytes, tenant: str, cache_salt: str) -> None:
+        if not 16 <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
+            raise ConfigError(
+                "the secret of a fleet has a wrong length", got=f"{len(secret)} bytes", fix="give 16 to 64 random bytes"
+            )
+        self._root = hashlib.blake2b(key=secret, digest_size=KEY_BYTES)
+        self._root.update(_framed(tenant) + _framed(cache_salt))
+
+    def chain(self, kind: str) -> "hashlib.blake2b":
+        """The state from which the keys of a chain begin."""
+        state = self._root.copy()
+        state.update(_framed(kind))
+        return state
+
+    def of(self, kind: str, name: str) -> bytes:
+        """The key of a name."""
+        state = self.chain(kind)
+        state.update(_framed(name))
+        return state.digest()
+
+
+def _framed(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(8, "big") + data
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def _name(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[NamedBy, str]:
+    """The conversation's name and where it was; empty texts without one."""
+    extension = body.get("jinfercept")
+    inner = _text(extension.get("session_id")) if isinstance(extension, Mapping) else ""
+    if session := inner or _text(body.get("session_id")) or headers.get("x-session-id", ""):
+        return "session", session
+    if cache_key := _text(body.get("prompt_cache_key")):
+        return "cache_key", cache_key
+    if session := headers.get("x-claude-code-session-id", "") or _claude_session(body):
+        return "agent", f"{session}/{headers.get('x-claude-code-agent-id', '')}"
+    for name in _AGENT_HEADERS:
+        if value := headers.get(name, ""):
+            return "agent", value
+    return "", ""
+
+
+def _claude_session(body: Mapping[str, Any]) -> str:
+    """The session in `metadata.user_id`, a text that ends in it or is a JSON object; "" for other users."""
+    metadata = body.get("metadata")
+    user = _text(metadata.get("user_id")) if isinstance(metadata, Mapping) else ""
+    if found := _CLAUDE_USER.search(user):
+        return found[1]
+    if user.startswith("{") and len(user) <= 1024:
+        try:
+            return _text(json.loads(user).get("session_id"))
+        except (ValueError, RecursionError):
+            return ""
+    return ""
+
+
+def _followed(keys: _Keys, path: str, body: Mapping[str, Any]) -> bytes | None:
+    """The key of what a body or a path names: a stored response or conversation."""
+    if previous := _text(body.get("previous_response_id")):
+        return keys.of("response", previous)
+    conversation = body.get("conversation")
+    if name := _text(conversation.get("id") if isinstance(conversation, Mapping) else conversation):
+        return keys.of("conversation", name)
+    if found := _STORED_RESPONSE.match(path):
+        return keys.of("response", found[1])
+    if found := _STORED_CONVERSATION.match(path):
+        return keys.of("conversation", found[1])
+    return None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# -- chains of prefixes ------------------------------------------------------------------------------------------------
+
+
+def _message_chain(keys: _Keys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int, bytes | None]:
+    """A key behind the tools and instructions, and one behind every message; the estimated tokens of all; the opening."""
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence):
+        return [], 0, None
+    instructions = _parts(body.get("system")), body.get("instructions")
+    setup = (body.get("tools"), *instructions, body.get("chat_template_kwargs"))
+    state = keys.chain("messages")
+    prefixes, num_bytes, opening = list[KeyedPrefix](), 0, None
+    try:
+        head = _canonical([body.get("model"), *map(_without_marks, setup)])
+        state.update(head)
+        if any(setup):
+            num_bytes = len(head)
+            prefixes.append(KeyedPrefix(state.digest(), num_bytes // BYTES_PER_TOKEN))
+        for message in messages:
+            text = _canonical(_without_marks(message))
+            state.update(text)
+            num_bytes += len(text)
+            prefixes.append(KeyedPrefix(state.digest(), num_bytes // BYTES_PER_TOKEN))
+            if opening is None and isinstance(message, Mapping) and message.get("role") == "user":
+                opening = prefixes[-1].key
+    except (ValueError, RecursionError):  # nested too deep: what came before it still counts
+        pass
+    return prefixes, num_bytes // BYTES_PER_TOKEN, opening
+
+
+def _without_marks(value: Any) -> Any:
+    """A message, or a list of tools or of parts, without what clients change from turn to turn and no model reads.
+
+    Those are the ids and the status of items, the marks of `cache_control`, and whether a text is a list of one part.
+    """
+    if isinstance(value, Mapping):
+        fields = {name: part for name, part in value.items() if name not in ("cache_control", "id", "status")}
+        if "content" in fields:
+            fields["content"] = _parts(fields["content"])
+        return fields
+    return [_without_marks(part) for part in value] if isinstance(value, list) else value
+
+
+def _parts(content: Any) -> Any:
+    if isinstance(content, str):
+        return [{"text": content}]
+    return [_part(part) for part in content] if isinstance(content, list) else content
+
+
+def _part(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return {"text": part["text"]}
+        return {name: value for name, value in part.items() if name != "cache_control"}
+    return part
+
+
+def _canonical(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass") + b"\0"
+
+
+def _text_chain(keys: _Keys, body: Mapping[str, Any]) -> tuple[list[KeyedPrefix], int]:
+    """Keys at fixed places of a text or a list of token ids; of several prompts, those of the first one."""
+    prompt = body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
+    sized = [_as_bytes(one) for one in prompts]
+    num_tokens = sum(len(data) // width for data, width in sized)
+    data, width = sized[0]
+    state = keys.chain("text" if width == BYTES_PER_TOKEN else "tokens")
+    state.update(_framed(_text(body.get("model"))))
+    prefixes, start = list[KeyedPrefix](), 0
+    step = _BLOCK_BYTES if width == BYTES_PER_TOKEN else _BLOCK_TOKENS * width
+    for end in _places(len(data), step):
+        state.update(data[start:end])
+        prefixes.append(KeyedPrefix(state.digest(), end // width))
+        start = end
+    return prefixes, num_tokens
+
+
+def _as_bytes(prompt: object) -> tuple[bytes, int]:
+    """A prompt's bytes, and how many of them a token takes."""
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "surrogatepass"), BYTES_PER_TOKEN
+    if isinstance(prompt, list):
+        ids = [one if isinstance(one, int) and 0 <= one < 2**63 else 2**63 for one in prompt]
+        return b"".join(one.to_bytes(8, "big") for one in ids), 8
+    return b"", BYTES_PER_TOKEN
+
+
+def _places(length: int, step: int) -> Iterator[int]:
+    """Places at which texts are cut, the same for all texts: 64 steps of one size, then 32 of each double size."""
+    place, count = step, 1
+    while place <= length:
+        yield place
+        if count % 32 == 0 and count >= 64:
+            step *= 2
+        count += 1
+        place += step
+
+
+def _shortened(chain: list[KeyedPrefix]) -> list[KeyedPrefix]:
+    if len(chain) <= MOST_PREFIXES:
+        return chain
+    return chain[:_FIRST_PREFIXES] + chain[_FIRST_PREFIXES - MOST_PREFIXES :]

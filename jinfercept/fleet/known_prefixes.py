@@ -1,0 +1,166 @@
+"""The table of keys that a router knows, with the replicas that hold their contexts: bounded, and fair to tenants.
+
+Every tenant has a table of its own in the order of use. While there are too many keys, the tenant that holds the most loses
+its oldest ones; one that holds no more than an equal share loses none to others. Knows no prices and no clock.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import final
+
+_EVICTED_AT_ONCE = 256
+"""Keys that the largest tenant loses at a time, so that looking for it is rare."""
+
+
+@final
+class Holder:
+    """A replica as the table knows it; a forgotten one stays in the table until its keys are looked up.
+
+    Attributes:
+        name: of the replica.
+        forgotten: whether what it held is lost.
+    """
+
+    __slots__ = ("forgotten", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.forgotten = name, False
+
+
+@final
+class KnownPrefix:
+    """What is known about a key.
+
+    Attributes:
+        tokens: of the context that the key stands for.
+        shared: whether prompts that differ behind it have been seen.
+        next_key: the key of the next message, in the first prompt that went on; None until one has.
+        confirmed: whether a request that finished has given `tokens`; they are an estimate before.
+        trust: share of `tokens` that follow-ups under a name really found; 1 for prefixes.
+    """
+
+    __slots__ = ("_holders", "confirmed", "next_key", "shared", "tokens", "trust")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.shared = self.confirmed = False
+        self.next_key: bytes | None = None
+        self.trust = 1.0
+        self._holders: Holder | set[Holder] | None = None
+
+    @property
+    def holders(self) -> Iterable[Holder]:
+        """Replicas that hold the context; the forgotten ones are left out for good."""
+        held = self._holders
+        if isinstance(held, set):
+            for gone in [one for one in held if one.forgotten]:
+                held.discard(gone)
+            return held
+        return () if held is None or held.forgotten else (held,)
+
+    @property
+    def num_holders(self) -> int:
+        """How many replicas hold the context, forgotten ones with them."""
+        held = self._holders
+        return len(held) if isinstance(held, set) else int(held is not None)
+
+    def held_by(self, holder: Holder) -> bool:
+        """Whether a replica holds the context."""
+        held = self._holders
+        return holder in held if isinstance(held, set) else held is holder
+
+    def add(self, holder: Holder) -> None:
+        """Note that a replica holds the context."""
+        held = self._holders
+        if held is None or (isinstance(held, Holder) and held.forgotten):
+            self._holders = holder
+        elif isinstance(held, set):
+            held.add(holder)
+        elif held is not holder:
+            self._holders = {held, holder}
+
+    def drop(self, holder: Holder) -> None:
+        """Note that a replica holds the context no more."""
+        held = self._holders
+        if isinstance(held, set):
+            held.discard(holder)
+        elif held is holder:
+            self._holders = None
+
+    def move_to(self, holder: Holder) -> None:
+        """Note that this replica alone holds the context."""
+        self._holders = holder
+
+    def forks_at(self, next_key: bytes | None) -> bool:
+        """Whether prompts differ behind this one, one of which goes on with this key (None: it ends here)."""
+        return self.shared or (next_key is not None and self.next_key not in (None, next_key))
+
+
+@final
+class KnownPrefixes:
+    """Keys by tenant, at most so many of them together.
+
+    Args:
+        most: keys of all tenants together, at least 1. A key takes about 350 bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._tables: dict[str, dict[bytes, KnownPrefix]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with keys."""
+        return len(self._tables)
+
+    def count_of(self, tenant: str) -> int:
+        """Keys of a tenant."""
+        return len(self._tables.get(tenant, ()))
+
+    def get(self, tenant: str, key: bytes) -> KnownPrefix | None:
+        """What is known about a key; None if nothing is. Leaves the order of use as it is."""
+        table = self._tables.get(tenant)
+        return None if table is None else table.get(key)
+
+    def touch(self, tenant: str, key: bytes, tokens: int) -> KnownPrefix:
+        """What is known about a key, which becomes the tenant's youngest; a new one if nothing was."""
+        table = self._tables.get(tenant)
+        if table is None:
+            table = self._tables[tenant] = {}
+        known = table.pop(key, None)
+        if known is None:
+            known = KnownPrefix(tokens)
+            self._count += 1
+        table[key] = known
+        if self._count > self._most:
+            self._evict(tenant)
+        return known
+
+    def remove(self, tenant: str, key: bytes) -> None:
+        """Forget a key."""
+        table = self._tables.get(tenant)
+        if table is not None and table.pop(key, None) is not None:
+            self._count -= 1
+            if not table:
+                del self._tables[tenant]
+
+    def _evict(self, tenant: str) -> None:
+        """Make room for one key: of the tenant that has just added one if it is over its share, else of the largest."""
+        share = self._most / len(self._tables)
+        if len(self._tables[tenant]) > share:
+            self._drop_oldest(tenant, 1)
+        else:
+            largest = max(self._tables, key=lambda name: len(self._tables[name]))
+            over = len(self._tables[largest]) - int(share)
+            self._drop_oldest(largest, max(1, min(over, _EVICTED_AT_ONCE)))
+
+    def _drop_oldest(self, tenant: str, count: int) -> None:
+        table = self._tables[tenant]
+        for key in list(islice(table, count)):
+            del table[key]
+            self._count -= 1
+        if not table:
+            del self._tables[tenant]

@@ -1,0 +1,152 @@
+"""What a router counts: the queue of each replica since its last report, prices of recomputation, real tokens per estimate.
+
+Reads no clock: time arrives as `now`.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol, final
+
+from jinfercept.fleet.known_prefixes import Holder
+
+PLACED_HALF_LIFE_S = 300.0
+"""Seconds after which a conversation that was placed counts half."""
+_MOST_SENT = 1024
+_MOST_TENANTS = 10_000
+_RATIO_STEP = 0.2
+
+
+class RecomputePrices(Protocol):
+    """Prices of recomputation; a `Profile` is one."""
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        """Seconds to recompute a context from its first token on, in chunks."""
+        ...
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """What a replica reported.
+
+    Attributes:
+        name: of the replica.
+        queue_s: seconds until it would begin with a request that arrives now.
+        accepts: whether it takes requests; not while it starts, drains or is dead.
+        held: keys that changed since its last report, with the tokens that it holds of each; 0: no more. For `Router.learn`.
+        at_s: time of the report.
+    """
+
+    name: str
+    queue_s: float = 0.0
+    accepts: bool = True
+    held: Mapping[bytes, int] = field(default_factory=dict)
+    at_s: float = -inf
+
+
+@final
+class DecayedCount:
+    """A count that halves every `PLACED_HALF_LIFE_S`."""
+
+    __slots__ = ("_at", "_count")
+
+    def __init__(self) -> None:
+        self._count, self._at = 0.0, 0.0
+
+    def at(self, now: float) -> float:
+        """The count."""
+        return self._count * 0.5 ** ((now - self._at) / PLACED_HALF_LIFE_S) if self._count else 0.0
+
+    def add(self, now: float) -> None:
+        """Count one more."""
+        self._count, self._at = self.at(now) + 1.0, now
+
+
+@final
+class ReplicaLoad:
+    """The work of a replica: what it reported, and what was sent there since, worked off as time passes.
+
+    Attributes:
+        holder: the replica in the table of prefixes.
+        in_flight: requests without an end.
+        placed: conversations that began here.
+    """
+
+    __slots__ = ("_queue_at", "_queue_s", "_reported_at", "_sent", "holder", "in_flight", "placed")
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder, self.in_flight, self.placed = holder, 0, DecayedCount()
+        self._queue_s, self._queue_at, self._reported_at = 0.0, -inf, -inf
+        self._sent: deque[tuple[float, float]] = deque(maxlen=_MOST_SENT)
+
+    def queue_s(self, state: ReplicaState, now: float) -> float:
+        """Seconds that a request waits which arrives now."""
+        if state.at_s > self._reported_at:
+            self._take(state)
+        return max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
+
+    def send(self, seconds: float, now: float) -> None:
+        """Count a request with so many seconds of work."""
+        self.in_flight += 1
+        self._sent.append((now, seconds))
+        self._queue(seconds, now)
+
+    def _take(self, state: ReplicaState) -> None:
+        self._queue_s, self._queue_at, self._reported_at = state.queue_s, state.at_s, state.at_s
+        while self._sent and self._sent[0][0] <= state.at_s:
+            self._sent.popleft()
+        for at_s, seconds in self._sent:
+            self._queue(seconds, at_s)
+
+    def _queue(self, seconds: float, now: float) -> None:
+        left_s = max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
+        self._queue_s, self._queue_at = left_s + seconds, now
+
+
+@final
+class RecomputeCurve:
+    """Seconds of recomputation by tokens, interpolated between sizes that differ by a quarter, each priced once.
+
+    Args:
+        prices: of recomputation.
+        chunk_tokens: most prompt tokens of a step.
+    """
+
+    def __init__(self, prices: RecomputePrices, chunk_tokens: int) -> None:
+        self._prices, self._chunk_tokens = prices, chunk_tokens
+        self._sizes, self._seconds = [0], [0.0]
+
+    def seconds(self, num_tokens: int) -> float:
+        """Seconds to recompute so many tokens from the first on."""
+        while self._sizes[-1] < num_tokens:
+            size = max(self._sizes[-1] + 16, self._sizes[-1] * 5 // 4)
+            self._sizes.append(size)
+            self._seconds.append(self._prices.recompute_s(size, self._chunk_tokens))
+        place = bisect_right(self._sizes, num_tokens) - 1
+        low, low_s = self._sizes[place], self._seconds[place]
+        if low == num_tokens:
+            return low_s
+        return low_s + (self._seconds[place + 1] - low_s) * (num_tokens - low) / (self._sizes[place + 1] - low)
+
+
+@final
+class TokenRatios:
+    """Real tokens per estimated one, of each tenant; those that were used last are kept."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[str, float] = OrderedDict()
+
+    def corrected(self, tenant: str, estimate: int) -> int:
+        """An estimate of tokens, corrected by the tenant's ratio."""
+        return round(estimate * self._ratios.get(tenant, 1.0))
+
+    def learn(self, tenant: str, estimate: int, real: int) -> None:
+        """Note an estimate and the real number."""
+        if estimate > 0 and real > 0:
+            ratio = self._ratios.pop(tenant, None)
+            seen = min(10.0, max(0.1, real / estimate))
+            self._ratios[tenant] = seen if ratio is None else ratio + _RATIO_STEP * (seen - ratio)
+            if len(self._ratios) > _MOST_TENANTS:
+                self._ratios.popitem(last=False)

@@ -1,0 +1,344 @@
+"""Decides to which replica a request goes: the one at which its first token costs the fewest seconds.
+
+The price of a replica is the seconds that its queue makes the request wait, and the seconds to recompute what the replica does
+not hold, from the same `Profile` that prices steps inside an engine. A conversation therefore stays where its context is until
+waiting there costs more than recomputing elsewhere. Prefixes that many conversations share, such as a system prompt, attract
+new conversations only within a bound: a replica that has got more of them than `SPREAD_BOUND` times the mean is passed over, so
+that the prefix is copied to one more replica and the load spreads over those that hold it (consistent hashing with bounded
+loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`. No Ray.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from random import Random
+from typing import Literal, NamedTuple, final
+
+from jinfercept.fleet.conversations import RoutingHint
+from jinfercept.fleet.known_prefixes import Holder, KnownPrefix, KnownPrefixes
+from jinfercept.fleet.replica_load import (
+    DecayedCount,
+    RecomputeCurve,
+    RecomputePrices,
+    ReplicaLoad,
+    ReplicaState,
+    TokenRatios,
+)
+
+SPREAD_BOUND = 1.25
+"""New conversations of a replica, over their mean, beyond which a shared prefix attracts no more of them to it."""
+SPREAD_SLACK = 2.0
+"""New conversations of a replica below which the bound does not hold."""
+KEYS_PER_CONVERSATION = 4
+PRICED_REPLICAS = 64
+"""Replicas of a fleet that are all priced. Of a larger one: those that hold something, and some drawn at random."""
+DRAWN_REPLICAS = 16
+MOST_HOLDERS = 16
+"""Holders of a prefix that are priced in a large fleet beside those drawn."""
+FIRST_PREFIXES = 2
+"""Prefixes of every prompt that are recorded from its start: tools with instructions, and the first messages."""
+SAME_PRICE_S = 1e-4
+"""Prices that differ by less are the same, and the load decides."""
+_TRUST_STEP = 0.3
+
+Reason = Literal["session", "conversation", "prefix", "moved", "spread", "load"]
+"""Why a replica was chosen: it holds the named session, the conversation or a shared prefix. Or it holds nothing: waiting for
+the replica with the conversation costs more (`moved`), a shared prefix is copied (`spread`), nothing is known (`load`)."""
+
+
+class NoReplicaError(RuntimeError):
+    """No replica accepts requests."""
+
+
+class Route(NamedTuple):
+    """A decision.
+
+    Attributes:
+        replica: name of the chosen one.
+        reason: why.
+        found_tokens: of the prompt, which it should hold.
+        price_s: predicted seconds until its first token.
+    """
+
+    replica: str
+    reason: Reason
+    found_tokens: int
+    price_s: float
+
+
+@final
+class Router:
+    """Routes requests by price; keeps what it must know for that in bounded memory.
+
+    Args:
+        prices: of recomputation.
+        chunk_tokens: most prompt tokens of a step.
+        most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
+        seed: of the draw of replicas in large fleets.
+    """
+
+    def __init__(
+        self, prices: RecomputePrices, *, chunk_tokens: int = 512, most_conversations: int = 100_000, seed: int = 0
+    ) -> None:
+        self._recompute = RecomputeCurve(prices, chunk_tokens)
+        self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
+        self._ratios = TokenRatios()
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._random = Random(seed)
+        self._indexed: tuple[ReplicaState, ...] = ()
+        self._by_name: dict[str, ReplicaState] = {}
+        self._placed = DecayedCount()
+
+    @property
+    def num_known(self) -> int:
+        """Keys in the table."""
+        return len(self._known)
+
+    def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route:
+        """The replica for a request. Records the decision: the request counts as work of that replica from now on.
+
+        Args:
+            hint: of the request.
+            replicas: the members of the fleet. The same tuple given again is not read again for names.
+            now: seconds of a monotonic clock, the same as in the replicas' reports.
+
+        Raises:
+            NoReplicaError: none of the replicas accepts requests.
+        """
+        by_name = self._index(replicas)
+        candidates = self._drawn(replicas)
+        found = self._find(hint, candidates, by_name)
+        if len(replicas) > PRICED_REPLICAS:
+            drawn = {state.name for state in candidates}
+            held_by = (by_name[name] for holder in found.held if (name := holder.name) not in drawn)
+            candidates += [state for state in held_by if state.accepts]
+        if not candidates:
+            raise NoReplicaError("no replica accepts requests")
+        prompt_tokens = self._ratios.corrected(hint.tenant, hint.prompt_tokens) + found.before_tokens
+        most_held = max(0, prompt_tokens - 1)
+        all_s = self._recompute.seconds(prompt_tokens)
+        bound = inf if found.is_own else self._bound(len(replicas), now)
+        best: tuple[float, float, int] | None = None
+        chosen, price_s = self._load(candidates[0].name), inf
+        for state in candidates:
+            load = self._load(state.name)
+            placed = load.placed.at(now)
+            held = min(found.held[load.holder].tokens, most_held) if load.holder in found.held else 0
+            counted = held if placed < bound else 0
+            cost_s = load.queue_s(state, now) + all_s - self._recompute.seconds(counted)
+            rank = (round(cost_s / SAME_PRICE_S), placed + load.in_flight, -held)
+            if best is None or rank < best:
+                best, chosen, price_s = rank, load, cost_s
+        held = found.held.get(chosen.holder, _NOTHING_HELD)
+        found_tokens = min(held.tokens, most_held)
+        missing_s = all_s - self._recompute.seconds(found_tokens)
+        chosen.send(missing_s, now)
+        if held.reason not in _OWN:
+            chosen.placed.add(now)
+            self._placed.add(now)
+        self._record(hint, chosen.holder, prompt_tokens, found)
+        return Route(chosen.holder.name, held.reason or found.reason_elsewhere, found_tokens, price_s)
+
+    def locate(self, hint: RoutingHint, replicas: Sequence[ReplicaState]) -> str | None:
+        """The replica at which a stored response or a session is, whatever it costs; None if that is unknown.
+
+        For requests that only one replica can answer, such as a look at a response that is being written.
+        """
+        by_name = self._index(replicas)
+        for key in (hint.follows, hint.named):
+            if key is not None and (known := self._known.get(hint.tenant, key)):
+                for holder in known.holders:
+                    if holder.name in by_name:
+                        return holder.name
+        return hint.stored_at if hint.stored_at in by_name else None
+
+    def finished(
+        self,
+        hint: RoutingHint,
+        replica: str,
+        prompt_tokens: int,
+        output_tokens: int = 0,
+        *,
+        cached_tokens: int | None = None,
+        response_key: bytes | None = None,
+    ) -> None:
+        """Note the end of a request: what its prompt really had, and the key that its follow-up may name.
+
+        Args:
+            hint: of the request, as it was routed.
+            replica: that answered it.
+            prompt_tokens: real ones, with the context of a stored response.
+            output_tokens: generated ones.
+            cached_tokens: of the prompt that were not recomputed; None: unknown.
+            response_key: of the stored response; see `conversations.response_key`.
+        """
+        load = self._loads.get(replica)
+        if load is None:
+            return
+        load.in_flight = max(0, load.in_flight - 1)
+        if hint.follows is None:
+            self._ratios.learn(hint.tenant, hint.prompt_tokens, prompt_tokens)
+        context_tokens = prompt_tokens + output_tokens
+        if hint.prefixes and (known := self._known.get(hint.tenant, hint.prefixes[0].key)):
+            known.tokens, known.confirmed = context_tokens, True
+        if hint.named is not None and (known := self._known.get(hint.tenant, hint.named)):
+            if known.confirmed and cached_tokens is not None:
+                share = cached_tokens / max(1, min(known.tokens, prompt_tokens))
+                known.trust += _TRUST_STEP * (min(1.0, share) - known.trust)
+            known.tokens, known.confirmed = context_tokens, True
+        for key in (response_key, hint.follows):
+            if key is not None and (key == response_key or response_key is None):
+                known = self._known.touch(hint.tenant, key, context_tokens)
+                known.tokens, known.confirmed = context_tokens, True
+                known.move_to(load.holder)
+
+    def failed(self, hint: RoutingHint, replica: str) -> None:
+        """Note that a request ended without an answer: its replica may hold nothing of it."""
+        load = self._loads.get(replica)
+        if load is None:
+            return
+        load.in_flight = max(0, load.in_flight - 1)
+        if hint.prefixes and (known := self._known.get(hint.tenant, hint.prefixes[0].key)):
+            known.drop(load.holder)
+
+    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
+        """Correct the table by the keys in a replica's report, which also fill it again after a restart of the router.
+
+        Args:
+            state: the report.
+            tenant_of: tenants of the keys; that of a missing key is "".
+        """
+        holder = self._load(state.name).holder
+        for key, tokens in state.held.items():
+            tenant = tenant_of.get(key, "") if tenant_of else ""
+            if tokens > 0:
+                known = self._known.touch(tenant, key, tokens)
+                known.tokens, known.confirmed = tokens, True
+                known.add(holder)
+            elif known := self._known.get(tenant, key):
+                known.drop(holder)
+
+    def forget_replica(self, name: str) -> None:
+        """Forget a replica and all that it held: it is dead, or has been replaced."""
+        load = self._loads.pop(name, None)
+        if load is not None:
+            load.holder.forgotten = True
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def _index(self, replicas: Sequence[ReplicaState]) -> Mapping[str, ReplicaState]:
+        if not isinstance(replicas, tuple):
+            return {state.name: state for state in replicas}
+        if replicas is not self._indexed:
+            self._indexed, self._by_name = replicas, {state.name: state for state in replicas}
+        return self._by_name
+
+    def _drawn(self, replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+        """The replicas that are priced whatever they hold: all of a small fleet that accept, some of a large one."""
+        if len(replicas) > PRICED_REPLICAS:
+            draw = self._random.random
+            picked = {int(draw() * len(replicas)) for _ in range(DRAWN_REPLICAS)}
+            if drawn := [state for place in picked if (state := replicas[place]).accepts]:
+                return drawn
+        return [state for state in replicas if state.accepts]
+
+    def _load(self, name: str) -> "ReplicaLoad":
+        load = self._loads.get(name)
+        if load is None:
+            load = self._loads[name] = ReplicaLoad(Holder(name))
+        return load
+
+    def _bound(self, num_replicas: int, now: float) -> float:
+        """New conversations beyond which a shared prefix attracts no more to a replica."""
+        return max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
+
+    def _find(
+        self, hint: RoutingHint, candidates: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
+    ) -> "_Found":
+        """What is held of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
+        tenant, held = hint.tenant, dict[Holder, _Held]()
+
+        def add(known: KnownPrefix, tokens: int, reason: Reason) -> None:
+            if known.num_holders > MOST_HOLDERS and len(by_name) > PRICED_REPLICAS:
+                drawn = (self._load(state.name).holder for state in candidates)
+                holders = [holder for holder in drawn if known.held_by(holder)]
+            else:
+                holders = [holder for holder in known.holders if holder.name in by_name]
+            for holder in holders:
+                held.setdefault(holder, _Held(tokens, reason))
+
+        before_tokens = 0
+        if hint.follows is not None and (known := self._known.get(tenant, hint.follows)):
+            before_tokens = known.tokens
+            add(known, known.tokens, "conversation")
+        elif hint.follows is not None and hint.stored_at in by_name:
+            before_tokens = hint.stored_tokens
+            held[self._load(hint.stored_at).holder] = _Held(before_tokens, "conversation")
+        next_key = None
+        for key, _ in hint.prefixes:
+            if known := self._known.get(tenant, key):
+                add(known, known.tokens, "prefix" if known.forks_at(next_key) else "conversation")
+            next_key = key
+        if hint.named is not None and (known := self._known.get(tenant, hint.named)):
+            reason = "prefix" if known.forks_at(hint.opening) else "session"
+            for holder in known.holders:
+                if holder.name in by_name and held.get(holder, _NOTHING_HELD).reason not in _OWN:
+                    tokens = held.get(holder, _NOTHING_HELD).tokens
+                    held[holder] = _Held(max(tokens, int(known.tokens * known.trust)), reason)
+                elif holder in held:
+                    held[holder] = _Held(held[holder].tokens, "session")
+        return _Found(held, before_tokens)
+
+    def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, found: "_Found") -> None:
+        """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
+        tenant, prefixes = hint.tenant, hint.prefixes
+        count = len(prefixes)
+        next_key = None
+        for place, (key, estimate) in enumerate(prefixes):
+            is_whole, is_first = place == 0, place >= count - FIRST_PREFIXES
+            known = self._known.get(tenant, key)
+            if known is not None:
+                if is_whole and known.next_key is None:
+                    known.shared = True  # the same prompt again
+                known.shared = known.forks_at(next_key)
+                known.next_key = known.next_key or next_key
+            if is_whole or is_first or (known is not None and known.shared):
+                tokens = prompt_tokens if is_whole else self._ratios.corrected(tenant, estimate)
+                known = self._known.touch(tenant, key, tokens)
+                known.next_key = known.next_key or next_key
+                known.add(holder)
+            next_key = key
+        if hint.named is not None:
+            known = self._known.touch(tenant, hint.named, prompt_tokens)
+            known.shared = known.forks_at(hint.opening)
+            known.next_key = known.next_key or hint.opening
+            known.move_to(holder)
+
+
+_OWN: tuple[Reason | None, ...] = ("session", "conversation")
+
+
+class _Held(NamedTuple):
+    """Tokens of a prompt that a replica holds, and why it is known."""
+
+    tokens: int
+    reason: Reason | None
+
+
+_NOTHING_HELD = _Held(0, None)
+
+
+class _Found(NamedTuple):
+    """What is held of a prompt, by replica; and the tokens of the context that the prompt follows."""
+
+    held: Mapping[Holder, _Held]
+    before_tokens: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether some replica holds more than a shared prefix."""
+        return any(held.reason in _OWN for held in self.held.values())
+
+    @property
+    def reason_elsewhere(self) -> Reason:
+        """Why a replica is chosen that holds nothing."""
+        return "moved" if self.is_own else "spread" if self.held else "load"

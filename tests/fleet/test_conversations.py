@@ -1,0 +1,166 @@
+"""Keys of conversations: which names count, which prompts continue which, and what other tenants can find."""
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.errors import ConfigError
+from jinfercept.fleet.conversations import MOST_PREFIXES, RoutingHint, find_conversation, response_key
+
+SECRET = b"a secret of the fleet"
+CHAT = "/v1/chat/completions"
+
+
+def hint(
+    body: dict[str, Any] | None, path: str = CHAT, headers: dict[str, str] | None = None, tenant: str = "a"
+) -> RoutingHint:
+    return find_conversation("POST", path, headers or {}, body, tenant, SECRET)
+
+
+def keys(found: RoutingHint) -> set[bytes]:
+    return {prefix.key for prefix in found.prefixes}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "named_by"),
+    [
+        ({"x-session-id": "s"}, {"prompt_cache_key": "c"}, "session"),
+        ({}, {"session_id": "s"}, "session"),
+        ({}, {"jinfercept": {"session_id": "s"}}, "session"),
+        ({"thread-id": "t", "session-id": "s"}, {"prompt_cache_key": "c"}, "cache_key"),
+        ({"x-claude-code-session-id": "s"}, {}, "agent"),
+        ({"thread-id": "t"}, {}, "agent"),
+        ({"session_id": "t"}, {}, "agent"),
+        ({"x-opencode-session": "t"}, {}, "agent"),
+        ({"x-session-affinity": "t"}, {}, "agent"),
+        ({}, {"metadata": {"user_id": "user_1_account__session_01234567-89ab-cdef-0123-456789abcdef"}}, "agent"),
+        ({}, {"metadata": {"user_id": '{"device_id":"d","session_id":"s"}'}}, "agent"),
+        ({}, {"metadata": {"user_id": "a person"}}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_conversation_is_named_by_the_first_of_many_names(headers, body, named_by):
+    found = hint({"messages": [user("hello")]} | body, headers=headers)
+    assert found.named_by == named_by
+    assert (found.named is None) == (named_by == "")
+
+
+def test_a_subagent_of_claude_code_has_a_conversation_of_its_own():
+    session = {"x-claude-code-session-id": "s"}
+    main, sub = hint({}, headers=session), hint({}, headers=session | {"x-claude-code-agent-id": "1"})
+    assert main.named != sub.named
+
+
+def test_a_stored_response_is_followed_by_its_id_in_the_body_or_in_the_path():
+    key = response_key("resp_1", "a", SECRET)
+    assert hint({"input": "go on", "previous_response_id": "resp_1"}, "/v1/responses").follows == key
+    assert find_conversation("GET", "/v1/responses/resp_1", {}, None, "a", SECRET).follows == key
+    assert find_conversation("POST", "/v1/responses/resp_1/cancel", {}, None, "a", SECRET).follows == key
+    assert hint({"input": "x", "conversation": "conv_1"}).follows == hint({"conversation": {"id": "conv_1"}}).follows
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "further"),
+    [
+        (CHAT, {"messages": [user("one")]}, {"messages": [user("one"), {"role": "assistant", "content": "a"}]}),
+        (
+            "/v1/messages",
+            {"system": "s", "messages": [user("one")]},
+            {"system": [{"type": "text", "text": "s"}], "messages": [user("one"), user("two")]},
+        ),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "one", "cache_control": {}}]}]},
+            {"messages": [user("one"), user("two")]},
+        ),
+        (
+            "/v1/responses",
+            {"input": "one", "instructions": "i"},
+            {"input": [user("one") | {"id": "m1"}, user("two")], "instructions": "i"},
+        ),
+        ("/v1/completions", {"prompt": "a" * 5000}, {"prompt": "a" * 5000 + "b" * 300}),
+        ("/v1/completions", {"prompt": [7] * 600}, {"prompt": [[7] * 600 + [8]]}),
+    ],
+)
+def test_a_follow_up_begins_with_the_prompt_before_it(path, first, further):
+    before, after = hint(first, path), hint(further, path)
+    assert before.prefixes[0].key in keys(after)
+    assert [prefix.tokens for prefix in after.prefixes] == sorted(
+        (prefix.tokens for prefix in after.prefixes), reverse=True
+    )
+
+
+def test_prompts_share_only_the_messages_before_the_first_that_differs():
+    system = {"role": "system", "content": "be kind"}
+    one, other = hint({"messages": [system, user("one")]}), hint({"messages": [system, user("other")]})
+    assert len(keys(one) & keys(other)) == 1
+    assert one.opening != other.opening
+    assert not keys(hint({"model": "m", "messages": [system]})) & keys(hint({"model": "n", "messages": [system]}))
+    assert not keys(hint({"messages": [system], "tools": [{"a": 1}]})) & keys(one)
+
+
+def test_tenants_and_salts_share_no_keys():
+    body = {"messages": [user("one")], "session_id": "s", "previous_response_id": "r"}
+    found = [hint(body), hint(body, tenant="b"), hint(body | {"cache_salt": "x"})]
+    found.append(find_conversation("POST", CHAT, {}, body, "a", b"another secret of a fleet"))
+    for name in ("named", "follows", "opening"):
+        assert len({getattr(one, name) for one in found}) == len(found)
+    assert len(set.union(*map(keys, found))) == len(found)
+
+
+def test_hints_are_bounded_and_picklable():
+    found = hint({"messages": [user(str(number)) for number in range(5000)]})
+    assert len(found.prefixes) == MOST_PREFIXES
+    assert hint({"prompt": "x" * 50_000_000}, "/v1/completions").prefixes[0].tokens > 10_000_000
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert len(pickle.dumps(found)) < 16_384
+
+
+@pytest.mark.parametrize("secret", [b"", b"short", b"x" * 65])
+def test_a_secret_of_a_wrong_length_is_refused(secret):
+    with pytest.raises(ConfigError, match="16 to 64"):
+        find_conversation("POST", CHAT, {}, {}, "", secret)
+
+
+def test_bodies_that_are_nested_too_deep_give_the_keys_before_them():
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    found = hint({"messages": [user("one"), {"role": "user", "content": deep}], "tools": None})
+    assert found.prefixes[0].key == hint({"messages": [user("one")]}).prefixes[0].key
+    assert hint({"messages": [user("one")], "tools": deep}).prefixes == ()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [
+    "messages",
+    "input",
+    "prompt",
+    "session_id",
+    "metadata",
+    "jinfercept",
+    "conversation",
+    "tools",
+    "system",
+    "model",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES), st.sampled_from([CHAT, "/v1/completions", "/v1/responses"]))
+def test_any_json_body_gives_a_hint(body, path):
+    found = hint(body, path)
+    assert found == hint(json.loads(json.dumps(body)), path)
+    assert found.prompt_tokens >= 0
