@@ -4,9 +4,11 @@ Every tenant has a table of its own in the order of use. While there are too man
 its oldest ones; one that holds no more than an equal share loses none to others. Knows no prices and no clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import final
+
+from jinfercept.fleet.conversations import KeyedPrefix
 
 _EVICTED_AT_ONCE = 256
 """Keys that the largest tenant loses at a time, so that looking for it is rare."""
@@ -124,6 +126,11 @@ class KnownPrefixes:
         """What is known about a key; None if nothing is. Leaves the order of use as it is."""
         table = self._tables.get(tenant)
         return None if table is None else table.get(key)
+
+    def found(self, tenant: str, prefixes: Sequence[KeyedPrefix]) -> list[tuple[int, KnownPrefix]]:
+        """Those of a prompt's prefixes that are known, with their places."""
+        table = self._tables.get(tenant, {})
+        return [(place, table[one[0]]) for place, one in enumerate(prefixes) if one[0] in table]
 
     def touch(self, tenant: str, key: bytes, tokens: int) -> KnownPrefix:
         """What is known about a key, which becomes the tenant's youngest; a new one if nothing was."""

@@ -273,11 +273,11 @@ class Router:
         elif hint.follows is not None and hint.stored_at in by_name:
             before_tokens = hint.stored_tokens
             held[self._load(hint.stored_at).holder] = _Held(before_tokens, "conversation")
-        next_key = None
-        for key, _ in hint.prefixes:
-            if known := self._known.get(tenant, key):
-                add(known, known.tokens, "prefix" if known.forks_at(next_key) else "conversation")
-            next_key = key
+        prefixes = hint.prefixes
+        known_prefixes = self._known.found(tenant, prefixes)
+        for place, known in known_prefixes:
+            forks = known.forks_at(prefixes[place - 1].key if place else None)
+            add(known, known.tokens, "prefix" if forks else "conversation")
         if hint.named is not None and (known := self._known.get(tenant, hint.named)):
             reason = "prefix" if known.forks_at(hint.opening) else "session"
             for holder in known.holders:
@@ -286,27 +286,24 @@ class Router:
                     held[holder] = _Held(max(tokens, int(known.tokens * known.trust)), reason)
                 elif holder in held:
                     held[holder] = _Held(held[holder].tokens, "session")
-        return _Found(held, before_tokens)
+        return _Found(held, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, found: "_Found") -> None:
         """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
         tenant, prefixes = hint.tenant, hint.prefixes
-        count = len(prefixes)
-        next_key = None
-        for place, (key, estimate) in enumerate(prefixes):
-            is_whole, is_first = place == 0, place >= count - FIRST_PREFIXES
-            known = self._known.get(tenant, key)
-            if known is not None:
-                if is_whole and known.next_key is None:
-                    known.shared = True  # the same prompt again
-                known.shared = known.forks_at(next_key)
-                known.next_key = known.next_key or next_key
-            if is_whole or is_first or (known is not None and known.shared):
-                tokens = prompt_tokens if is_whole else self._ratios.corrected(tenant, estimate)
-                known = self._known.touch(tenant, key, tokens)
-                known.next_key = known.next_key or next_key
-                known.add(holder)
-            next_key = key
+        places = {0, *range(max(0, len(prefixes) - FIRST_PREFIXES), len(prefixes))} if prefixes else set[int]()
+        for place, known in found.known:
+            next_key = prefixes[place - 1].key if place else None
+            known.shared = known.forks_at(next_key) or (place == 0 and known.next_key is None)  # the same prompt again
+            known.next_key = known.next_key or next_key
+            if known.shared:
+                places.add(place)
+        for place in places:
+            key, estimate = prefixes[place]
+            tokens = self._ratios.corrected(tenant, estimate) if place else prompt_tokens
+            known = self._known.touch(tenant, key, tokens)
+            known.next_key = known.next_key or (prefixes[place - 1].key if place else None)
+            known.add(holder)
         if hint.named is not None:
             known = self._known.touch(tenant, hint.named, prompt_tokens)
             known.shared = known.forks_at(hint.opening)
@@ -328,10 +325,11 @@ _NOTHING_HELD = _Held(0, None)
 
 
 class _Found(NamedTuple):
-    """What is held of a prompt, by replica; and the tokens of the context that the prompt follows."""
+    """What is held of a prompt, by replica; the tokens of the context that it follows; its known prefixes with their places."""
 
     held: Mapping[Holder, _Held]
     before_tokens: int
+    known: Sequence[tuple[int, KnownPrefix]]
 
     @property
     def is_own(self) -> bool:
