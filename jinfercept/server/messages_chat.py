@@ -1,7 +1,7 @@
 """Converts a body of Anthropic's `/v1/messages` to one of `/v1/chat/completions`, of which the request is made."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinfercept.chat.chats import Chats
@@ -22,10 +22,12 @@ from jinfercept.server.messages_protocol import (
     ContentBlock,
     CountTokensBody,
     InputMessage,
+    InputTool,
     MessagesBody,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -120,15 +122,7 @@ def _chat_body(body: CountTokensBody) -> ChatBody:
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
     fields |= {
         "messages": _messages(body),
-        "tools": [
-            ToolDeclaration.model_construct(
-                type="function",
-                function=Function.model_construct(
-                    name=tool.name, description=tool.description, parameters=tool.input_schema
-                ),
-            )
-            for tool in body.tools or ()
-        ],
+        "tools": [_declared(tool) for tool in body.tools or () if not tool.defer_loading],
         **_tool_choice(body),
         "chat_template_kwargs": _template_kwargs(body),
         "response_format": _response_format(body),
@@ -140,6 +134,11 @@ def _chat_body(body: CountTokensBody) -> ChatBody:
             **{name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k")},
         }
     return ChatBody.model_construct(**fields)
+
+
+def _declared(tool: InputTool) -> ToolDeclaration:
+    function = Function.model_construct(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    return ToolDeclaration.model_construct(type="function", function=function)
 
 
 def _tool_choice(body: CountTokensBody) -> dict[str, Any]:
@@ -168,59 +167,80 @@ def _response_format(body: CountTokensBody) -> ResponseFormat | None:
 
 
 def _messages(body: CountTokensBody) -> list[Message]:
-    """The messages of a chat. A message with results becomes one message for each, and one for each text beside them."""
+    """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them."""
     system = body.system if isinstance(body.system, str) else _joined(_lasting(body.system or ()))
     messages = [_message("system", content=system)] if system else []
     names: dict[str, str] = {}
-    for number, message in enumerate(body.messages):
-        _check_blocks(message, f"messages[{number}].content")
-        if message.role == "assistant":
-            messages.append(_assistant_message(_blocks(message), names))
+    deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
+    for role, blocks in _turns(body.messages):
+        if role == "assistant":
+            messages.append(_assistant_message(blocks, names))
         else:
-            messages += _user_messages(message, names)
+            messages += _user_messages(blocks, names, deferred)
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
     return messages
 
 
-def _blocks(message: InputMessage) -> Sequence[ContentBlock]:
-    if isinstance(message.content, list):
-        return message.content
-    return [TextBlock.model_construct(type="text", text=message.content)]
+def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBlock]]]:
+    """Messages by role; those of one role in a row are one turn, and the system's belong to the user's turns.
+
+    Raises:
+        ApiError: 400, for a block that belongs into a message of another role.
+    """
+    turns: list[tuple[str, list[ContentBlock]]] = []
+    for number, message in enumerate(messages):
+        blocks = message.content if isinstance(message.content, list) else [_text_block(message.content)]
+        for place, block in enumerate(blocks):
+            if not isinstance(block, _PLACES[message.role]):
+                field = f"messages[{number}].content[{place}]"
+                raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", field)
+        role = message.role
+        if message.role == "system":
+            text = _joined(block for block in blocks if isinstance(block, TextBlock))
+            role, blocks = "user", [_text_block(f"<system>\n{text}\n</system>")]
+        if turns and turns[-1][0] == role:
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((role, list(blocks)))
+    return turns
 
 
-def _check_blocks(message: InputMessage, field: str) -> None:
-    """Raise 400 for a block that belongs into a message of another role."""
-    for place, block in enumerate(_blocks(message)):
-        if not isinstance(block, _PLACES[message.role]):
-            raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", f"{field}[{place}]")
-
-
-def _user_messages(message: InputMessage, names: dict[str, str]) -> Iterator[Message]:
-    """Messages of a user or of the system.
+def _user_messages(
+    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: Mapping[str, InputTool]
+) -> Iterator[Message]:
+    """Messages of a user's turn.
 
     Args:
         names: of the tools that were called, by the ids of calls.
+        deferred: tools that the prompt declares where a result refers to them, by name.
     """
     texts: list[TextBlock] = []
-    for block in _blocks(message):
+    for block in blocks:
         if isinstance(block, TextBlock):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             if texts:
-                yield _message(message.role, content=_joined(texts))
+                yield _message("user", content=_joined(texts))
                 texts = []
-            yield _result_message(block, names)
-    if texts or not _blocks(message):
-        yield _message(message.role, content=_joined(texts))
+            text = _result_text(block, deferred)
+            yield _message("tool", tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id), content=text)
+    if texts or not blocks:
+        yield _message("user", content=_joined(texts))
 
 
-def _result_message(block: ToolResultBlock, names: dict[str, str]) -> Message:
-    parts = (part for part in block.content if isinstance(part, TextBlock)) if isinstance(block.content, list) else ()
-    text = block.content if isinstance(block.content, str) else _joined(parts)
-    text = f"error: {text}" if block.is_error else text
-    return _message("tool", tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id), content=text)
+def _result_text(block: ToolResultBlock, deferred: Mapping[str, InputTool]) -> str:
+    texts: list[str] = []
+    for part in [_text_block(block.content)] if isinstance(block.content, str) else block.content or ():
+        if isinstance(part, TextBlock):
+            texts.append(part.text)
+        elif isinstance(part, ToolReferenceBlock):
+            tool = deferred.get(part.tool_name)
+            declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
+            texts.append(json.dumps(declared, ensure_ascii=False))
+    text = "\n\n".join(texts)
+    return f"error: {text}" if block.is_error else text
 
 
 def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Message:
@@ -241,13 +261,14 @@ def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) ->
 
 
 def _called(call: ToolUseBlock) -> ToolCall:
-    try:
-        arguments = json.dumps(call.input, ensure_ascii=False)
-    except RecursionError:
-        raise ApiError.bad("the input of a call is nested too deeply: flatten it", "messages") from None
+    arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is
     return ToolCall.model_construct(
         id=call.id, type="function", function=CalledFunction.model_construct(name=call.name, arguments=arguments)
     )
+
+
+def _text_block(text: str) -> TextBlock:
+    return TextBlock.model_construct(type="text", text=text)
 
 
 def _joined(blocks: Iterable[TextBlock]) -> str:

@@ -61,7 +61,7 @@ class ToolUseBlock(_MarkedPart):
 class UnsupportedBlock(Body):
     """A block that models of text cannot read; refused."""
 
-    type: Literal["image", "document", "search_result", "container_upload", "tool_reference", "browser_state"]
+    type: Literal["image", "document", "search_result", "container_upload", "browser_state"]
 
     @model_validator(mode="after")
     def _refused(self) -> Self:
@@ -70,7 +70,14 @@ class UnsupportedBlock(Body):
         )
 
 
-_ResultBlock = Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]
+class ToolReferenceBlock(_MarkedPart):
+    """A deferred tool that a search has found; the model reads its declaration here."""
+
+    type: Literal["tool_reference"]
+    tool_name: _NAME
+
+
+_ResultBlock = Annotated[TextBlock | ToolReferenceBlock | UnsupportedBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(_MarkedPart):
@@ -89,7 +96,7 @@ ContentBlock = Annotated[
 
 
 class InputMessage(Body):
-    """A message of a conversation."""
+    """A message of a conversation; one of the system stands in the turn of the user."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
@@ -104,12 +111,17 @@ def _own_kind(value: Any) -> Any:
 
 
 class InputTool(_MarkedPart):
-    """A tool that the client runs."""
+    """A tool that the client runs.
+
+    Attributes:
+        defer_loading: the prompt declares the tool where a result refers to it, not at its beginning.
+    """
 
     type: Annotated[Literal["custom"] | None, BeforeValidator(_own_kind)] = None
     name: _NAME
     description: Text | None = None
     input_schema: dict[str, Any]
+    defer_loading: bool | None = None
 
 
 class ChosenTools(Body):
@@ -131,7 +143,7 @@ class ThinkingConfig(Body):
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Annotated[str, Field(max_length=64)] | None = None
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:

@@ -1,5 +1,6 @@
 """`/v1/messages` with Anthropic's client: answers, streams, tools, reasoning, and contexts that follow-ups find."""
 
+import json
 from typing import Any
 
 import pytest
@@ -200,6 +201,31 @@ def test_a_billing_header_in_the_system_prompt_is_left_out(served: Running, scri
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1f;"}
     done = create(served, system=[billing, {"type": "text", "text": "Be brief."}])
     assert done.content[0].text == ANSWER
+
+
+def test_messages_of_the_system_belong_to_the_turn_of_the_user(served: Running, scripted: Scripted) -> None:
+    said = f"{ASKED[0]['content']}\n\n<system>\nIt is noon.\n</system>\n\nQuick!"
+    says(scripted, ANSWER + END, [{"role": "user", "content": said}])
+    noon = {"role": "system", "content": "It is noon."}
+    done = create(served, [*ASKED, noon, {"role": "user", "content": "Quick!"}])
+    assert done.content[0].text == ANSWER
+
+
+def test_a_deferred_tool_is_declared_where_a_result_refers_to_it(served: Running, scripted: Scripted) -> None:
+    search = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+    call = {"id": "1", "function": {"name": "search", "arguments": {}}}
+    found = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(CHAT_PRICE)}
+    says(scripted, CALL + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, found], [search])
+    use = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
+    reference = {"type": "tool_reference", "tool_name": "price"}
+    back = {"type": "tool_result", "tool_use_id": "1", "content": [reference]}
+    done = create(
+        served,
+        [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}],
+        tools=[{"name": "search", "input_schema": {"type": "object"}}, PRICE | {"defer_loading": True}],
+        thinking={"type": "adaptive", "display": "updates"},
+    )
+    assert (done.content[0].name, done.content[0].input) == ("price", {"item": "lamp"})
 
 
 def test_models_are_listed_as_anthropic_does(served: Running) -> None:
