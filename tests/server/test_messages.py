@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post
+from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
 from tests.support.chat_templates import PLAIN, QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import CALL, CHAT_PRICE, PEN, SCHEMA, says
@@ -22,14 +22,6 @@ def turn(text: str, *items: str) -> dict[str, Any]:
 
 def result(text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "x", "content": text}
-
-
-def streamed(server: Running, messages: Any = ASKED, **fields: Any) -> tuple[list[Any], Any]:
-    """Raw events, and the message that Anthropic's client makes of them."""
-    body = {"model": MODEL, "messages": messages, "max_tokens": 200, "extra_body": {"temperature": 0}}
-    with anthropic(server) as client, client.messages.stream(**(body | fields)) as stream:
-        events = [event for event in stream if event.type not in ("text", "input_json", "thinking", "signature")]
-        return events, stream.get_final_message()
 
 
 def blocks(message: Any) -> list[Any]:

@@ -28,6 +28,14 @@ def create(server: Running, messages: Any = ASKED, *, key: str = "none", **field
         return client.messages.create(**(body | fields))
 
 
+def streamed(server: Running, messages: Any = ASKED, **fields: Any) -> tuple[list[Any], Any]:
+    """Raw events, and the message that Anthropic's client makes of them."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 200, "extra_body": {"temperature": 0}}
+    with anthropic(server) as client, client.messages.stream(**(body | fields)) as stream:
+        events = [event for event in stream if event.type not in ("text", "input_json", "thinking", "signature")]
+        return events, stream.get_final_message()
+
+
 def post(server: Running, path: str = MESSAGES, **fields: Any) -> Any:
     """A raw request."""
     return server.http.post(path, json={"messages": ASKED, "max_tokens": 8, "temperature": 0} | fields)

@@ -62,7 +62,7 @@ class ScriptedModel:
     ) -> tuple[jax.Array, KV]:
         heads = x[:, None, :]
         _, kv = attend(heads, heads, heads, kv)
-        follows = params["next"][jnp.clip(positions, 0, LENGTH - 1), x[:, 0].astype(jnp.int32)]
+        follows = params["next"][jnp.clip(positions, 0, self.config.max_position - 1), x[:, 0].astype(jnp.int32)]
         return x.at[:, 1].set(follows.astype(jnp.float32)), kv
 
     def head(self, params: Weights, x: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ class Scripted:
         """Whole streams, prompts included. Of two that have one token in one place, the last counts; what
         none has is followed by the first token of the vocabulary, or at every so many places by an end."""
         tokenizer, vocab = self.tokenizer, self.llm.model.config.vocab_size
-        table = np.zeros((LENGTH, vocab), np.int32)
+        table = np.zeros((self.llm.model.config.max_position, vocab), np.int32)
         if end_every is not None:
             table[::end_every] = tokenizer.encode(ENDS[0])[0]
         for text in texts:
@@ -115,17 +115,18 @@ Make = Callable[[str | None], Scripted]
 
 
 @contextmanager
-def scripted_llm(**flags: Any) -> Iterator[Make]:
+def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
     """Compiles once.
 
     Args:
+        length: of the longest sequence.
         flags: more options of the LLM.
     """
     bare = byte_tokenizer(None)
-    numbers = Numbers(bare.vocab_size, tuple(bare.eos_token_ids))
+    numbers = Numbers(bare.vocab_size, tuple(bare.eos_token_ids), max_position=length)
     zero = jnp.zeros(1)
-    params = Params({"zero": zero}, ({"next": jnp.zeros((LENGTH, bare.vocab_size), jnp.int32)},), {"zero": zero})
-    sizes = {"kv_tokens": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    params = Params({"zero": zero}, ({"next": jnp.zeros((length, bare.vocab_size), jnp.int32)},), {"zero": zero})
+    sizes = {"kv_tokens": 2 * length, "max_num_seqs": 8, "max_num_batched_tokens": 512}
     options = {"check_pages": True, "profile": "paper-gptj-6b-a100"}
     setup = set_up(ScriptedModel(numbers), params=params, tokenizer=bare, **sizes, **options, **flags)
     with LLM(setup) as llm:
