@@ -47,6 +47,18 @@ def body(messages: int) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "system", "content": "x" * 4 * SYSTEM_TOKENS}, *texts]}
 
 
+def filled(conversations: int, replicas: tuple[ReplicaState, ...]) -> Router:
+    """A router that knows so many conversations of two turns."""
+    router = Router(load_profile("paper-gptj-6b-a100"), most_conversations=conversations)
+    for session in range(conversations):
+        prefixes = chain(session, 4)
+        for turn in range(2):
+            one = hint(session, prefixes, turn)
+            route = router.route(one, replicas, 0.01 * session)
+            router.finished(one, route.replica, one.prompt_tokens, 50)
+    return router
+
+
 def timed(router: Router, hints: list[RoutingHint], replicas: tuple[ReplicaState, ...], now: float) -> list[float]:
     """µs of each decision."""
     took = list[float]()
@@ -71,14 +83,7 @@ def main() -> None:
     for column in ("messages", "median µs", "p99 µs", "hashing µs", "keys", "MB", "bytes per key"):
         table.add_column(column, justify="right")
     tracemalloc.start()
-    router = Router(load_profile("paper-gptj-6b-a100"), most_conversations=options.conversations)
-    for session in range(options.conversations):
-        prefixes = chain(session, 4)
-        for turn in range(2):
-            one = hint(session, prefixes, turn)
-            route = router.route(one, replicas, 0.01 * session)
-            router.finished(one, route.replica, one.prompt_tokens, 50)
-    del prefixes, one, route
+    router = filled(options.conversations, replicas)
     gc.collect()
     held, num_known = tracemalloc.get_traced_memory()[0], router.num_known
     tracemalloc.stop()

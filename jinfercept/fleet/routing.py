@@ -41,8 +41,8 @@ SAME_PRICE_S = 1e-4
 _TRUST_STEP = 0.3
 
 Reason = Literal["session", "conversation", "prefix", "moved", "spread", "load"]
-"""Why a replica was chosen: it holds the named session, the conversation or a shared prefix. Or it holds nothing: waiting for
-the replica with the conversation costs more (`moved`), a shared prefix is copied (`spread`), nothing is known (`load`)."""
+"""Why a replica was chosen: it holds the named session, the conversation, or a shared prefix of a new one. Or it does not: to wait
+for the replica with the conversation costs more (`moved`), a shared prefix is copied (`spread`), nothing is known (`load`)."""
 
 
 class NoReplicaError(RuntimeError):
@@ -105,38 +105,21 @@ class Router:
             NoReplicaError: none of the replicas accepts requests.
         """
         by_name = self._index(replicas)
-        candidates = self._drawn(replicas)
-        found = self._find(hint, candidates, by_name)
-        if len(replicas) > PRICED_REPLICAS:
-            drawn = {state.name for state in candidates}
-            held_by = (by_name[name] for holder in found.held if (name := holder.name) not in drawn)
-            candidates += [state for state in held_by if state.accepts]
-        if not candidates:
-            raise NoReplicaError("no replica accepts requests")
-        prompt_tokens = self._ratios.corrected(hint.tenant, hint.prompt_tokens) + found.before_tokens
-        most_held = max(0, prompt_tokens - 1)
-        all_s = self._recompute.seconds(prompt_tokens)
-        bound = inf if found.is_own else self._bound(len(replicas), now)
-        best: tuple[float, float, int] | None = None
-        chosen, price_s = self._load(candidates[0].name), inf
-        for state in candidates:
-            load = self._load(state.name)
-            placed = load.placed.at(now)
-            held = min(found.held[load.holder].tokens, most_held) if load.holder in found.held else 0
-            counted = held if placed < bound else 0
-            cost_s = load.queue_s(state, now) + all_s - self._recompute.seconds(counted)
-            rank = (round(cost_s / SAME_PRICE_S), placed + load.in_flight, -held)
-            if best is None or rank < best:
-                best, chosen, price_s = rank, load, cost_s
+        found = self._find(hint, by_name)
+        prompt = _Prompt(self._ratios.corrected(hint.tenant, hint.prompt_tokens) + found.before_tokens, self._recompute)
+        choice = self._stay(found, prompt, by_name, now)
+        if choice is None:
+            choice = self._cheapest(found, prompt, self._candidates(found, replicas, by_name), len(replicas), now)
+        chosen, price_s = choice
         held = found.held.get(chosen.holder, _NOTHING_HELD)
-        found_tokens = min(held.tokens, most_held)
-        missing_s = all_s - self._recompute.seconds(found_tokens)
-        chosen.send(missing_s, now)
+        found_tokens = min(held.tokens, prompt.most_held)
+        chosen.send(prompt.missing_s(found_tokens), now)
         if held.reason not in _OWN:
             chosen.placed.add(now)
             self._placed.add(now)
-        self._record(hint, chosen.holder, prompt_tokens, found)
-        return Route(chosen.holder.name, held.reason or found.reason_elsewhere, found_tokens, price_s)
+        self._record(hint, chosen.holder, prompt.num_tokens, found)
+        reason = "moved" if found.is_own and held.reason not in _OWN else held.reason or found.reason_elsewhere
+        return Route(chosen.holder.name, reason, found_tokens, price_s)
 
     def locate(self, hint: RoutingHint, replicas: Sequence[ReplicaState]) -> str | None:
         """The replica at which a stored response or a session is, whatever it costs; None if that is unknown.
@@ -223,6 +206,59 @@ class Router:
         if load is not None:
             load.holder.forgotten = True
 
+    # -- prices ----------------------------------------------------------------------------------------------------
+
+    def _stay(
+        self, found: "_Found", prompt: "_Prompt", by_name: Mapping[str, ReplicaState], now: float
+    ) -> "tuple[ReplicaLoad, float] | None":
+        """The cheapest replica that holds the conversation; None if another one could be cheaper, were its queue empty."""
+        best, best_s, elsewhere = None, inf, found.wide_tokens
+        for holder, held in found.held.items():
+            if held.reason not in _OWN:
+                elsewhere = max(elsewhere, held.tokens)
+                continue
+            state, load = by_name[holder.name], self._load(holder.name)
+            price_s = load.queue_s(state, now) + prompt.missing_s(held.tokens)
+            if state.accepts and price_s < best_s:
+                best, best_s = load, price_s
+        return (best, best_s) if best is not None and best_s <= prompt.missing_s(elsewhere) else None
+
+    def _cheapest(
+        self, found: "_Found", prompt: "_Prompt", candidates: Sequence[ReplicaState], num_replicas: int, now: float
+    ) -> "tuple[ReplicaLoad, float]":
+        """The replica with the least price; of several, that with the least load, then that which holds the most."""
+        if not candidates:
+            raise NoReplicaError("no replica accepts requests")
+        bound = inf if found.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
+        best: tuple[float, float, int] | None = None
+        choice = self._load(candidates[0].name), inf
+        for state in candidates:
+            load = self._load(state.name)
+            placed = load.placed.at(now)
+            held = found.held[load.holder].tokens if load.holder in found.held else 0
+            price_s = load.queue_s(state, now) + prompt.missing_s(held if placed < bound else 0)
+            rank = (round(price_s / SAME_PRICE_S), placed + load.in_flight, -held)
+            if best is None or rank < best:
+                best, choice = rank, (load, price_s)
+        return choice
+
+    def _candidates(
+        self, found: "_Found", replicas: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
+    ) -> list[ReplicaState]:
+        """The replicas to price, if they accept: all of a small fleet; of a large one some, and those that hold something."""
+        if len(replicas) <= PRICED_REPLICAS:
+            return [state for state in replicas if state.accepts]
+        draw = self._random.random
+        drawn = {replicas[int(draw() * len(replicas))].name for _ in range(DRAWN_REPLICAS)}
+        for known, tokens, reason in found.wide:
+            for name in drawn:
+                if known.held_by(holder := self._load(name).holder):
+                    found.held.setdefault(holder, _Held(tokens, reason))
+        names = drawn.union(holder.name for holder in found.held)
+        return [by_name[name] for name in sorted(names) if by_name[name].accepts] or [
+            state for state in replicas if state.accepts
+        ]
+
     # -- what is known ---------------------------------------------------------------------------------------------
 
     def _index(self, replicas: Sequence[ReplicaState]) -> Mapping[str, ReplicaState]:
@@ -232,39 +268,24 @@ class Router:
             self._indexed, self._by_name = replicas, {state.name: state for state in replicas}
         return self._by_name
 
-    def _drawn(self, replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
-        """The replicas that are priced whatever they hold: all of a small fleet that accept, some of a large one."""
-        if len(replicas) > PRICED_REPLICAS:
-            draw = self._random.random
-            picked = {int(draw() * len(replicas)) for _ in range(DRAWN_REPLICAS)}
-            if drawn := [state for place in picked if (state := replicas[place]).accepts]:
-                return drawn
-        return [state for state in replicas if state.accepts]
-
     def _load(self, name: str) -> "ReplicaLoad":
         load = self._loads.get(name)
         if load is None:
             load = self._loads[name] = ReplicaLoad(Holder(name))
         return load
 
-    def _bound(self, num_replicas: int, now: float) -> float:
-        """New conversations beyond which a shared prefix attracts no more to a replica."""
-        return max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
-
-    def _find(
-        self, hint: RoutingHint, candidates: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
-    ) -> "_Found":
+    def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Found":
         """What is held of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
-        tenant, held = hint.tenant, dict[Holder, _Held]()
+        tenant, held, wide = hint.tenant, dict[Holder, _Held](), list[tuple[KnownPrefix, int, Reason]]()
+        most_holders = MOST_HOLDERS if len(by_name) > PRICED_REPLICAS else inf
 
         def add(known: KnownPrefix, tokens: int, reason: Reason) -> None:
-            if known.num_holders > MOST_HOLDERS and len(by_name) > PRICED_REPLICAS:
-                drawn = (self._load(state.name).holder for state in candidates)
-                holders = [holder for holder in drawn if known.held_by(holder)]
-            else:
-                holders = [holder for holder in known.holders if holder.name in by_name]
-            for holder in holders:
-                held.setdefault(holder, _Held(tokens, reason))
+            if known.num_holders > most_holders:
+                wide.append((known, tokens, reason))
+                return
+            for holder in known.holders:
+                if holder.name in by_name:
+                    held.setdefault(holder, _Held(tokens, reason))
 
         before_tokens = 0
         if hint.follows is not None and (known := self._known.get(tenant, hint.follows)):
@@ -286,7 +307,7 @@ class Router:
                     held[holder] = _Held(max(tokens, int(known.tokens * known.trust)), reason)
                 elif holder in held:
                     held[holder] = _Held(held[holder].tokens, "session")
-        return _Found(held, before_tokens, known_prefixes)
+        return _Found(held, wide, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, found: "_Found") -> None:
         """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
@@ -325,11 +346,24 @@ _NOTHING_HELD = _Held(0, None)
 
 
 class _Found(NamedTuple):
-    """What is held of a prompt, by replica; the tokens of the context that it follows; its known prefixes with their places."""
+    """What is known of a prompt.
 
-    held: Mapping[Holder, _Held]
+    Attributes:
+        held: by replica.
+        wide: prefixes of which many replicas of a large fleet hold the context, with their tokens.
+        before_tokens: of the context that the prompt follows.
+        known: its known prefixes, with their places.
+    """
+
+    held: dict[Holder, _Held]
+    wide: list[tuple[KnownPrefix, int, Reason]]
     before_tokens: int
     known: Sequence[tuple[int, KnownPrefix]]
+
+    @property
+    def wide_tokens(self) -> int:
+        """The most tokens of a prefix in `wide`."""
+        return max([tokens for _, tokens, _ in self.wide], default=0)
 
     @property
     def is_own(self) -> bool:
@@ -338,5 +372,19 @@ class _Found(NamedTuple):
 
     @property
     def reason_elsewhere(self) -> Reason:
-        """Why a replica is chosen that holds nothing."""
-        return "moved" if self.is_own else "spread" if self.held else "load"
+        """Why a replica is chosen that holds nothing of a new conversation."""
+        return "spread" if self.held or self.wide else "load"
+
+
+class _Prompt:
+    """A prompt's tokens and the seconds to recompute them."""
+
+    __slots__ = ("_all_s", "_recompute", "most_held", "num_tokens")
+
+    def __init__(self, num_tokens: int, recompute: RecomputeCurve) -> None:
+        self.num_tokens, self._recompute, self._all_s = num_tokens, recompute, recompute.seconds(num_tokens)
+        self.most_held = max(0, num_tokens - 1)  # the last token is always computed
+
+    def missing_s(self, held_tokens: int) -> float:
+        """Seconds to recompute what is not held."""
+        return self._all_s - self._recompute.seconds(min(held_tokens, self.most_held)) if held_tokens else self._all_s

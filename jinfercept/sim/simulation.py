@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.session import Text
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
@@ -169,8 +171,38 @@ class Simulation:
         records: RecordFiles = NO_RECORDS,
     ) -> Report:
         """Play the arrivals and write the records; returns the report (`RunStats.report` names its keys)."""
-        clock, bound = VirtualClock(), self.policy == "bound"
-        free_pause = self.policy == "free_pause"
+        clock = VirtualClock()
+        endpoints = ScriptedEndpoints(clock, plain_tokens)
+        reads_calls = any(isinstance(one, CallArrival) for one in arrivals)
+        opened = self.open_engine(clock, endpoints, open_scripted_text if reads_calls else None, records)
+        engine, accounts, recording = opened.engine, opened.accounts, opened.recording
+        requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
+        with recording or nullcontext():
+            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s)
+        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens)
+        return {
+            "policy": self.policy_name,
+            "profile": self.profile.name,
+            "host_s": self.host_s,
+            "step_tokens": opened.buckets[-1],
+        } | report
+
+    def open_engine(
+        self,
+        clock: VirtualClock,
+        endpoints: Endpoints,
+        open_text: Callable[[Request], Text] | None = None,
+        records: RecordFiles = NO_RECORDS,
+    ) -> "SimulatedEngine":
+        """An engine on this machine that prices its steps, without requests.
+
+        Args:
+            clock: its time.
+            endpoints: answer its calls.
+            open_text: makes a request's text; None: there is none.
+            records: files to write.
+        """
+        bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
             (_ENDLESS_TOKENS if bound else self.kv_tokens) // self.page_size,
             (_ENDLESS_TOKENS if free_pause else self.host_tokens) // self.page_size,
@@ -178,9 +210,7 @@ class Simulation:
             prefix_caching=self.prefix_caching,
         )
         world = self._scheduler(kv, clock, records)
-        synchronous, recording = world.synchronous, world.recording
-        prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
-        endpoints = ScriptedEndpoints(clock, plain_tokens)
+        prices = Prices(self.profile, self.page_size, synchronous=world.synchronous, free_transfers=free_pause)
         accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1], self.limits)
         engine = Engine(
             world.scheduler,
@@ -190,19 +220,10 @@ class Simulation:
             threading.Event(),
             depth=self.depth,
             vocab_size=1 << 60,
-            open_text=open_scripted_text if any(isinstance(one, CallArrival) for one in arrivals) else None,
-            observe=accounts if recording is None else recording.after(accounts),
+            open_text=open_text,
+            observe=accounts if world.recording is None else world.recording.after(accounts),
         )
-        requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
-        with recording or nullcontext():
-            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s)
-        report = accounts.report(played, requests, world.scheduler.counters, self.kv_tokens)
-        return {
-            "policy": self.policy_name,
-            "profile": self.profile.name,
-            "host_s": self.host_s,
-            "step_tokens": world.buckets[-1],
-        } | report
+        return SimulatedEngine(engine, accounts, world.buckets, world.recording)
 
     def _request(self, number: int, arrival: Arrival | CallArrival) -> Request:
         known_durations = reads_durations(self.estimator)
@@ -231,6 +252,22 @@ class Simulation:
             recording = Recording(records, clock.now, kv, build.known, asked, synchronous=synchronous, run=run)
         scheduler = build.build(kv, recording, recording.estimator if recording else None)
         return _Scheduled(scheduler, synchronous, buckets, recording)
+
+
+class SimulatedEngine(NamedTuple):
+    """An engine that prices its steps, and what counts them.
+
+    Attributes:
+        engine: serves requests.
+        accounts: its statistics; `settle` is to be called after every step.
+        buckets: query tokens of its executables, ascending.
+        recording: of decisions; None if none was asked for.
+    """
+
+    engine: Engine
+    accounts: RunStats
+    buckets: tuple[int, ...]
+    recording: Recording | None
 
 
 class _Scheduled(NamedTuple):

@@ -1,0 +1,125 @@
+"""A large simulated fleet: the real router before coarse replicas, and how far these are from engines that step.
+
+    python benchmarks/fleet_scale.py [--replicas 1000] [--sessions 1000000] [--jobs 2]
+
+Sessions are agents of five turns under a system prompt of 2,000 tokens. The first table compares the coarse replica with the
+real scheduler on four replicas, at three loads. The second plays the large fleet; with several jobs, each plays a cell of the
+fleet behind a router of its own, as fleets of that size are built.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from jinfercept.fleet.cluster import ClusterReport, play_cluster
+from jinfercept.fleet.routing_policies import ROUTING_POLICIES
+from jinfercept.fleet.sessions import SYSTEM_TOKENS, draw_sessions
+from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
+from jinfercept.sched.profile import load_profile
+from jinfercept.sim.run_stats import LIMITS
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.workload import Script, Segment
+
+PROFILE = "paper-gptj-6b-a100-attention"
+TURNS = 5
+RATE = 0.8
+"""Sessions per second and replica of the large fleet."""
+
+
+def agents(rng: Random) -> Callable[[], Script]:
+    """Scripts of agents: short answers, calls of a few seconds."""
+
+    def turn() -> Segment:
+        return Segment(rng.randint(30, 120), rng.expovariate(1 / 3), rng.randint(50, 300))
+
+    pool = [
+        Script("agent", rng.randint(100, 400), (*(turn() for _ in range(TURNS - 1)), Segment(50, None, 0)))
+        for _ in range(2000)
+    ]
+    return lambda: rng.choice(pool)
+
+
+def simulation() -> Simulation:
+    """The machine of a replica."""
+    return Simulation(
+        load_profile(PROFILE),
+        "copy_ahead",
+        kv_tokens=80_000,
+        host_tokens=300_000,
+        max_model_len=16_384,
+        prefix_caching=True,
+    )
+
+
+def play_cell(
+    replicas: int, rate: float, duration_s: float, seed: int, coarse: bool = True
+) -> tuple[ClusterReport, float]:
+    """The report of a fleet, and the processor's seconds."""
+    machine = simulation()
+    sessions = draw_sessions(agents, rate, duration_s, seed, SYSTEM_TOKENS)
+    members = [CoarseReplica(machine) if coarse else SteppedReplica(machine) for _ in range(replicas)]
+    policy = ROUTING_POLICIES["router"](machine.profile, seed)
+    gc.collect()
+    gc.freeze()
+    began = time.process_time()
+    report = play_cluster(members, policy, sessions, LIMITS)
+    return report, time.process_time() - began
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description="a large simulated fleet")
+    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--sessions", type=int, default=1_000_000)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    console = Console()
+    table = Table(title="4 replicas: coarse over stepped")
+    for column in ("sessions/s", "first token, mean s", "coarse", "turn, mean s", "coarse", "within limits", "coarse"):
+        table.add_column(column, justify="right")
+    for rate in (2.0, 4.0, 6.0):
+        (fine, _), (rough, _) = (play_cell(4, rate, 60.0, 1, coarse) for coarse in (False, True))
+        cells = [fine.first_token_s[0], rough.first_token_s[0], fine.turn_s[0], rough.turn_s[0]]
+        shares = [f"{report.good_share:.1%}" for report in (fine, rough)]
+        table.add_row(f"{rate:g}", *(f"{value:.3f}" for value in cells), *shares)
+    console.print(table)
+    jobs = options.jobs
+    cell = options.replicas // jobs, RATE * options.replicas / jobs, options.sessions / (RATE * options.replicas)
+    began = time.monotonic()
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        played = list(pool.map(play_cell, *zip(*((*cell, seed) for seed in range(jobs)), strict=True)))
+    wall_s = time.monotonic() - began
+    table = Table(title=f"{options.replicas} replicas in {jobs} cells")
+    for column in (
+        "turns",
+        "within limits",
+        "first token p99 s",
+        "known tokens found",
+        "busiest",
+        "µs/turn",
+        "processor s",
+    ):
+        table.add_column(column, justify="right")
+    for report, cpu_s in played:
+        table.add_row(
+            f"{report.turns:,}",
+            f"{report.good_share:.1%}",
+            f"{report.first_token_s[2]:.3f}",
+            f"{report.known_share:.1%}",
+            f"{report.busiest_share * options.replicas / jobs:.2f} × mean",
+            f"{cpu_s / report.turns * 1e6:.0f}",
+            f"{cpu_s:.0f}",
+        )
+    console.print(table)
+    console.print(f"wall: {wall_s:.0f} s; with a core for each job: {max(cpu_s for _, cpu_s in played):.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Ways to choose a replica: the router by price, and three that other fleets use, to compare it with.
+
+`prefix_hash` sends prompts with the same first tokens to the same replica by consistent hashing, as prefix-aware load balancers
+do; `prefix_hash_bounded` goes on along the ring past replicas that have more than 1.25 times the mean of requests in flight
+(consistent hashing with bounded loads, as in KubeAI).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from random import Random
+from typing import Protocol, final
+
+from jinfercept.errors import ConfigError
+from jinfercept.fleet.conversations import RoutingHint
+from jinfercept.fleet.replica_load import ReplicaState
+from jinfercept.fleet.routing import Router
+from jinfercept.sched.profile import Profile
+
+HASHED_TOKENS = 256
+"""Tokens at the start of a prompt that `prefix_hash` reads."""
+_POINTS = 64
+_BOUND = 1.25
+
+
+class RoutingPolicy(Protocol):
+    """Chooses the replica of a request."""
+
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+        """The replica's place among `replicas`, and why."""
+        ...
+
+    def finished(
+        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
+    ) -> None:
+        """A request has ended."""
+        ...
+
+
+@final
+class ByPrice:
+    """The router of a fleet.
+
+    Args:
+        router: its replicas are named by their places: "0", "1", ….
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+        route = self._router.route(hint, replicas, now)
+        return int(route.replica), route.reason
+
+    def finished(
+        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
+    ) -> None:
+        self._router.finished(hint, str(replica), prompt_tokens, new_tokens, cached_tokens=cached_tokens)
+
+
+@final
+class AtRandom:
+    """A replica at random for every request."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+        return int(self._random.random() * len(replicas)), "random"
+
+    def finished(
+        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
+    ) -> None:
+        """Nothing is learned."""
+
+
+@final
+class InTurns:
+    """The replicas one after another (round robin)."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+        self._next += 1
+        return self._next % len(replicas), "round_robin"
+
+    def finished(
+        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
+    ) -> None:
+        """Nothing is learned."""
+
+
+@final
+class ByPrefixHash:
+    """A consistent hash of a prompt's first `HASHED_TOKENS` tokens.
+
+    Args:
+        bounded: pass over replicas with more requests in flight than 1.25 times the mean.
+    """
+
+    def __init__(self, bounded: bool) -> None:
+        self._bounded = bounded
+        self._ring: list[tuple[int, int]] = []
+        self._in_flight: list[int] = []
+
+    def choose(self, hint: RoutingHint, replicas: tuple[ReplicaState, ...], now: float) -> tuple[int, str]:
+        if len(self._in_flight) != len(replicas):
+            points = ((f"{place} {point}", place) for place in range(len(replicas)) for point in range(_POINTS))
+            self._ring = sorted((_hash(name.encode()), place) for name, place in points)
+            self._in_flight = [0] * len(replicas)
+        first = next((one for one in reversed(hint.prefixes) if one.tokens >= HASHED_TOKENS), hint.prefixes[0])
+        start = bisect_left(self._ring, (_hash(first.key), 0))
+        most = _BOUND * (sum(self._in_flight) + 1) / len(replicas)
+        for step in range(len(self._ring)):
+            place = self._ring[(start + step) % len(self._ring)][1]
+            if not self._bounded or self._in_flight[place] + 1 <= max(1.0, most):
+                break
+        else:
+            place = self._in_flight.index(min(self._in_flight))
+        self._in_flight[place] += 1
+        return place, "prefix_hash"
+
+    def finished(
+        self, hint: RoutingHint, replica: int, prompt_tokens: int, new_tokens: int, cached_tokens: int
+    ) -> None:
+        self._in_flight[replica] -= 1
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+ROUTING_POLICIES: dict[str, Callable[[Profile, int], RoutingPolicy]] = {
+    "router": lambda profile, seed: ByPrice(Router(profile, chunk_tokens=profile.saturation, seed=seed)),
+    "random": lambda profile, seed: AtRandom(seed),
+    "round_robin": lambda profile, seed: InTurns(),
+    "prefix_hash": lambda profile, seed: ByPrefixHash(bounded=False),
+    "prefix_hash_bounded": lambda profile, seed: ByPrefixHash(bounded=True),
+}
+"""Makes a routing policy by its name, from the profile of the replicas and a seed."""
+
+
+def make_routing_policies(names: Sequence[str], profile: Profile, seed: int) -> dict[str, RoutingPolicy]:
+    """Routing policies by name. Raises `ConfigError` for an unknown name."""
+    for name in names:
+        if name not in ROUTING_POLICIES:
+            raise ConfigError("no such way of routing", got=name, fix=f"one of {', '.join(ROUTING_POLICIES)}")
+    return {name: ROUTING_POLICIES[name](profile, seed) for name in names}
