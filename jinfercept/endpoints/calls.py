@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool
@@ -19,6 +20,9 @@ from jinfercept.request import Tool
 
 OWNER = ContextVar("jinfercept_owner", default="")
 """The tenant of the current call, in a tool's function; "" without one (`owned`)."""
+
+TRACE_CONTEXT = ContextVar[Mapping[str, str]]("jinfercept_trace_context", default=MappingProxyType({}))
+"""W3C trace context of the current call, in a tool's function: headers by name; empty without a trace."""
 
 _GRACE_S = 1.0
 """Seconds after the timeout of an endpoint, with its own message, until the timeout of the dispatcher."""
@@ -37,12 +41,14 @@ class CallRequest:
         request_id: of the engine's request; "" if unknown.
         owner: tenant of the request; "" if unknown.
         expires_s: time of the timeout, in seconds of `time.monotonic`.
+        trace: headers that pass the trace's context on, as `TRACE_CONTEXT`.
     """
 
     arguments: Mapping[str, Any]
     request_id: str
     owner: str
     expires_s: float
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
@@ -177,8 +183,8 @@ def endpoint_tool(
         late: message of a timeout, before its seconds.
     """
 
-    async def answer(arguments: str, request_id: str, owner: str, expires_s: float) -> str:
-        request, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s), expires_s
+    async def answer(arguments: str, request_id: str, owner: str, expires_s: float, trace: Mapping[str, str]) -> str:
+        request, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s, trace), expires_s
 
         async def begin() -> str:
             nonlocal begun_s
@@ -198,7 +204,8 @@ def endpoint_tool(
 
     def call(arguments: str) -> Coroutine[Any, Any, str]:
         request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + limits.timeout_s
-        return background.run(lambda: answer(arguments, request_id, owner, expires_s))
+        trace = TRACE_CONTEXT.get()
+        return background.run(lambda: answer(arguments, request_id, owner, expires_s, trace))
 
     name, limit = declaration["function"]["name"], limits.max_result_tokens
     timeout_s = limits.timeout_s + _GRACE_S

@@ -53,16 +53,20 @@ class HttpEndpoint:
             url = url.copy_merge_params({name: _query(value) for name, value in rest.items()})
         elif body is None and table.method not in _BODILESS:
             body = rest
-        text = await self._repeat(url, body)
+        text = await self._repeat(url, body, request.trace)
         return text if table.pointer is None else point(text, table.pointer)
 
-    async def _repeat(self, url: httpx2.URL, body: Any) -> str:
-        """The text of the response, after retries."""
+    async def _repeat(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:
+        """The text of the response, after retries.
+
+        Args:
+            trace: headers of the trace; headers of the table have precedence.
+        """
         left, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
         async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
             while True:
                 try:
-                    status, text = await self._follow(client, url, body)
+                    status, text = await self._follow(client, url, body, trace)
                 except (httpx2.TransportError, OSError) as error:
                     status, problem = None, f"{url.host} cannot be reached: {error or type(error).__name__}"
                 else:
@@ -74,9 +78,11 @@ class HttpEndpoint:
                 await asyncio.sleep(pause_s)
                 left, pause_s = left - 1, 2 * pause_s
 
-    async def _follow(self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any) -> tuple[int, str]:
+    async def _follow(
+        self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any, trace: Mapping[str, str]
+    ) -> tuple[int, str]:
         """Status and text of the response, after redirects to allowed hosts."""
-        method, headers = self._table.method, {"accept": "*/*"} | self._headers
+        method, headers = self._table.method, {"accept": "*/*"} | dict(trace) | self._headers
         for _ in range(_MAX_REDIRECTS + 1):
             response = await self._send(client, method, url, headers, body)
             try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import anyio
 import httpx2
@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import (
     CONNECTION_CLOSED,
+    RequestParamsMeta,
     ToolListChangedNotification,
 )
 from mcp_types import Tool as Declared
@@ -99,7 +100,8 @@ class McpServer:
         if client is None:
             raise CallFailed(f"the MCP server {self._table.name} is not there ({self._problem}); it is tried again")
         try:
-            result = await client.call_tool(name, dict(request.arguments))
+            meta = cast(RequestParamsMeta, dict(request.trace)) if request.trace else None
+            result = await client.call_tool(name, dict(request.arguments), meta=meta)
         except MCPError as error:
             if error.code != CONNECTION_CLOSED and error.message != _SESSION_LOST:
                 raise CallFailed(str(error)) from error

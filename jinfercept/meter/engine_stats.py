@@ -17,6 +17,7 @@ from jinfercept.meter.decisions import WasteEquations
 from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
 from jinfercept.meter.ledger import Ledger
 from jinfercept.meter.prices import Prices
+from jinfercept.meter.timelines import Timelines
 from jinfercept.request import RequestOutput
 from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
@@ -112,6 +113,7 @@ class EngineStats:
         equations: predict what a paused context wastes.
         history: samples of the pool, one a second.
         decisions: the last ones, newest last.
+        timelines: of the requests that are traced.
         last_queries: query tokens of the last step.
     """
 
@@ -126,6 +128,7 @@ class EngineStats:
         self.interceptions = InterceptionStats(self.counts.tools, known.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
+        self.timelines = Timelines(known.cost.link_tokens(1.0))
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
@@ -158,6 +161,8 @@ class EngineStats:
             self.interceptions.leave(sequence)
             if times is not None:
                 self._over[name] = self._times.pop(name)
+        if self.timelines.open:
+            self.timelines.changed(sequence, self.interceptions.open.get(name), now)
 
     def moved(self, move: Move, copied_tokens: int, freed: bool) -> None:
         """See `Observer`."""
@@ -171,13 +176,16 @@ class EngineStats:
             self.decisions.append(last)
         last.copied_tokens += copied_tokens
         last.freed_pages += freed
+        if self.timelines.open:
+            self.timelines.moved(sequence, copied_tokens, freed, self.now())
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
     def planned(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived (the engine's `observe` hook)."""
         counts, plan, now = self.counts, planned.plan, self.now()
-        step_s = self._ledger.step(planned, result, now).total_s
+        seconds = self._ledger.step(planned, result, now)
+        step_s = seconds.total_s
         counts.steps[plan.bucket] += 1
         counts.step_s[plan.bucket] = counts.step_s.get(plan.bucket, 0.0) + step_s
         self.last_queries = plan.num_tokens
@@ -187,6 +195,8 @@ class EngineStats:
         if self._entered:
             self._count_entries()
         self._count_tokens(planned, now)
+        if self.timelines.open:
+            self.timelines.planned(planned, seconds, now)
 
     def add_events(self, events: Iterable[Event]) -> None:
         """An iteration of the engine has ended with these events."""
@@ -282,7 +292,9 @@ class EngineStats:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished[reason] += 1
-        self.interceptions.keep(output.request_id, completion.text)
+        is_retained = self.interceptions.keep(output.request_id, completion.text)
+        if self.timelines.open and (timeline := self.timelines.finish(output.request_id)) is not None and is_retained:
+            self.interceptions.open[output.request_id].mark = timeline.mark
         own = self._over.pop(output.request_id, None) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

@@ -33,6 +33,7 @@ class OpenInterception:
         said: the calls, or the end of the finished answer.
         kept: the request has finished; its context is retained for a follow-up request.
         returned_s: seconds of the engine's clock at which all calls had returned; the sequence waits to run.
+        mark: of the timeline of the finished request (`meter.timelines`); None if that is not traced.
     """
 
     sequence: Sequence
@@ -43,6 +44,7 @@ class OpenInterception:
     said: str = ""
     kept: bool = False
     returned_s: float | None = None
+    mark: object = None
 
 
 @final

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jinfercept.server.anthropic_dialect import REQUEST_ID, speaks_anthropic
 from jinfercept.server.log_lines import FIELDS, key_values
 from jinfercept.server.service import Service
+from jinfercept.server.tracing.current import TRACE
 
 log = logging.getLogger("jinfercept.server")
 
@@ -48,8 +49,9 @@ class AccessLog:
         began_s = time.monotonic()
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         name = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        details: dict[str, Any] = {}
+        details: dict[str, Any] = {"request_id": name}
         scope[DETAILS], scope[REQUEST_ID] = details, name
+        TRACE.set(None)  # a pipelined request inherits the context of the one before it
         status = 499  # the client disconnects before the response starts
 
         async def send_named(message: Message) -> None:
@@ -77,6 +79,8 @@ class AccessLog:
             method, path = scope["method"][:_SHOWN], scope["path"][:_SHOWN]
             line = {"request_id": name, "method": method, "path": path, "status": status}
             line |= details | {"seconds": round(time.monotonic() - began_s, 4)}
+            if (trace := TRACE.get()) is not None:
+                trace.release(status)
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if log.isEnabledFor(level):
                 log.log(level, "%s", key_values(line), extra={FIELDS: line})

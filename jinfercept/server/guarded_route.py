@@ -14,9 +14,17 @@ from jinfercept.server.access_log import DETAILS
 from jinfercept.server.anthropic_dialect import speaks_anthropic
 from jinfercept.server.errors import ApiError, invalid_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
+from jinfercept.server.tracing.current import TRACE
 
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+}
+"""Routes that generate, with the `gen_ai.operation.name` of their traces."""
 
 
 class GuardedRoute(APIRoute):
@@ -26,6 +34,7 @@ class GuardedRoute(APIRoute):
         handler = super().get_route_handler()
         kind: Any = self.body_field and self.body_field.field_info.annotation
         model = TypeAdapter[Any](kind) if kind else None
+        operation = _OPERATIONS.get(self.path)
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
@@ -33,6 +42,9 @@ class GuardedRoute(APIRoute):
             request.scope["jinfercept.key"] = owner
             if owner:
                 request.scope[DETAILS]["key"] = service.keys.name(owner)
+            if service.tracing is not None and operation is not None and request.method == "POST":
+                details, headers = request.scope[DETAILS], request.scope["headers"]
+                TRACE.set(service.tracing.begin(operation, self.path, headers, details))
             return await handler(_JsonRequest(request, service, model))
 
         return handle

@@ -11,6 +11,7 @@ from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
+from jinfercept.server.tracing.choice import TracesChoice, traces_choice
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
 
@@ -97,6 +98,14 @@ class ServerOptions:
         "the live page at / shows arguments of calls and the ends of answers: to a key its own, to an operator all",
     )
     log_format: Literal["text", "json"] = option("text", "a line for each request, as key=value or as JSON")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of a collector for OpenTelemetry traces (OTLP over HTTP), such as http://127.0.0.1:4318; default: as the OTEL_* "
+        "variables say, else no traces; see docs/operations.md",
+    )
+    otlp_traces_texts: bool = option(
+        False, "traces have prompts, answers, and the arguments and results of calls; default: numbers and names"
+    )
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -130,6 +139,7 @@ class ServerOptions:
         self.delimiters()
         self.template()
         self.key_rules()
+        self.traces()
 
     def _check_parsers(self) -> None:
         calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *REASONING_FORMATS)
@@ -162,6 +172,10 @@ class ServerOptions:
             raise ConfigError(
                 "the chat template cannot be read", got=error, fix="give a file of Jinja source"
             ) from error
+
+    def traces(self) -> TracesChoice | None:
+        """Where traces are exported to; None: nowhere. Raises `ConfigError` for a wrong URL and for missing packages."""
+        return traces_choice(self.otlp_traces_endpoint, self.otlp_traces_texts, os.environ)
 
     def key_rules(self) -> dict[str, KeyRules]:
         """What each API key may do, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.

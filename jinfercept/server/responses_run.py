@@ -17,6 +17,7 @@ from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
 from jinfercept.server.sse import encode_event, encode_long_event
+from jinfercept.server.tracing.current import TRACE
 
 _ABORT_S = 1.0
 """Seconds that an aborted request may take to end."""
@@ -119,6 +120,8 @@ class BackgroundRun:
         self._running: tuple[AsyncStream, ResponseWriter] | None = (stream, writer)  # until the response ends
         self._replayable, self._events = replayable, list[bytes]()
         self._changed = asyncio.Event()
+        if (trace := TRACE.get()) is not None:
+            trace.hold()
         self._task = asyncio.ensure_future(self._run(stream, writer))
 
     async def _run(self, stream: AsyncStream, writer: ResponseWriter) -> None:
@@ -131,6 +134,8 @@ class BackgroundRun:
             self._service.request_ended()
             self._running = None
             self._changed.set()
+            if (trace := TRACE.get()) is not None:
+                trace.release()
 
     def _store(self, response_id: str, event: bytes) -> None:
         """Store an event; if the store has no room for it, drop all events."""

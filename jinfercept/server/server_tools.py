@@ -1,6 +1,6 @@
 """The tools that the server runs itself: loads them, and selects those that a request is offered. Knows no requests."""
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
 
@@ -24,11 +24,13 @@ class ServerTools:
 
     Attributes:
         inbox: as given; None if there is no person tool.
+        traced: makes spans of a tool's calls; by default it returns the tool.
     """
 
     def __init__(self, loaded: Sequence[LoadedTools] = (), inbox: Inbox | None = None) -> None:
         self._loaded = loaded
         self.inbox = inbox if inbox is not None and inbox.tools else None
+        self.traced: Callable[[ChatTool], ChatTool] = lambda tool: tool
 
     @property
     def tools(self) -> dict[str, ChatTool]:
@@ -59,14 +61,14 @@ class ServerTools:
         if not tools:
             raise ApiError.bad("this server runs no tools: start it with --tools FILE", _FIELD)
         if asked is True:
-            return [owned(tool, owner) for name, tool in tools.items() if name not in client_tools]
+            return [owned(self.traced(tool), owner) for name, tool in tools.items() if name not in client_tools]
         unknown = [name for name in asked if name not in tools]
         if unknown:
             raise ApiError.bad(f"this server runs no {', '.join(unknown)}, only {', '.join(tools)}", _FIELD)
         twice = [name for name in asked if name in client_tools]
         if twice:
             raise ApiError.bad(f"{', '.join(twice)}: declared in tools too; ask for it in one place", _FIELD)
-        return [owned(tools[name], owner) for name in dict.fromkeys(asked)]
+        return [owned(self.traced(tools[name]), owner) for name in dict.fromkeys(asked)]
 
 
 @contextmanager

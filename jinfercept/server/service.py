@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from starlette.requests import Request as HttpRequest
 
@@ -34,8 +34,12 @@ from jinfercept.server.pending_calls import PendingCalls
 from jinfercept.server.responses_store import ResponseStore
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.tool_history import ToolHistory
+from jinfercept.server.tracing.current import TRACE
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jinfercept.server.tracing.request_trace import Tracing
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
@@ -68,6 +72,7 @@ class Service:
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
         pending_calls: the asynchronous calls that run.
+        tracing: traces of requests; None: there are none.
     """
 
     def __init__(self, llm: LLM, model: str | Path, options: ServerOptions, tools: ServerTools | None = None) -> None:
@@ -89,6 +94,11 @@ class Service:
             most_background=options.max_background_responses,
         )
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
+        self.tracing: Tracing | None = None
+        if (choice := options.traces()) is not None:
+            from jinfercept.server.tracing.export import open_tracing
+
+            self.trace_to(open_tracing(choice))
         self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
         self._event_bridge: EventBridge | None = None
@@ -97,6 +107,10 @@ class Service:
         self._busy = 0
         self._idle = asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
+
+    def trace_to(self, tracing: "Tracing") -> None:
+        """Trace requests, and the calls of the server's tools."""
+        self.tracing, self.tools.traced = tracing, tracing.tool
 
     def check_template(self) -> None:
         """Raise `ConfigError` if the given chat template fails."""
@@ -152,6 +166,8 @@ class Service:
     def check_model(self, name: str | None) -> str:
         """The name of the model for an answer; raises 404 for an unknown one."""
         if name is None or name in self.names:
+            if (trace := TRACE.get()) is not None:
+                trace.name_model(name, name or self.names[0])
             return name or self.names[0]
         known = ", ".join(self.names)
         raise ApiError(
@@ -242,10 +258,15 @@ class Service:
         if self._closed:
             raise ApiError(503, "the server gave the request up", code="aborted")
         self._event_bridge = self._event_bridge or EventBridge()
+        trace = TRACE.get()
+        timelines = None if trace is None else trace.attach(requests)
+        post = self._event_bridge.post
         try:
-            stream = self.llm.engine.submit(requests, readers, ends_only=ends_only, post=self._event_bridge.post)
+            stream = self.llm.engine.submit(requests, readers, ends_only=ends_only, post=post, timelines=timelines)
         except RequestError as error:
             raise ApiError.of(error) from error
+        if trace is not None:
+            trace.watch(stream)
         self._streams.add(stream)
         return stream
 
@@ -257,6 +278,8 @@ class Service:
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
+        if (trace := TRACE.get()) is not None:
+            trace.note_results(request, calls, results)
 
     def request_started(self) -> None:
         """Count an HTTP request in progress."""
@@ -288,8 +311,10 @@ class Service:
             stream.abort()
 
     def close_threads(self) -> None:
-        """End the preparation threads."""
+        """End the preparation threads, and export the last traces."""
         self._threads.close()
+        if self.tracing is not None:
+            self.tracing.close()
 
 
 def service_of(request: HttpRequest) -> Service:

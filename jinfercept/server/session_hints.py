@@ -10,6 +10,7 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.keys import isolation
 from jinfercept.server.protocol import MAX_SESSION_ID, Extensions
 from jinfercept.server.service import service_of
+from jinfercept.server.tracing.current import TRACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     if header is not None and len(header) > MAX_SESSION_ID:
         raise ApiError.bad(f"a session's name has at most {MAX_SESSION_ID} characters", "x-session-id")
     session = (extension.session_id if extension else None) or body.session_id or header or None
+    if (trace := TRACE.get()) is not None:
+        trace.name_conversation(session)
     owner = request.scope["jinfercept.key"]
     asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(

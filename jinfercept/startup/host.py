@@ -11,6 +11,7 @@ from jinfercept.engine.streaming import Reader
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.timelines import Timeline
 from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params
 from jinfercept.request import Request
@@ -56,9 +57,20 @@ class EngineHost:
         *,
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
+        timelines: Mapping[str, Timeline] | None = None,
     ) -> AsyncStream:
-        """Serve requests that were made before; arguments and errors as those of `AsyncStream`."""
-        return AsyncStream(self.thread, requests, readers, ends_only=ends_only, post=post)
+        """Serve requests that were made before; other arguments and errors as those of `AsyncStream`.
+
+        Args:
+            timelines: record what happens to requests, by their ids; complete when the request's `Finished` is delivered.
+        """
+        timelines = timelines or {}
+        self._stats.timelines.add(timelines)
+        try:
+            return AsyncStream(self.thread, requests, readers, ends_only=ends_only, post=post)
+        except BaseException:
+            self._stats.timelines.discard(timelines)
+            raise
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request between two steps; a request without one is ignored."""

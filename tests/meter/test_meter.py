@@ -16,6 +16,7 @@ from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
+from jinfercept.meter.timelines import Timeline
 from jinfercept.request import Call, FollowUp, Request, RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import HistoryEstimator
@@ -79,6 +80,42 @@ def world(
 
 def prompt(number: int, length: int) -> list[int]:
     return [(7 * number + index * index) % 97 for index in range(length)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
+    one = world(name, depth=depth)
+    timelines = {f"r{i}": Timeline() for i in range(5)}  # one request is not traced
+    one.meter.timelines.add(timelines)
+    one.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
+    assert not one.meter.timelines.open
+    moved = {"offload": 0, "fetch": 0, "recompute": 0}
+    for request_id, timeline in timelines.items():
+        output, line = one.outputs[request_id], [phase for phase in timeline.phases if phase.kind not in moved]
+        metrics = output.metrics
+        assert [phase.kind for phase in line[:4]] == ["queue", "prefill", "decode", "pause"]
+        assert [earlier.end_s for earlier in line[:-1]] == [later.start_s for later in line[1:]]
+        assert line[0].start_s == pytest.approx(metrics.arrival_s, abs=0.01)
+        assert line[2].start_s == pytest.approx(metrics.first_token_s, abs=0.01)
+        assert line[-1].end_s == pytest.approx(metrics.finished_s, abs=0.01)
+        assert sum(phase.tokens for phase in line if phase.kind == "decode") == output.outputs[0].num_generated
+        assert [phase.number for phase in line if phase.kind == "pause"] == [1, 2]
+        assert line[1].tokens == len(output.prompt_token_ids) - output.num_cached_tokens
+        beside = [phase for phase in timeline.phases if phase.kind in moved]
+        said = {
+            "offload": metrics.copied_out_tokens,
+            "fetch": metrics.copied_in_tokens,
+            "recompute": metrics.recomputed_tokens,
+        }
+        for kind, tokens in said.items():
+            phases = [phase for phase in beside if phase.kind == kind]
+            assert sum(phase.tokens for phase in phases) == tokens
+            assert all(line[0].start_s <= phase.start_s <= phase.end_s <= line[-1].end_s for phase in phases)
+            assert (sum(phase.work_s for phase in phases) > 0) <= (tokens > 0)
+            moved[kind] += tokens
+    if "discard" in name:
+        assert moved["recompute"] > 0
 
 
 @pytest.mark.parametrize("depth", [0, 1])

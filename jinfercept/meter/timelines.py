@@ -1,0 +1,237 @@
+"""What happens to single requests, and when: for traces. Called by `EngineStats` on the engine's thread, if any are traced.
+
+Knows no tracing library. A timeline has one sequence of phases (queue, prefill, decode, pause) without gaps, and beside it
+what was moved and computed again for each pause, added up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, final
+
+from jinfercept.meter.interceptions import OpenInterception
+from jinfercept.meter.ledger import StepSeconds
+from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.sequence import Sequence, State
+
+MOST_PHASES = 512
+"""Maximum phases of one timeline; further ones are counted only."""
+
+PhaseKind = Literal["queue", "prefill", "decode", "pause", "offload", "fetch", "recompute"]
+
+
+@dataclass(slots=True)
+class Phase:
+    """A span of time of one request. Times are seconds of the engine's clock.
+
+    Attributes:
+        number: interceptions of the request before it began, its own pause included.
+        tokens: computed in a prefill, generated in a decode, moved, or computed again.
+        pages: device pages that became free, of an offload.
+        work_s: of moves: seconds of the host link by the profile; of a recomputation: seconds by which steps were longer,
+            shared equally among the requests that were recomputed in the step.
+    """
+
+    kind: PhaseKind
+    start_s: float
+    end_s: float
+    number: int = 0
+    tokens: int = 0
+    pages: int = 0
+    work_s: float = 0.0
+
+
+class FollowedContext(NamedTuple):
+    """The retained context that a request extends.
+
+    Attributes:
+        mark: of the finished request's timeline; None if it was not traced.
+        tool: name of the tool that the client ran, or fixed labels as in `meter.interceptions`.
+        began_s: end of the finished request, in seconds of the engine's clock.
+    """
+
+    mark: object
+    tool: str
+    began_s: float
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One request. The engine's thread writes it until the request's `Finished` event is delivered.
+
+    Attributes:
+        mark: a value of the tracer, stored with the retained context of the request.
+        phases: in the order in which they began.
+        num_dropped: phases beyond `MOST_PHASES`.
+        follows: the retained context that the request extends, if there is one.
+    """
+
+    mark: object = None
+    phases: list[Phase] = field(default_factory=list)
+    num_dropped: int = 0
+    follows: FollowedContext | None = None
+    _now: Phase | None = None
+    _beside: dict[PhaseKind, Phase] = field(default_factory=dict)  # of the current pause
+    _pauses: int = 0
+    _generated: int = 0
+    _copied_in: int = 0
+    _recomputed: int = 0
+
+    def enter(self, sequence: Sequence, now: float) -> None:
+        """The sequence has entered a state."""
+        state = sequence.state
+        if state is State.INTERCEPTED and self._now is None:
+            return  # a follow-up request takes a retained context over
+        was = self._close(sequence, now)
+        if state is State.INTERCEPTED:
+            self._pauses += 1
+        if state is State.INTERCEPTED or (state is State.WAITING and was in ("prefill", "decode")):
+            self._beside.clear()
+        kinds: dict[State, PhaseKind] = {State.WAITING: "queue", State.RUNNING: "prefill", State.INTERCEPTED: "pause"}
+        if (kind := kinds.get(state)) is not None:
+            self._now = self._open(kind, now)
+
+    def first_token(self, sequence: Sequence, now: float) -> None:
+        """The sequence's first token since it began to run was sampled."""
+        if self._now is not None and self._now.kind == "prefill":
+            found = sequence.residency
+            self._now.tokens = max(0, len(sequence.tokens) - found.device - found.host)
+            self._close(sequence, now)
+            self._now = self._open("decode", now)
+            self._generated = sequence.generated
+
+    def move(self, start_s: float, tokens: int, pages: int, work_s: float) -> Phase:
+        """Pages of the sequence are offloaded or evicted; returns the phase, which ends with the step."""
+        phase = self._add("offload", start_s, start_s, tokens, work_s)
+        phase.pages += pages
+        return phase
+
+    def step(self, sequence: Sequence, start_s: float, now: float, link_s: float) -> None:
+        """A step has ended while the sequence had no token.
+
+        Args:
+            link_s: seconds of the host link per token.
+        """
+        fetched, recomputed = sequence.copied_in - self._copied_in, sequence.recomputed - self._recomputed
+        self._copied_in, self._recomputed = sequence.copied_in, sequence.recomputed
+        if fetched:
+            self._add("fetch", start_s, now, fetched, fetched * link_s)
+        if recomputed:
+            self._add("recompute", start_s, now, recomputed, 0.0)
+
+    def recompute(self, start_s: float, now: float, work_s: float) -> None:
+        """A step has ended that recomputed tokens of the sequence."""
+        self._add("recompute", start_s, now, 0, work_s)
+
+    def end(self) -> None:
+        """The request has finished; its context may be retained."""
+        if self._now is not None and self._now.kind == "pause" and self.phases and self.phases[-1] is self._now:
+            self.phases.pop()  # it is no pause of the request that its context is retained
+        self._now = None
+
+    def _close(self, sequence: Sequence, now: float) -> PhaseKind | None:
+        """End the current phase; returns its kind."""
+        phase, self._now = self._now, None
+        if phase is None:
+            return None
+        phase.end_s = now
+        if phase.kind == "decode":
+            phase.tokens = sequence.generated - self._generated
+        return phase.kind
+
+    def _open(self, kind: PhaseKind, start_s: float) -> Phase:
+        phase = Phase(kind, start_s, start_s, self._pauses)
+        if len(self.phases) < MOST_PHASES:
+            self.phases.append(phase)
+        else:
+            self.num_dropped += 1
+        return phase
+
+    def _add(self, kind: PhaseKind, start_s: float, end_s: float, tokens: int, work_s: float) -> Phase:
+        """Add to what was moved or computed again for the current pause."""
+        phase = self._beside.get(kind)
+        if phase is None:
+            phase = self._beside[kind] = self._open(kind, start_s)
+        phase.end_s = end_s
+        phase.tokens += tokens
+        phase.work_s += work_s
+        return phase
+
+
+@final
+class Timelines:
+    """The timelines of one engine's unfinished requests.
+
+    Args:
+        link_tokens_per_s: bandwidth of the host link by the profile.
+
+    Attributes:
+        open: by request id. Other threads add to it before they submit a request; empty if nothing is traced.
+    """
+
+    def __init__(self, link_tokens_per_s: float) -> None:
+        self.open: dict[str, Timeline] = {}
+        self._link_s = 1.0 / link_tokens_per_s if link_tokens_per_s > 0 else 0.0
+        self._without_token: dict[str, tuple[Sequence, Timeline]] = {}
+        self._moving: list[Phase] = []  # since the last step
+
+    def add(self, timelines: Mapping[str, Timeline]) -> None:
+        """Record these requests, which are submitted next."""
+        self.open.update(timelines)
+
+    def discard(self, timelines: Mapping[str, Timeline]) -> None:
+        """Forget requests that were refused."""
+        for name in timelines:
+            self.open.pop(name, None)
+
+    def changed(self, sequence: Sequence, pause: OpenInterception | None, now: float) -> None:
+        """A sequence has changed its state.
+
+        Args:
+            pause: its open interception, if it has one.
+        """
+        name, state = sequence.id, sequence.state
+        timeline = self.open.get(name)
+        if timeline is None:
+            return
+        if state is State.INTERCEPTED and not timeline.phases and pause is not None and pause.kept:
+            timeline.follows = FollowedContext(pause.mark, pause.tool, pause.began_s)
+        timeline.enter(sequence, now)
+        if state in (State.WAITING, State.RUNNING):
+            self._without_token[name] = sequence, timeline
+        else:
+            self._without_token.pop(name, None)
+        if state is State.FINISHED:
+            self.finish(name)
+
+    def moved(self, sequence: Sequence, copied_tokens: int, freed: bool, now: float) -> None:
+        """A page of a sequence was offloaded or evicted."""
+        timeline = self.open.get(sequence.id)
+        if timeline is not None:
+            self._moving.append(timeline.move(now, copied_tokens, freed, copied_tokens * self._link_s))
+
+    def planned(self, planned: PlannedStep, seconds: StepSeconds, now: float) -> None:
+        """A step has ended."""
+        for phase in self._moving:
+            phase.end_s = now
+        self._moving.clear()
+        if not self._without_token:
+            return
+        start_s = now - seconds.total_s
+        for sequence, timeline in self._without_token.values():
+            timeline.step(sequence, max(start_s, timeline.phases[0].start_s), now, self._link_s)
+        for sequence in planned.recomputing:
+            if sequence.id in self._without_token:
+                self._without_token[sequence.id][1].recompute(
+                    start_s, now, seconds.recompute_s / len(planned.recomputing)
+                )
+        for sequence, epoch in planned.sampled:
+            if sequence.id in self._without_token and sequence.epoch == epoch:
+                self._without_token.pop(sequence.id)[1].first_token(sequence, now)
+
+    def finish(self, request_id: str) -> Timeline | None:
+        """End the timeline of a finished request; None if the request is not traced."""
+        self._without_token.pop(request_id, None)
+        timeline = self.open.pop(request_id, None)
+        if timeline is not None:
+            timeline.end()
+        return timeline

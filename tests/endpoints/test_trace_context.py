@@ -1,0 +1,142 @@
+"""The context of a trace goes on to the HTTP endpoints, models and MCP servers that answer a call, and to no other host."""
+
+import contextvars
+import json
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+
+from jinfercept.endpoints.background_loop import BackgroundLoop
+from jinfercept.endpoints.calls import TRACE_CONTEXT
+from jinfercept.endpoints.load import LoadedTools, load_tools
+from tests.support.tool_runner import until
+
+TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "vendor=opaque"}
+TOML = """
+[[tool]]
+kind = "http"
+name = "web"
+description = "asks"
+url = "http://127.0.0.1:PORT/answer"
+allow_hosts = ["127.0.0.1"]
+
+[[tool]]
+kind = "http"
+name = "abroad"
+description = "asks"
+url = "http://127.0.0.1:PORT/moved"
+allow_hosts = ["127.0.0.1", "localhost"]
+
+[[tool]]
+kind = "http"
+name = "own"
+description = "asks"
+url = "http://127.0.0.1:PORT/answer"
+allow_hosts = ["127.0.0.1"]
+headers = {traceparent = "of the table"}
+
+[[tool]]
+kind = "model"
+name = "model"
+description = "knows"
+model = "big"
+base_url = "http://127.0.0.1:PORT/v1"
+
+[[tool]]
+kind = "mcp"
+name = "shop"
+url = "http://127.0.0.1:MCP/mcp"
+timeout_s = 10
+"""
+
+
+class TracedSite(ThreadingHTTPServer):
+    """Answers as a page, as a model, or with a redirect to another name of its host; records the trace's headers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), TracedSiteHandler)
+        self.seen: list[dict[str, str]] = []
+
+
+class TracedSiteHandler(BaseHTTPRequestHandler):
+    server: TracedSite  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.seen.append({name: self.headers[name] for name in TRACE if name in self.headers})
+        answer = json.dumps({"choices": [{"message": {"content": "hello"}}]}).encode()
+        self.send_response(302 if self.path == "/moved" else 200)
+        if self.path == "/moved":
+            self.send_header("location", f"http://localhost:{self.server.server_address[1]}/answer")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def mcp_server(seen: list[dict[str, Any]]) -> Iterator[int]:
+    """An MCP server over HTTP with one tool, which records the metadata of its calls."""
+    shop = MCPServer("shop")
+
+    @shop.tool()
+    def price(ctx: Context) -> str:
+        """A price."""
+        seen.append(dict(ctx.request_context.meta or {}))
+        return "23"
+
+    server = uvicorn.Server(uvicorn.Config(shop.streamable_http_app(), port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join()
+
+
+def call(loaded: LoadedTools, loop: BackgroundLoop, name: str, trace: dict[str, str]) -> str:
+    """The result of a call within a trace."""
+    [tool] = [one.tool for one in loaded.tools if one.name == name]
+    assert tool is not None
+
+    def begin() -> Coroutine[Any, Any, str]:
+        TRACE_CONTEXT.set(trace)
+        return tool.function('{"question": "?"}' if name == "model" else "{}")  # pyright: ignore[reportReturnType]
+
+    return loop.submit(lambda: contextvars.copy_context().run(begin)).result(15)
+
+
+def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    with TracedSite() as site, mcp_server(asked) as port:
+        threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True).start()
+        file = tmp_path / "tools.toml"
+        file.write_text(TOML.replace("PORT", f"{site.server_address[1]}").replace("MCP", f"{port}"))
+        loop = BackgroundLoop()
+        with load_tools(file) as loaded:
+            for name, seen in (
+                ("web", [TRACE]),
+                ("abroad", [TRACE, {}]),
+                ("own", [TRACE | {"traceparent": "of the table"}]),
+                ("model", [TRACE]),
+            ):
+                site.seen.clear()
+                assert "hello" in call(loaded, loop, name, TRACE)
+                assert site.seen == seen
+            assert call(loaded, loop, "price", TRACE) == "23"
+            assert call(loaded, loop, "price", {}) == "23"
+            assert [{key: meta[key] for key in TRACE if key in meta} for meta in asked] == [TRACE, {}]
+        loop.close()
+        site.shutdown()
