@@ -8,7 +8,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.security import HTTPBearer
 
 from jinfercept import __version__
-from jinfercept.server import chat_completions, completions, health, inbox, messages, models, responses, tokens
+from jinfercept.server import (
+    chat_completions,
+    completions,
+    conversations,
+    health,
+    inbox,
+    messages,
+    models,
+    responses,
+    tokens,
+)
 from jinfercept.server.access_log import AccessLog
 from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
@@ -29,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
         yield
-        service.close_threads()
+        await service.close_all()
 
     app = FastAPI(
         title="jinfercept",
@@ -46,7 +56,8 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
-    guarded = [module.router for module in (chat_completions, completions, responses, messages, models, tokens, inbox)]
+    modules = chat_completions, completions, responses, conversations, messages, models, tokens, inbox
+    guarded = [module.router for module in modules]
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)
     if options.allowed_origins:

@@ -31,8 +31,8 @@ class FairThreadPool:
     """
 
     def __init__(self, max_waiting: int) -> None:
-        self._light = _Pool("light", num_threads=4, per_key=3, max_waiting=max_waiting)
-        self._heavy = _Pool("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
+        self._light = KeyedPool("light", num_threads=4, per_key=3, max_waiting=max_waiting)
+        self._heavy = KeyedPool("heavy", num_threads=2, per_key=1, max_waiting=max_waiting)
 
     async def run[T](self, key: str, num_bytes: int, work: Callable[[], T]) -> T:
         """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
@@ -64,7 +64,7 @@ class _Job:
 
 
 @final
-class _Pool:
+class KeyedPool:
     """Threads in which the keys take turns.
 
     Args:

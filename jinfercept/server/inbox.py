@@ -1,8 +1,10 @@
 """`/inbox`: lists, answers and declines calls that wait for a person. A key has its own calls, an operator's key all calls.
 
-The arguments of calls are shown.
+The arguments of calls are shown. With a database the calls of all its servers are listed; an answer to a call at another server
+reaches it at its next heartbeat.
 """
 
+import re
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,9 +17,12 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.protocol import Body, Text
 from jinfercept.server.service import service_of
+from jinfercept.server.state import inbox_rows
+from jinfercept.server.state.inbox_rows import TakenAnswer
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])
 
+_CALL_ID = re.compile(r"[0-9a-f]{12}")
 _CallId = Annotated[str, Field(max_length=64)]
 
 
@@ -58,9 +63,16 @@ class Taken(BaseModel):
 
 @router.get("/inbox")
 async def list_calls(request: Request) -> WaitingCalls:
-    """The waiting calls."""
-    calls = _inbox(request).pending(_watched(request))
-    return WaitingCalls(data=[WaitingCall.model_validate(asdict(pending)) for pending in calls])
+    """The waiting calls, of all servers that share a database."""
+    calls = [asdict(pending) for pending in _inbox(request).pending(_watched(request))]
+    service, watched = service_of(request), _watched(request)
+    if service.database.outlives:
+        owner = request.scope["jinfercept.key"]
+        calls += await service.database.run(
+            owner, lambda session: inbox_rows.other_calls(session, service.server, watched), only_reads=True
+        )
+        calls.sort(key=lambda call: call["asked_at"])
+    return WaitingCalls(data=[WaitingCall.model_validate(call) for call in calls])
 
 
 @router.post("/inbox/{call_id}/answer")
@@ -70,18 +82,32 @@ async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
     try:
         _inbox(request).answer(call_id, body.text, _watched(request))
     except RequestError as error:
-        raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
+        await _leave(request, TakenAnswer(call_id, body.text, is_declined=False), error)
     return Taken(id=call_id)
 
 
 @router.post("/inbox/{call_id}/decline")
 async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> Taken:
     """Give a call the result that it is declined."""
+    why = body.why if body else ""
     try:
-        _inbox(request).decline(call_id, body.why if body else "", _watched(request))
+        _inbox(request).decline(call_id, why, _watched(request))
     except RequestError as error:
-        raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
+        await _leave(request, TakenAnswer(call_id, why, is_declined=True), error)
     return Taken(id=call_id)
+
+
+async def _leave(request: Request, answer: TakenAnswer, error: RequestError) -> None:
+    """Leave an answer for the server at which a call waits. Raises 404 if it waits at none."""
+    service, watched = service_of(request), _watched(request)
+    left = service.database.outlives and _CALL_ID.fullmatch(answer.id)
+    if left:
+        left = await service.database.run(
+            request.scope["jinfercept.key"],
+            lambda session: inbox_rows.leave_answer(session, service.server, watched, answer),
+        )
+    if not left:
+        raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
 
 
 def _watched(request: Request) -> str | None:

@@ -14,6 +14,7 @@ from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.tracing.choice import TracesChoice, traces_choice
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
+STATE_VARIABLE = "JINFERCEPT_STATE_URL"
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,34 @@ class ServerOptions:
         1024,
         "requests that may wait for their turn, each prompt and each of its n answers counted; more are answered 429",
     )
+    state_url: str | None = option(
+        None,
+        "database of responses and conversations that outlive the server: a path or sqlite:///PATH, or "
+        f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
+    )
+    state_timeout: float = option(
+        5.0, "seconds after which a request that the database does not answer is answered 503"
+    )
+    state_heartbeat: float = option(
+        2.0, "seconds between heartbeats in the database; after five missed ones a server is lost to the others"
+    )
+    max_state_bytes: int = option(
+        2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest"
+    )
+    max_state_bytes_per_key: int | None = option(
+        None, "bytes that are stored in the database for one key; default: all"
+    )
     response_ttl: float = option(
-        86400.0, "seconds for which a response is stored, so that requests can name it as their previous one"
+        86400.0,
+        "seconds for which a response is stored, so that requests can name it as their previous one, and a conversation "
+        "since its last change",
     )
     max_stored_responses: int = option(
-        4096, "responses that are stored; beyond it the key that holds the most loses its oldest"
+        4096, "responses that are held in memory; beyond it the key that holds the most loses its oldest"
     )
-    max_stored_responses_per_key: int | None = option(None, "responses that are stored for one key; default: all")
+    max_stored_responses_per_key: int | None = option(
+        None, "responses that are held in memory for one key; default: all"
+    )
     max_background_responses: int = option(128, "background responses of one key at a time; more are answered 429")
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
     body_timeout: float = option(60.0, "seconds until the body of a request has to be there")
@@ -116,6 +138,10 @@ class ServerOptions:
             ("max_body_size", 1),
             ("max_prompt_chars", 1),
             ("max_queue_len", 1),
+            ("state_timeout", 0.1),
+            ("state_heartbeat", 0.05),
+            ("max_state_bytes", 0),
+            ("max_state_bytes_per_key", 0),
             ("response_ttl", 0),
             ("max_stored_responses", 0),
             ("max_stored_responses_per_key", 0),
@@ -161,6 +187,10 @@ class ServerOptions:
                 fix=f"such as {','.join(DELIMITERS)}",
             )
         return found
+
+    def database_url(self) -> str | None:
+        """URL or path of the database of the stored state: of the flag, or else of the environment; None: in memory."""
+        return self.state_url or os.environ.get(STATE_VARIABLE) or None
 
     def template(self) -> str | None:
         """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""

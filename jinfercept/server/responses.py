@@ -1,9 +1,8 @@
 """`/v1/responses`: responses that are stored, continue one another, and may be generated in the background."""
 
-import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -20,15 +19,16 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.logprobs import chat_logprobs
 from jinfercept.server.responses_chat import check_supported, make_response_chat, wants_logprobs
-from jinfercept.server.responses_items import check_length, messages_of, read_items, references
+from jinfercept.server.responses_items import Item, check_length, messages_of, read_items, references
 from jinfercept.server.responses_objects import DeletedResponse, ItemList, ResponseObject
 from jinfercept.server.responses_protocol import ResponsesBody
-from jinfercept.server.responses_run import BackgroundRun, reply, write, written
+from jinfercept.server.responses_run import BackgroundRun, Generation, reply, write, written
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service, service_of
 from jinfercept.server.session_hints import read_hints
 from jinfercept.server.sse import EventStream
+from jinfercept.server.state.conversation_rows import ConversationTurn
 from jinfercept.server.stored_response import StoredResponse, measured
 from jinfercept.server.unsupported_fields import check_extras
 from jinfercept.server.usage import UsageCount
@@ -49,43 +49,71 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
     check_supported(body)
-    owner = _owner(request)
-    previous = _previous(service, body.previous_response_id, owner)
+    owner, responses = _owner(request), service.responses
+    previous = await _previous(service, body.previous_response_id, owner)
     check_length(body.input, previous.num_items if previous else 0)
-    referred = service.responses.items(references(body.input), owner, _now())
+    referred = await responses.items(references(body.input), owner) if references(body.input) else {}
     if body.background:
-        service.responses.check_background(owner)
-    hints = replace(read_hints(body, request), follows=body.previous_response_id)
+        responses.check_background(owner)
     name = f"resp_{uuid.uuid4().hex}"
+    number = 1 if isinstance(body.input, str) else len(body.input)
+    turn = await responses.begin_turn(body.conversation_id, owner, name, number) if body.conversation_id else None
+    try:
+        generation = await _begun(service, body, request, model, name, previous, turn, referred)
+    except BaseException:
+        responses.abandon(name)
+        raise
+    if (run := generation.stored.background) is not None:
+        return EventStream(run.follow(0)) if body.stream else reply(generation.stored.response)
+    if body.stream:
+        return EventStream(write(generation), generation.close)
+    await unless_disconnected(request, written(generation))
+    return reply(generation.stored.response)
+
+
+async def _begun(
+    service: Service,
+    body: ResponsesBody,
+    request: Request,
+    model: str,
+    name: str,
+    previous: StoredResponse | None,
+    turn: ConversationTurn | None,
+    referred: Mapping[str, Item],
+) -> Generation:
+    """Begin the response of a body: prepare its request, store it, submit it.
+
+    Args:
+        name: id of the response.
+        previous, turn: what it continues.
+        referred: the items to which the body refers, by id.
+    """
+    owner, responses = _owner(request), service.responses
+    follows = turn.last_response_id if turn else body.previous_response_id
+    hints = replace(read_hints(body, request), follows=follows)
 
     def make() -> tuple[Chats, ServerToolCalls, StoredResponse]:
-        before = previous.conversation if previous else []
+        before = turn.items if turn else previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
         chats, tool_calls = make_response_chat(service, body, messages, hints, name)
-        response = _begun(name, model, body, service.llm.get_default_sampling_params())
+        response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         num_bytes = 0 if body.store is False else measured(asked, response)
         return chats, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
     chats, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
+    await responses.begin(stored)
     if body.background:
-        service.responses.check_background(owner)  # other requests may have begun meanwhile
-    response = stored.response
+        responses.check_background(owner)  # other requests may have begun meanwhile
     usage = UsageCount(chats.requests, request.scope[DETAILS])
-    writer = ResponseWriter(response, usage, tool_calls, _logprobs(service, body))
-    stream = service.submit(*chats)
+    writer = ResponseWriter(stored.response, usage, tool_calls, _logprobs(service, body))
+    generation = Generation(service, service.submit(*chats), writer, stored)
     request.scope[DETAILS]["id"] = name
-    run = BackgroundRun(service, stream, writer, replayable=bool(body.stream)) if body.background else None
-    if body.store is not False:
-        stored.background = run
-        service.responses.add(stored, _now())
-    if run is not None:
-        return EventStream(run.follow(0)) if body.stream else reply(response)
-    if body.stream:
-        return EventStream(write(service, stream, writer), lambda: service.close(stream))
-    await unless_disconnected(request, written(service, stream, writer))
-    return reply(response)
+    if body.background:
+        stored.background = BackgroundRun(generation, replayable=bool(body.stream))
+    responses.start(stored)
+    return generation
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -96,7 +124,7 @@ async def get_response(
     starting_after: Annotated[int | None, Query(ge=0)] = None,
 ) -> Response:
     """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
-    stored = _stored(request, response_id)
+    stored = await _stored(request, response_id)
     if not stream:
         return reply(stored.response)
     if stored.background is None:
@@ -108,7 +136,7 @@ async def get_response(
 async def delete_response(response_id: str, request: Request) -> Response:
     """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
-    stored = service.responses.delete(response_id, _owner(request), _now())
+    stored = await service.responses.delete(response_id, _owner(request))
     if stored.background is not None and stored.is_open:
         await stored.background.cancel()
     service.llm.engine.release(response_id)
@@ -118,11 +146,12 @@ async def delete_response(response_id: str, request: Request) -> Response:
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
 async def cancel_response(response_id: str, request: Request) -> Response:
     """Cancel a response in the background. A response that has ended is unchanged."""
-    stored = _stored(request, response_id)
+    stored = await _stored(request, response_id)
     if stored.background is None:
         raise ApiError.bad("only a response in the background can be cancelled: close the connection of another one")
     if stored.is_open:
         await stored.background.cancel()
+        stored = await _stored(request, response_id)
     return reply(stored.response)
 
 
@@ -138,8 +167,9 @@ async def list_input_items(
 
     A page has fewer items than `limit` if they are long.
     """
-    stored = _stored(request, response_id)
-    return await service_of(request).prepare(request, lambda: _page(stored, limit, order, after))
+    service = service_of(request)
+    stored = await service.responses.load(response_id, _owner(request))
+    return await service.prepare(request, lambda: _page(stored, limit, order, after))
 
 
 def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> Response:
@@ -163,21 +193,25 @@ def _page(stored: StoredResponse, limit: int, order: str, after: str | None) -> 
     return Response(head[:-1] + b',"data":[' + b",".join(shown) + b"]}", media_type="application/json")
 
 
-def _stored(request: Request, response_id: str) -> StoredResponse:
-    return service_of(request).responses.get(response_id, _owner(request), _now())
+async def _stored(request: Request, response_id: str) -> StoredResponse:
+    return await service_of(request).responses.find(response_id, _owner(request))
 
 
-def _previous(service: Service, previous_id: str | None, owner: str) -> StoredResponse | None:
+async def _previous(service: Service, previous_id: str | None, owner: str) -> StoredResponse | None:
     """The response that a body continues. Raises 404 and 400."""
     if previous_id is None:
         return None
     field = "previous_response_id"
     try:
-        previous = service.responses.get(previous_id, owner, _now())
+        previous = await service.responses.load(previous_id, owner)
     except ApiError as error:
+        if error.status_code != 404:
+            raise
         raise ApiError(404, error.detail, param=field, code="previous_response_not_found") from error
     if previous.response["status"] not in _ANSWERED:
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
+    if (conversation := previous.response.get("conversation")) is not None:
+        raise ApiError.bad(f"it is a turn of a conversation: send conversation {conversation['id']!r} instead", field)
     return previous
 
 
@@ -187,7 +221,7 @@ def _num_tokens(previous: StoredResponse | None) -> int:
     return usage["total_tokens"] if usage else 0
 
 
-def _begun(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
+def _new_response(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
     """The object of a response before any output.
 
     Args:
@@ -210,6 +244,7 @@ def _begun(name: str, model: str, body: ResponsesBody, defaults: SamplingParams)
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "conversation": {"id": body.conversation_id} if body.conversation_id else None,
         "reasoning": {
             "effort": reasoning.effort if reasoning else None,
             "summary": reasoning.summary if reasoning else None,
@@ -254,7 +289,3 @@ def _logprobs(service: Service, body: ResponsesBody) -> Any:
 
 def _owner(request: Request) -> str:
     return request.scope["jinfercept.key"]
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

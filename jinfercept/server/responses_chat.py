@@ -1,5 +1,6 @@
 """Converts a body of `/v1/responses` to one of `/v1/chat/completions`, of which the requests are made."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.chat.chats import Chats
@@ -32,7 +33,7 @@ _FIELDS = {
 """Fields of `/v1/responses` by the chat's field with the same meaning."""
 _REPORTS = 5
 """Events that carry the log probabilities of a token: its own, and the ends of its text, part, item and response."""
-_UNSUPPORTED = ("conversation", "prompt", "context_management")
+_UNSUPPORTED = ("prompt", "context_management")
 """Fields of OpenAI's protocol that are not supported."""
 _METADATA_LIMITS = (16, 64, 512)
 """Maximum pairs, characters of a name, characters of a value."""
@@ -50,8 +51,14 @@ def check_supported(body: ResponsesBody) -> None:
         raise ApiError.bad("nothing of a conversation is left out here", "truncation", "unsupported_value")
     if body.background and body.store is False:
         raise ApiError.bad("a response in the background has to be stored", "background")
+    if body.conversation is not None and body.previous_response_id is not None:
+        raise ApiError.bad("give either conversation or previous_response_id", "conversation")
+    check_metadata(body.metadata or {})
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raise 400 for metadata beyond OpenAI's limits."""
     pairs, name_length, value_length = _METADATA_LIMITS
-    metadata = body.metadata or {}
     fits = len(metadata) <= pairs and all(
         len(name) <= name_length and isinstance(value, str) and len(value) <= value_length
         for name, value in metadata.items()

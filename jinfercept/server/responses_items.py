@@ -71,13 +71,20 @@ def references(given: str | Sequence[InputItem]) -> set[str]:
     return set() if isinstance(given, str) else {one.id for one in given if isinstance(one, ItemReference)}
 
 
-def read_items(given: str | Sequence[InputItem], before: Iterable[Item], referred: Mapping[str, Item]) -> list[Item]:
+def read_items(
+    given: str | Sequence[InputItem],
+    before: Iterable[Item],
+    referred: Mapping[str, Item],
+    *,
+    check_calls: bool = True,
+) -> list[Item]:
     """The stored items of a body. Slow: a body may have half a million parts.
 
     Args:
         given: the body's `input`.
         before: the conversation that it continues.
         referred: items of stored responses by the ids of `references`.
+        check_calls: whether each result needs its call before it.
 
     Raises:
         ApiError: 400 for a result without its call.
@@ -90,7 +97,7 @@ def read_items(given: str | Sequence[InputItem], before: Iterable[Item], referre
         item = referred[one.id] if isinstance(one, ItemReference) else _stored(one)
         if item["type"] == "function_call":
             called.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in called:
+        elif check_calls and item["type"] == "function_call_output" and item["call_id"] not in called:
             raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
         items.append(item)
     return items

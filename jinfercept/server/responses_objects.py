@@ -35,6 +35,12 @@ class ResponseFailure(BaseModel):
     message: str
 
 
+class ConversationId(BaseModel):
+    """The conversation that a response is a turn of."""
+
+    id: str
+
+
 class ResponseObject(BaseModel):
     """A response in its current state; with `stream` it comes in typed server-sent events."""
 
@@ -53,6 +59,7 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: ConversationId | None = None
     reasoning: dict[str, Any]
     store: bool
     temperature: float

@@ -182,12 +182,19 @@ class ReasoningSettings(Body):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class ConversationReference(Body):
+    """`conversation` of a body."""
+
+    id: _ID
+
+
 class ResponsesBody(SamplingBody):
     """Input, the response that it continues, and the parameters of the answer."""
 
     input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
     instructions: Text | None = None
     previous_response_id: _ID | None = None
+    conversation: _ID | ConversationReference | None = None
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -200,3 +207,9 @@ class ResponsesBody(SamplingBody):
     include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation that the response is a turn of."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationReference) else given

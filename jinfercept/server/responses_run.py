@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.service import Service
 from jinfercept.server.sse import encode_event, encode_long_event
+from jinfercept.server.stored_response import StoredResponse
 from jinfercept.server.tracing.current import TRACE
 
 _ABORT_S = 1.0
@@ -29,47 +31,75 @@ _MOST_JOINED = 256
 log = logging.getLogger(__name__)
 
 
-async def write(service: Service, stream: AsyncStream, writer: ResponseWriter) -> AsyncGenerator[bytes]:
-    """Server-sent events of a response; the last one is final after errors too. If the generator is closed early, the
-    response is aborted.
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A response and what generates it.
 
-    Args:
+    Attributes:
         stream: events of the request, with its chat reader.
         writer: of the response.
+        stored: the response, with its input.
     """
+
+    service: Service
+    stream: AsyncStream
+    writer: ResponseWriter
+    stored: StoredResponse
+
+    async def close(self) -> None:
+        """Abort the response if it has not ended, and settle it."""
+        try:
+            await self.service.close(self.stream)
+        finally:  # closing may be cancelled
+            self.writer.cancel()
+            for _ in self.writer.fail(ApiError(499, "the client has gone")):
+                pass
+            self.service.responses.end(self.stored)
+
+
+async def write(generation: Generation) -> AsyncGenerator[bytes]:
+    """Server-sent events of a response; the last one is final after errors too. If the generator is closed early, the
+    response is aborted. What is to be stored is stored before the last event.
+    """
+    writer = generation.writer
     try:
         for shown in writer.begin():
             yield await _event(writer, shown)
         try:
-            async for event in stream:
+            async for event in generation.stream:
                 if isinstance(event, Finished):
                     event = await writer.settled(event)
                 for shown in writer.take(event):
-                    yield await _event(writer, shown)
+                    yield await _stored_event(generation, shown)
         except EngineError as error:
             for shown in writer.fail(ApiError.failed(error)):
-                yield await _event(writer, shown)
+                yield await _stored_event(generation, shown)
         except Exception as error:
             log.exception("a response failed")
             for shown in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
-                yield await _event(writer, shown)
+                yield await _stored_event(generation, shown)
     finally:
+        await generation.close()
+
+
+async def _stored_event(generation: Generation, event: Mapping[str, Any]) -> bytes:
+    """An encoded event; of a final response, once that is stored."""
+    writer = generation.writer
+    if writer.response["completed_at"] is not None:
         try:
-            await service.close(stream)
-        finally:  # closing may be cancelled
-            writer.cancel()
-            for _ in writer.fail(ApiError(499, "the client has gone")):
-                pass
-            service.responses.settle(writer.response["id"])
+            await generation.service.responses.finish(generation.stored)
+        except ApiError as error:
+            event = writer.unsaved(error, {**event})
+    return await _event(writer, event)
 
 
-async def written(service: Service, stream: AsyncStream, writer: ResponseWriter) -> None:
+async def written(generation: Generation) -> None:
     """Generate a response to its end.
 
     Raises:
         ApiError: the response failed.
     """
-    events = write(service, stream, writer)
+    writer, events = generation.writer, write(generation)
     try:
         async for _ in events:
             pass
@@ -115,21 +145,21 @@ class BackgroundRun:
         replayable: whether its events are stored for `follow`.
     """
 
-    def __init__(self, service: Service, stream: AsyncStream, writer: ResponseWriter, replayable: bool) -> None:
-        self._service = service
-        self._running: tuple[AsyncStream, ResponseWriter] | None = (stream, writer)  # until the response ends
+    def __init__(self, generation: Generation, replayable: bool) -> None:
+        self._service = generation.service
+        self._running: Generation | None = generation  # until the response ends
         self._replayable, self._events = replayable, list[bytes]()
         self._changed = asyncio.Event()
         if (trace := TRACE.get()) is not None:
             trace.hold()
-        self._task = asyncio.ensure_future(self._run(stream, writer))
+        self._task = asyncio.ensure_future(self._run(generation))
 
-    async def _run(self, stream: AsyncStream, writer: ResponseWriter) -> None:
+    async def _run(self, generation: Generation) -> None:
         self._service.request_started()
         try:
-            async for event in write(self._service, stream, writer):
+            async for event in write(generation):
                 if self._replayable:
-                    self._store(writer.response["id"], event)
+                    self._store(generation.stored.name, event)
         finally:
             self._service.request_ended()
             self._running = None
@@ -150,9 +180,8 @@ class BackgroundRun:
 
     async def cancel(self) -> None:
         if self._running is not None:
-            stream, writer = self._running
-            writer.cancel()
-            stream.abort()
+            self._running.writer.cancel()
+            self._running.stream.abort()
         await asyncio.wait((self._task,), timeout=_ABORT_S)
         self._task.cancel()  # it may still run calls of the server's tools
         await asyncio.wait((self._task,))

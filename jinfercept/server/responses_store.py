@@ -1,4 +1,4 @@
-"""Stored responses, in memory: with an expiry, found only with their own key, and evicted fairly between keys (`Quota`)."""
+"""Stored responses in memory: with an expiry, found only with their own key, and evicted fairly between keys (`Quota`)."""
 
 from collections.abc import Collection, Sequence
 from itertools import takewhile
@@ -7,10 +7,10 @@ from typing import final
 from jinfercept.quota import Quota
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_items import Item
+from jinfercept.server.state.response_rows import too_many_background
 from jinfercept.server.stored_response import StoredResponse, measured
 
 MOST_BYTES = 2**29
-_RETRY_S = 1
 
 
 @final
@@ -55,13 +55,7 @@ class ResponseStore:
         """Raise 429 if an owner has the maximum of responses in the background."""
         running = sum(one.is_open and one.is_pinned for one in self._open.get(owner, {}).values())
         if running >= self._most_background:
-            raise ApiError(
-                429,
-                f"{running} responses of this key are in the background, {self._most_background} may be",
-                param="background",
-                code="too_many_background_responses",
-                headers={"Retry-After": f"{_RETRY_S}"},
-            )
+            raise too_many_background(running, self._most_background)
 
     def add(self, stored: StoredResponse, now: float) -> None:
         """Store a new response. A response in the background is not evicted before it ends."""
@@ -76,6 +70,28 @@ class ResponseStore:
         self._index(stored, stored.asked)
         self._hold(stored)
         self._shrink(stored.owner)
+
+    def restore(self, stored: StoredResponse, now: float) -> None:
+        """Hold a final response that is stored elsewhere; its expiry is set."""
+        if stored.name in self._stored:
+            self._drop(self._stored[stored.name])
+        stored.is_settled = True
+        self._stored[stored.name] = stored
+        self._quota.add(stored.owner, stored.name)
+        self._index(stored, stored.asked)
+        self._index_output(stored)
+        self._hold(stored)
+        self._shrink(stored.owner)
+
+    def held(self, response_id: str, owner: str) -> StoredResponse | None:
+        """A response of an owner, expired or not; None if it is not held."""
+        stored = self._stored.get(response_id)
+        return stored if stored is not None and stored.owner == owner else None
+
+    def discard(self, response_id: str) -> None:
+        """Hold a response no more."""
+        if (stored := self._stored.get(response_id)) is not None:
+            self._drop(stored)
 
     def charge(self, response_id: str, num_bytes: int) -> bool:
         """Count bytes of stored events; False, and not counted, if the quota of the owner has no room for them.
@@ -102,23 +118,18 @@ class ResponseStore:
     def get(self, response_id: str, owner: str, now: float) -> StoredResponse:
         """A response of an owner. Raises 404."""
         self._expire(now)
-        stored = self._stored.get(response_id)
-        if stored is None or stored.owner != owner:
-            raise ApiError(404, f"there is no response {response_id[:200]!r}", code="response_not_found")
+        stored = self.held(response_id, owner)
+        if stored is None:
+            raise no_response(response_id)
         return stored
 
     def items(self, item_ids: Collection[str], owner: str, now: float) -> dict[str, Item]:
-        """Items of an owner's responses by their ids, the oldest one of each id. Raises 404."""
+        """Items of an owner's responses by their ids, the oldest one of each id; unknown ids are left out."""
         self._expire(now)
         if item_ids:
             self._index_open(owner)
-        found: dict[str, Item] = {}
-        for item_id in item_ids:
-            known = self._items.get((owner, item_id))
-            if known is None:
-                raise ApiError(404, f"there is no item {item_id[:200]!r}", param="input", code="item_not_found")
-            found[item_id] = next(iter(known.values()))
-        return found
+        found = {item_id: known for item_id in item_ids if (known := self._items.get((owner, item_id)))}
+        return {item_id: next(iter(known.values())) for item_id, known in found.items()}
 
     def delete(self, response_id: str, owner: str, now: float) -> StoredResponse:
         """Delete a response of an owner. Raises 404."""
@@ -201,3 +212,8 @@ class ResponseStore:
                 return
             self._quota.charge(one.owner, -one.num_bytes)
             one = one.previous
+
+
+def no_response(response_id: str) -> ApiError:
+    """Status 404, for a response that is not stored, or not for this key."""
+    return ApiError(404, f"there is no response {response_id[:200]!r}", code="response_not_found")

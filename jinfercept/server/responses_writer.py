@@ -133,6 +133,13 @@ class ResponseWriter:
             self.response["error"] = {"code": "server_error", "message": error.detail}
             yield self._last("failed", "response.failed")
 
+    def unsaved(self, error: ApiError, last: dict[str, Any]) -> dict[str, Any]:
+        """The last event of a final response that could not be stored, in place of `last`: it has failed."""
+        self.error = error
+        self.response["error"] = {"code": error.code or "server_error", "message": error.detail}
+        self.response |= {"status": "failed", "incomplete_details": None}
+        return last | {"type": "response.failed"}
+
     async def settled(self, event: Finished) -> Finished:
         """The last event of the request, once the server's calls of the last turn are run."""
         return replace(event, output=await self._tool_calls.settled(event.output))

@@ -31,8 +31,12 @@ from jinfercept.server.heap import trim_heap
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.pending_calls import PendingCalls
-from jinfercept.server.responses_store import ResponseStore
+from jinfercept.server.responses_repository import ResponseRepository
+from jinfercept.server.responses_store import MOST_BYTES, ResponseStore
 from jinfercept.server.server_tools import ServerTools
+from jinfercept.server.state.database import StateDatabase
+from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.server.state_upkeep import StateUpkeep, new_server
 from jinfercept.server.tool_history import ToolHistory
 from jinfercept.server.tracing.current import TRACE
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -59,6 +63,7 @@ class Service:
         model: path or name of the model on the command line.
         options: of the server.
         tools: that the server runs; their owner closes them.
+        database: of the stored state, closed with the service; None: the one of the options.
 
     Attributes:
         root: path or name of the model.
@@ -68,6 +73,8 @@ class Service:
         keys: the API keys.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
+        database: of the stored state.
+        server: this server in the database.
         responses: the stored responses.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
@@ -75,7 +82,14 @@ class Service:
         tracing: traces of requests; None: there are none.
     """
 
-    def __init__(self, llm: LLM, model: str | Path, options: ServerOptions, tools: ServerTools | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        model: str | Path,
+        options: ServerOptions,
+        tools: ServerTools | None = None,
+        database: StateDatabase | None = None,
+    ) -> None:
         self.llm, self.options = llm, options
         self.tools = tools or ServerTools()
         self.inbox: Inbox | None = self.tools.inbox
@@ -87,11 +101,29 @@ class Service:
         self.chat_template = options.template()
         self.ignored: set[str] = set()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
-        self.responses = ResponseStore(
-            options.response_ttl,
-            options.max_stored_responses,
-            most_of_owner=options.max_stored_responses_per_key,
+        self.database = database or StateDatabase(options.database_url(), options.state_timeout)
+        self.server = new_server(options.state_heartbeat)
+        self.responses = ResponseRepository(
+            ResponseStore(
+                options.response_ttl,
+                options.max_stored_responses,
+                most_of_owner=options.max_stored_responses_per_key,
+                most_background=options.max_background_responses,
+            ),
+            self.database,
+            self.server,
+            ttl_s=options.response_ttl,
             most_background=options.max_background_responses,
+            poll_s=options.state_heartbeat / 2,
+        )
+        most_bytes = options.max_state_bytes if self.database.outlives else min(options.max_state_bytes, MOST_BYTES)
+        self._upkeep = StateUpkeep(
+            self.database,
+            self.server,
+            self.responses,
+            lambda: self.inbox,
+            StateLimits(most_bytes, options.max_state_bytes_per_key),
+            options.state_heartbeat,
         )
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self.tracing: Tracing | None = None
@@ -123,7 +155,8 @@ class Service:
                 ) from error
 
     async def warm_up(self) -> None:
-        """Load what the first request would wait for: lazy imports, and the vocabulary of grammars."""
+        """Load what the first request would wait for, lazy imports and the vocabulary of grammars, and begin heartbeats."""
+        self._upkeep.start()
         await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
@@ -310,11 +343,14 @@ class Service:
         for stream in list(self._streams):
             stream.abort()
 
-    def close_threads(self) -> None:
-        """End the preparation threads, and export the last traces."""
+    async def close_all(self) -> None:
+        """Store the ends of responses, export the last traces, and end all threads."""
         self._threads.close()
         if self.tracing is not None:
             self.tracing.close()
+        await self.responses.close(self.options.state_timeout)
+        await self._upkeep.stop(self.options.state_timeout)
+        self.database.close()
 
 
 def service_of(request: HttpRequest) -> Service:

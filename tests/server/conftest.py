@@ -1,11 +1,13 @@
 """A server for all tests of this folder, with a model whose output each test writes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, running
+from tests.support.postgres import Postgres, postgres
 from tests.support.scripted_model import Make, Scripted
 from tests.support.tool_server import shop
 
@@ -47,3 +49,18 @@ def server(scripted: Scripted, _shop: Running) -> Iterator[Running]:
     """A server with tools of its own (`shopkeeper`); afterwards its engine has to be idle."""
     yield _shop
     _shop.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    with postgres() as one:
+        yield one
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def state_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database for stored state; tests share PostgreSQL's tables."""
+    if request.param == "sqlite":
+        return str(tmp_path / "state.db")
+    server: Postgres = request.getfixturevalue("postgres_server")
+    return server.url

@@ -184,7 +184,7 @@ def test_what_a_drain_gives_up_ends_as_failed(scripted: Scripted) -> None:
         store = server.service.responses
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
     assert "gave the request up" in last.response.error.message
-    assert [store.get(one, "", 0.0).response["status"] for one in (name, begun.id)] == ["failed", "failed"]
+    assert [store._cache.get(one, "", 0.0).response["status"] for one in (name, begun.id)] == ["failed", "failed"]
     assert not engine_state(scripted.llm).has_work
 
 

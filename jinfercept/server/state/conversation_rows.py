@@ -1,0 +1,300 @@
+"""Rows of conversations and their items, found with their owner only. One response at a time is generated in a conversation."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_items import Item
+from jinfercept.server.responses_protocol import MAX_ITEMS
+from jinfercept.server.state.queries import (
+    ITEM_BYTES,
+    ROW_BYTES,
+    ServerClock,
+    check_loaded,
+    clock,
+    document,
+    insert_new,
+    is_live,
+    item_rows,
+)
+from jinfercept.server.state.tables import ConversationItemRow, ConversationRow, digest
+
+_CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
+_PAGE_BYTES = 2**24
+"""Bytes of items after which a page ends, whatever its limit."""
+
+
+class StoredConversation(NamedTuple):
+    """A conversation without its items; `created_at` in seconds since 1970."""
+
+    id: str
+    created_at: float
+    metadata: dict[str, str]
+
+
+class ConversationTurn(NamedTuple):
+    """What a response needs that is generated in a conversation.
+
+    Attributes:
+        conversation_id: of the conversation.
+        items: of the conversation before the turn.
+        last_response_id: the last response of the conversation.
+    """
+
+    conversation_id: str
+    items: list[Item]
+    last_response_id: str | None
+
+
+class ItemPage(NamedTuple):
+    """A page of items, and whether more follow."""
+
+    items: list[Item]
+    has_more: bool
+
+
+def create_conversation(
+    session: Session, conversation: StoredConversation, owner: str, items: Sequence[Item], ttl_s: float
+) -> int:
+    """Insert a conversation; returns its counted bytes."""
+    now, (about, about_bytes) = clock(session), document(conversation.metadata)
+    row = {
+        "id": conversation.id,
+        "owner": owner,
+        "created_at": conversation.created_at,
+        "changed_at": now,
+        "expires_at": now + ttl_s,
+        "num_items": 0,
+        "num_bytes": ROW_BYTES + about_bytes,
+        "next_place": 0,
+        "about": about,
+    }
+    insert_new(session, ConversationRow, [row])
+    return row["num_bytes"] + add_items(session, conversation.id, owner, items, write=conversation.id, ttl_s=ttl_s)
+
+
+def read_conversation(session: Session, conversation_id: str, owner: str) -> StoredConversation:
+    """A conversation of an owner. Raises 404."""
+    row = _row(session, conversation_id, owner)
+    return StoredConversation(row.id, row.created_at, json.loads(row.about))
+
+
+def change_metadata(
+    session: Session, conversation_id: str, owner: str, metadata: dict[str, str], ttl_s: float
+) -> StoredConversation:
+    """The conversation with new metadata. Raises 404."""
+    row, now, (about, about_bytes) = (
+        _row(session, conversation_id, owner, lock=True),
+        clock(session),
+        document(metadata),
+    )
+    changed = {"about": about, "changed_at": now, "expires_at": now + ttl_s}
+    num_bytes = row.num_bytes + about_bytes - len(row.about.encode())
+    session.execute(update(ConversationRow).where(ConversationRow.id == row.id).values(num_bytes=num_bytes, **changed))
+    return StoredConversation(row.id, row.created_at, metadata)
+
+
+def delete_conversation(session: Session, conversation_id: str, owner: str) -> None:
+    """Delete a conversation and its items; its responses remain. Deleting it twice has the effect of once."""
+    if _CONVERSATION_ID.fullmatch(conversation_id):
+        mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+        session.execute(delete(ConversationRow).where(*mine))
+
+
+def add_items(
+    session: Session, conversation_id: str, owner: str, items: Sequence[Item], *, write: str, ttl_s: float
+) -> int:
+    """Add items to a conversation; returns their counted bytes.
+
+    Args:
+        write: unique name of this change.
+
+    Raises:
+        ApiError: 404; 409 while a response is generated in it; 400 if it would have too many items.
+    """
+    row = _row(session, conversation_id, owner, lock=True)
+    if row.last_write == write:
+        return 0  # an earlier attempt was committed
+    if row.turn_id is not None:
+        raise conversation_locked()
+    _check_length(row.num_items, len(items), "items")
+    return _append(session, row, items, ttl_s, {"last_write": write})
+
+
+def list_items(
+    session: Session, conversation_id: str, owner: str, *, limit: int, descending: bool, after: str | None
+) -> ItemPage:
+    """A page of items. It has fewer than `limit` if they are long.
+
+    Args:
+        after: id of the item before the page; None: the page is the first one.
+
+    Raises:
+        ApiError: 404 for the conversation, 400 for `after`.
+    """
+    row = _row(session, conversation_id, owner)
+    place, order = ConversationItemRow.place, ConversationItemRow.place.desc()
+    wanted: list[ColumnElement[bool]] = [ConversationItemRow.conversation_id == row.id]
+    if after is not None:
+        at = session.scalar(select(func.max(place)).where(*wanted, ConversationItemRow.item == digest(after)))
+        if at is None:
+            raise ApiError.bad(f"there is no item {after[:200]!r} in this list", "after")
+        wanted.append(place < at if descending else place > at)
+    sizes = session.execute(
+        select(place, ConversationItemRow.num_bytes)
+        .where(*wanted)
+        .order_by(order if descending else place)
+        .limit(limit + 1)
+    ).all()
+    shown: list[int] = []
+    num_bytes = 0
+    for one, size in sizes[:limit]:
+        if num_bytes < _PAGE_BYTES:
+            shown.append(one)
+            num_bytes += size
+    columns = select(place, ConversationItemRow.body).where(wanted[0], place.in_(shown))
+    bodies = dict(session.execute(columns).tuples().all())
+    return ItemPage([json.loads(bodies[one]) for one in shown if one in bodies], len(sizes) > len(shown))
+
+
+def read_item(session: Session, conversation_id: str, owner: str, item_id: str) -> Item:
+    """An item of a conversation. Raises 404."""
+    row = _row(session, conversation_id, owner)
+    mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
+    body = session.scalar(select(ConversationItemRow.body).where(*mine).order_by(ConversationItemRow.place).limit(1))
+    if body is None:
+        raise _no_item(item_id)
+    return json.loads(body)
+
+
+def delete_item(session: Session, conversation_id: str, owner: str, item_id: str, ttl_s: float) -> StoredConversation:
+    """Delete the items of an id; returns the conversation. Deleting twice has the effect of once.
+
+    Raises:
+        ApiError: 404 for the conversation; 409 while a response is generated in it.
+    """
+    row, now = _row(session, conversation_id, owner, lock=True), clock(session)
+    if row.turn_id is not None:
+        raise conversation_locked()
+    mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
+    sizes = list(session.scalars(select(ConversationItemRow.num_bytes).where(*mine)))
+    session.execute(delete(ConversationItemRow).where(*mine))
+    session.execute(
+        update(ConversationRow)
+        .where(ConversationRow.id == row.id)
+        .values(
+            num_items=ConversationRow.num_items - len(sizes),
+            num_bytes=ConversationRow.num_bytes - sum(sizes) - ITEM_BYTES * len(sizes),
+            changed_at=now,
+            expires_at=now + ttl_s,
+            last_response_id=None,
+        )
+    )
+    return StoredConversation(row.id, row.created_at, json.loads(row.about))
+
+
+def begin_turn(
+    session: Session, server: ServerClock, conversation_id: str, owner: str, response_id: str, number: int
+) -> ConversationTurn:
+    """Begin a response in a conversation; no other one begins before it ends.
+
+    Args:
+        number: of the response's own input items.
+
+    Raises:
+        ApiError: 404; 409 if another response is generated in it; 400 if it is too long.
+    """
+    row, now = _row(session, conversation_id, owner, lock=True), clock(session)
+    live = row.turn_server_id is not None and session.scalar(
+        select(is_live(ConversationRow.turn_server_id, now, server.lost_s)).where(ConversationRow.id == row.id)
+    )
+    if row.turn_id not in (None, response_id) and live:
+        raise conversation_locked()
+    _check_length(row.num_items, number, "input")
+    check_loaded(row.num_bytes, "conversation")
+    turn = {"turn_id": response_id, "turn_server_id": server.server_id}
+    session.execute(update(ConversationRow).where(ConversationRow.id == row.id).values(**turn))
+    bodies = session.scalars(
+        select(ConversationItemRow.body)
+        .where(ConversationItemRow.conversation_id == row.id)
+        .order_by(ConversationItemRow.place)
+    )
+    return ConversationTurn(row.id, [json.loads(body) for body in bodies], row.last_response_id)
+
+
+def end_turn(
+    session: Session, conversation_id: str, owner: str, response_id: str, items: Sequence[Item], ttl_s: float
+) -> bool:
+    """Add the items of a response to its conversation, and end its turn; False if another response has begun meanwhile.
+
+    True, without effect, if the conversation is deleted.
+
+    Args:
+        items: input and output of the response; none if it has failed.
+    """
+    mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+    row = session.scalars(select(ConversationRow).where(*mine).with_for_update()).one_or_none()
+    if row is None:
+        return True
+    if row.turn_id != response_id:
+        return response_id in (row.last_write, row.last_response_id)  # an earlier attempt was committed
+    free = {"turn_id": None, "turn_server_id": None, "last_write": response_id}
+    _append(session, row, items, ttl_s, free | ({"last_response_id": response_id} if items else {}))
+    return True
+
+
+def conversation_locked() -> ApiError:
+    """Status 409, while a response is generated in a conversation. OpenAI's clients retry after it."""
+    message = "a response is generated in this conversation: retry when it has ended"
+    return ApiError(409, message, param="conversation", code="conversation_locked", headers={"Retry-After": "1"})
+
+
+def _row(session: Session, conversation_id: str, owner: str, *, lock: bool = False) -> ConversationRow:
+    if _CONVERSATION_ID.fullmatch(conversation_id):
+        mine = ConversationRow.id == conversation_id, ConversationRow.owner == owner
+        wanted = select(ConversationRow).where(
+            *mine, or_(ConversationRow.expires_at > clock(session), ConversationRow.turn_id.is_not(None))
+        )
+        row = session.scalars(wanted.with_for_update() if lock else wanted).one_or_none()
+        if row is not None:
+            return row
+    message = f"there is no conversation {conversation_id[:200]!r}"
+    raise ApiError(404, message, param="conversation", code="conversation_not_found")
+
+
+def _append(session: Session, row: ConversationRow, items: Sequence[Item], ttl_s: float, more: dict[str, Any]) -> int:
+    now, first = clock(session), row.next_place
+    bodies = [document(item) for item in items]
+    rows = item_rows(row.owner, first, [item["id"] for item in items], conversation_id=row.id)
+    sized = [place | {"body": body, "num_bytes": size} for place, (body, size) in zip(rows, bodies, strict=True)]
+    insert_new(session, ConversationItemRow, sized)
+    num_bytes = sum(size for _, size in bodies) + ITEM_BYTES * len(items)
+    changed = {"changed_at": now, "expires_at": now + ttl_s, "next_place": first + len(items)}
+    session.execute(
+        update(ConversationRow)
+        .where(ConversationRow.id == row.id)
+        .values(
+            num_items=ConversationRow.num_items + len(items),
+            num_bytes=ConversationRow.num_bytes + num_bytes,
+            **changed,
+            **more,
+        )
+    )
+    return num_bytes
+
+
+def _check_length(num_before: int, number: int, param: str) -> None:
+    if num_before + number > MAX_ITEMS:
+        message = (
+            f"a conversation has at most {MAX_ITEMS} items; this one has {num_before}, and {number} would be added"
+        )
+        raise ApiError.bad(message, param, "too_many_items")
+
+
+def _no_item(item_id: str) -> ApiError:
+    return ApiError(404, f"there is no item {item_id[:200]!r} in this conversation", code="item_not_found")

@@ -1,0 +1,231 @@
+"""The database of the stored state: SQLite in a file or in memory, or PostgreSQL.
+
+Work runs in threads in which the API keys take turns, never on the event loop, and in one transaction each. It is repeated
+while the database does not answer, up to a limit of time; then the request is answered 503. So work has to have the same effect
+if it is run twice. Encryption is left to the database and its file system.
+"""
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, final
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from jinfercept.errors import ConfigError
+from jinfercept.server.errors import ApiError
+from jinfercept.server.fair_thread_pool import RETRY_S, KeyedPool
+from jinfercept.server.state.migrate import create_tables, migrate
+
+_THREADS = 4
+_PER_KEY = 3
+_MAX_WAITING = 256
+"""Maximum waiting jobs of one key."""
+_PAUSE_S = 0.1
+"""Seconds before work is repeated."""
+_ONLY_READS = "jinfercept_only_reads"
+_FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+@final
+class StateDatabase:
+    """A database with the current tables.
+
+    Args:
+        url: URL or path of a SQLite file; None: SQLite in memory, for one process.
+        timeout_s: seconds after which work that the database does not finish is answered 503.
+
+    Attributes:
+        outlives: whether what is stored outlives the process.
+        name: URL without the password, for logs.
+        written_bytes: counted bytes that were written since the last sweep.
+
+    Raises:
+        ConfigError: the URL is wrong, the database cannot be reached, or it belongs to a newer version of jinfercept.
+    """
+
+    def __init__(self, url: str | None, timeout_s: float = 5.0) -> None:
+        self.outlives = url is not None
+        parsed = URL.create("sqlite") if url is None else _parsed(url)
+        self.name = parsed.render_as_string(hide_password=True)
+        self.written_bytes = 0
+        self._timeout_s = timeout_s
+        self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
+        self._engine = _engine(parsed, timeout_s)
+        self._reading = self._engine.execution_options(**{_ONLY_READS: True})
+        self._open()
+        threads = _THREADS if self.outlives else 1
+        self._threads = KeyedPool("state", threads, min(_PER_KEY, threads), _MAX_WAITING)
+
+    async def run[T](
+        self, owner: str, work: Callable[[Session], T], num_bytes: int = 0, *, only_reads: bool = False
+    ) -> T:
+        """The result of work in one transaction, which is committed when this returns.
+
+        Args:
+            owner: tenant for whom it is done; tenants take turns.
+            work: has the same effect if it is run twice.
+            num_bytes: approximate size of its input.
+            only_reads: whether it writes nothing, so that it need not wait for those that write.
+
+        Raises:
+            ApiError: 503 `state_unavailable` if the database does not answer in time; 429 if too much work of the owner waits.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._threads.run(owner, num_bytes, lambda: self._repeated(work, deadline_s, only_reads))
+        except (TimeoutError, PoolTimeout, DBAPIError) as error:
+            if isinstance(error, DBAPIError) and not _is_absent(error):
+                raise
+            raise unavailable() from error
+
+    def run_now[T](self, work: Callable[[Session], T], *, only_reads: bool = False) -> T:
+        """The result of work in one transaction, in this thread and once. Raises SQLAlchemy's errors."""
+        with self._turn, Session(self._reading if only_reads else self._engine) as session, session.begin():
+            return work(session)
+
+    def close(self) -> None:
+        """Close the threads and connections."""
+        self._threads.close()
+        self._engine.dispose()
+
+    def _open(self) -> None:
+        """Create or migrate the tables. Waits for a database that starts up."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return migrate(self._engine, self.name) if self.outlives else create_tables(self._engine)
+            except DBAPIError as error:
+                if not _is_absent(error) or time.monotonic() >= deadline_s:
+                    self._engine.dispose()
+                    got = f"{self.name}: {' '.join(str(error.orig).split())}"
+                    raise ConfigError("the database of the stored state cannot be opened", got=got, fix=_FIX) from None
+            time.sleep(_PAUSE_S)
+
+    def _repeated[T](self, work: Callable[[Session], T], deadline_s: float, only_reads: bool) -> T:
+        while True:
+            try:
+                return self.run_now(work, only_reads=only_reads)
+            except DBAPIError as error:
+                if not _is_absent(error) or time.monotonic() + _PAUSE_S >= deadline_s:
+                    raise
+            time.sleep(_PAUSE_S)
+
+
+def unavailable() -> ApiError:
+    """Status 503, for a request whose state cannot be read or written."""
+    message = "the database of the stored state does not answer: retry, or send store: false"
+    return ApiError(503, message, code="state_unavailable", headers={"Retry-After": f"{RETRY_S}"})
+
+
+def _is_absent(error: DBAPIError) -> bool:
+    """Whether an error is about the connection, locks or room on the disk, and not about the statement."""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url) if "://" in url else URL.create("sqlite", database=url)
+    except (ArgumentError, ValueError):
+        raise ConfigError("state_url is no URL", got="a text that cannot be parsed", fix=_FIX) from None
+    kind = parsed.drivername.partition("+")[0]
+    if kind in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if kind != "sqlite":
+        raise ConfigError("state_url names a database that is not supported", got=parsed.drivername, fix=_FIX)
+    path = parsed.database
+    if not path or path == ":memory:" or path.startswith("file:"):
+        raise ConfigError(
+            "state_url names no file", got=url[:200], fix="leave it out to store in memory, or give a path"
+        )
+    return parsed.set(drivername="sqlite+pysqlite")
+
+
+def _engine(url: URL, timeout_s: float) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url, timeout_s)
+    seconds = max(1, round(timeout_s))
+    arguments = {"connect_timeout": seconds, "prepare_threshold": None, "tcp_user_timeout": 1000 * seconds}
+    try:
+        engine = create_engine(
+            url,
+            connect_args=arguments,
+            hide_parameters=True,
+            pool_pre_ping=True,
+            pool_size=_THREADS + 1,  # one for heartbeats
+            max_overflow=0,
+            pool_timeout=timeout_s,
+        )
+    except (ModuleNotFoundError, NoSuchModuleError):
+        raise ConfigError(
+            "a database of PostgreSQL needs one more package",
+            got="no package psycopg",
+            fix="pip install 'jinfercept[postgresql]'",
+        ) from None
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, record: object) -> None:
+        milliseconds = round(1000 * timeout_s)
+        with connection.cursor() as cursor:
+            for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+                cursor.execute(f"SET {name} = {milliseconds}")
+        connection.commit()
+
+    return engine
+
+
+def _sqlite(url: URL, timeout_s: float) -> Engine:
+    memory = url.database is None
+    if url.database is not None:
+        _create_private(url.database)
+    arguments = {"check_same_thread": False, "timeout": timeout_s}
+    engine = (
+        create_engine(url, connect_args=arguments, hide_parameters=True, poolclass=StaticPool)
+        if memory
+        else create_engine(
+            url,
+            connect_args=arguments,
+            hide_parameters=True,
+            pool_size=_THREADS + 1,
+            max_overflow=0,
+            pool_timeout=timeout_s,
+        )
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # transactions begin below
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not memory:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        reads = connection.get_execution_options().get(_ONLY_READS)
+        connection.exec_driver_sql(
+            "BEGIN" if reads else "BEGIN IMMEDIATE"
+        )  # one that reads first could not write later
+
+    return engine
+
+
+def _create_private(path: str) -> None:
+    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        fix = "give a file in a folder that exists and may be written"
+        raise ConfigError(
+            "the file of the stored state cannot be written", got=f"{Path(path)}: {error}", fix=fix
+        ) from None

@@ -1,0 +1,48 @@
+"""Brings a database's tables up to the newest revision, by Alembic. Several servers may do so at once: they take turns."""
+
+from importlib.resources import as_file, files
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from jinfercept.errors import ConfigError
+from jinfercept.server.state.tables import StateTable
+
+_LOCK = 0x6A696E66
+"""Number of PostgreSQL's advisory lock for migrations."""
+
+
+def create_tables(engine: Engine) -> None:
+    """Create the newest tables in an empty database, without a revision."""
+    StateTable.metadata.create_all(engine)
+
+
+def migrate(engine: Engine, name: str) -> None:
+    """Run the migrations that a database lacks, all or none.
+
+    Args:
+        name: of the database in errors.
+
+    Raises:
+        ConfigError: its revision is unknown: a newer version of jinfercept has migrated it.
+    """
+    with as_file(files("jinfercept.server.state") / "migrations") as folder, engine.begin() as connection:
+        if connection.dialect.name == "postgresql":  # SQLite's transactions take turns by themselves
+            connection.execute(text("SET LOCAL lock_timeout = 0"))
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        config = Config()
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        known = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
+        found = MigrationContext.configure(connection).get_current_heads()
+        if not known.issuperset(found):
+            raise ConfigError(
+                "the database of the stored state has tables of a newer version of jinfercept",
+                got=f"{name}: revision {', '.join(found)}",
+                fix="start that version or a newer one, or give another --state-url",
+            )
+        command.upgrade(config, "head")

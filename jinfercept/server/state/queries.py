@@ -1,0 +1,103 @@
+"""Parts of queries that several tables share."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from jinfercept.server.encoding import encode
+from jinfercept.server.errors import ApiError
+from jinfercept.server.state.tables import ServerRow, StateTable, digest
+
+MOST_LOADED_BYTES = 2**26
+"""Maximum bytes of documents that one request loads."""
+ROW_BYTES = 1024
+"""Bytes that are counted for a row besides its documents."""
+ITEM_BYTES = 256
+"""Bytes that are counted for an item besides its document."""
+_AT_ONCE = 1000
+"""Rows that one statement inserts."""
+
+
+class ServerClock(NamedTuple):
+    """A server, and when it takes others for lost.
+
+    Attributes:
+        server_id: of this server.
+        lost_s: seconds without a heartbeat after which a server is lost.
+    """
+
+    server_id: str
+    lost_s: float
+
+
+def clock(session: Session) -> float:
+    """The time in seconds since 1970: PostgreSQL's own, so that clocks of servers may differ; this machine's for SQLite."""
+    if _is_postgresql(session):
+        return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+    return time.time()
+
+
+def document(value: Any) -> tuple[str, int]:
+    """A value as JSON, and its bytes."""
+    encoded = encode(value)
+    return encoded.decode(), len(encoded)
+
+
+def is_live(server_id: InstrumentedAttribute[Any], now: float, lost_s: float) -> ColumnElement[bool]:
+    """Whether the server of a column has had a heartbeat lately."""
+    return exists().where(ServerRow.id == server_id, ServerRow.seen_at > now - lost_s)
+
+
+def insert_new(session: Session, table: type[StateTable], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows; those whose primary keys exist are left as they are."""
+    make = postgresql.insert if _is_postgresql(session) else sqlite.insert
+    for begin in range(0, len(rows), _AT_ONCE):
+        session.execute(make(table).on_conflict_do_nothing(), rows[begin : begin + _AT_ONCE])
+
+
+def replace_row(session: Session, table: type[StateTable], row: Mapping[str, Any]) -> None:
+    """Insert a row with the primary key `id`, or update the one that exists."""
+    make = postgresql.insert if _is_postgresql(session) else sqlite.insert
+    session.execute(make(table).values(**row).on_conflict_do_update(index_elements=["id"], set_=dict(row)))
+
+
+def take_turns(session: Session, lock: int) -> bool:
+    """Whether no other transaction of this kind runs; if so, none begins before the end of this one.
+
+    Args:
+        lock: number of the kind.
+    """
+    if not _is_postgresql(session):
+        return True  # all that write take turns
+    return bool(session.scalar(select(func.pg_try_advisory_xact_lock(lock))))
+
+
+def item_rows(owner: str, first: int, item_ids: Sequence[str], **more: str) -> list[dict[str, Any]]:
+    """Rows of an index of items; `more` are the columns that they share.
+
+    Args:
+        first: place of the first item.
+    """
+    return [
+        {"place": place, "owner": owner, "item": digest(item_id), **more}
+        for place, item_id in enumerate(item_ids, start=first)
+    ]
+
+
+def check_loaded(num_bytes: int, param: str) -> None:
+    """Raise 400 if a request would load too many bytes.
+
+    Args:
+        param: field that names what is loaded.
+    """
+    if num_bytes > MOST_LOADED_BYTES:
+        message = f"it would load {num_bytes} bytes of stored items; at most {MOST_LOADED_BYTES} are loaded"
+        raise ApiError.bad(message, param, "context_length_exceeded")
+
+
+def _is_postgresql(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"

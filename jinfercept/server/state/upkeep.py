@@ -1,0 +1,153 @@
+"""Heartbeats of servers, and what lost servers, expiry and limits leave to be cleaned up."""
+
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, delete, exists, func, select, update
+from sqlalchemy.orm import Session, aliased
+
+from jinfercept.server.state.queries import ServerClock, clock, is_live, replace_row, take_turns
+from jinfercept.server.state.tables import OPEN, ConversationRow, InboxRow, ResponseRow, ServerRow
+
+_AT_ONCE = 500
+_MOST_DELETED = 2000
+"""Rows that one sweep removes, so that its transaction is short."""
+_LOCK = 0x6A737770
+_FORGET_S = 3600.0
+"""Seconds after which the row of a lost server is removed."""
+
+
+class Heartbeat(NamedTuple):
+    """What a server learns at a heartbeat.
+
+    Attributes:
+        open: ids of its responses that are open in the database.
+        cancelled: those of which a client has requested the end.
+    """
+
+    open: frozenset[str]
+    cancelled: frozenset[str]
+
+
+class StateLimits(NamedTuple):
+    """Maximum counted bytes of all owners, and of one; None: no separate limit."""
+
+    most_bytes: int
+    most_bytes_of_owner: int | None
+
+
+def beat(session: Session, server: ServerClock, mine: Container[str]) -> Heartbeat:
+    """Record that a server lives, and fail the responses that it has lost.
+
+    Args:
+        mine: ids of the responses that the server generates, read during the call.
+    """
+    replace_row(session, ServerRow, {"id": server.server_id, "seen_at": clock(session)})
+    columns = select(ResponseRow.id, ResponseRow.is_cancelled)
+    of_server = ResponseRow.server_id == server.server_id, ResponseRow.status.in_(OPEN)
+    rows = session.execute(columns.where(*of_server)).all()
+    if lost := [row_id for row_id, _ in rows if row_id not in mine]:
+        session.execute(update(ResponseRow).where(ResponseRow.id.in_(lost), *of_server).values(status="failed"))
+    turns = session.scalars(select(ConversationRow.turn_id).where(ConversationRow.turn_server_id == server.server_id))
+    if left := [turn_id for turn_id in turns if turn_id is not None and turn_id not in mine]:
+        _free_turns(session, ConversationRow.turn_id.in_(left))
+    return Heartbeat(frozenset(row_id for row_id, _ in rows), frozenset(row_id for row_id, ended in rows if ended))
+
+
+def leave(session: Session, server: ServerClock) -> None:
+    """Record that a server ends: what it has not settled fails at once."""
+    of_server = ResponseRow.server_id == server.server_id, ResponseRow.status.in_(OPEN)
+    session.execute(update(ResponseRow).where(*of_server).values(status="failed"))
+    _free_turns(session, ConversationRow.turn_server_id == server.server_id)
+    session.execute(delete(InboxRow).where(InboxRow.server_id == server.server_id))
+    session.execute(delete(ServerRow).where(ServerRow.id == server.server_id))
+
+
+def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
+    """Fail what lost servers have left, and remove what has expired or is beyond the limits; whether more is to be removed."""
+    if not take_turns(session, _LOCK):
+        return False
+    now = clock(session)
+    _close_lost(session, now, server.lost_s)
+    session.execute(delete(ConversationRow).where(ConversationRow.expires_at <= now, ConversationRow.turn_id.is_(None)))
+    _shrink(session, limits)
+    return _remove_responses(session, now)
+
+
+def excess(sizes: Mapping[str, int], limits: StateLimits) -> dict[str, int]:
+    """Bytes that each owner has to give back, so that all fits: those that hold the most give back, down to an equal level.
+
+    Args:
+        sizes: bytes by owner.
+    """
+    most = limits.most_bytes_of_owner
+    kept = {owner: size if most is None else min(size, most) for owner, size in sizes.items()}
+    level, room = limits.most_bytes, limits.most_bytes
+    for rest, size in zip(range(len(kept), 0, -1), sorted(kept.values()), strict=True):
+        level = room // rest
+        if size > level:
+            break
+        room -= size
+    else:
+        level = limits.most_bytes
+    over = {owner: size - min(kept[owner], level) for owner, size in sizes.items()}
+    return {owner: num_bytes for owner, num_bytes in over.items() if num_bytes > 0}
+
+
+def _close_lost(session: Session, now: float, lost_s: float) -> None:
+    live = is_live(ResponseRow.server_id, now, lost_s)
+    session.execute(update(ResponseRow).where(ResponseRow.status.in_(OPEN), ~live).values(status="failed"))
+    in_turn = ConversationRow.turn_server_id.is_not(None)
+    _free_turns(session, in_turn & ~is_live(ConversationRow.turn_server_id, now, lost_s))
+    session.execute(delete(InboxRow).where(~is_live(InboxRow.server_id, now, lost_s)))
+    session.execute(delete(ServerRow).where(ServerRow.seen_at < now - lost_s - _FORGET_S))
+
+
+def _free_turns(session: Session, wanted: ColumnElement[bool]) -> None:
+    session.execute(update(ConversationRow).where(wanted).values(turn_id=None, turn_server_id=None))
+
+
+def _shrink(session: Session, limits: StateLimits) -> None:
+    """Delete the oldest responses and conversations of owners that hold too much."""
+    sizes: dict[str, int] = {}
+    for table in (ResponseRow, ConversationRow):
+        for owner, size in session.execute(select(table.owner, func.sum(table.num_bytes)).group_by(table.owner)):
+            sizes[owner] = sizes.get(owner, 0) + int(size)
+    for owner, too_many in excess(sizes, limits).items():
+        _delete_oldest(session, owner, too_many)
+
+
+def _delete_oldest(session: Session, owner: str, num_bytes: int) -> None:
+    final = ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
+    at = ResponseRow.created_at
+    responses = select(at, ResponseRow.id, ResponseRow.num_bytes).where(ResponseRow.owner == owner, *final)
+    changed = ConversationRow.changed_at
+    idle = ConversationRow.owner == owner, ConversationRow.turn_id.is_(None)
+    conversations = select(changed, ConversationRow.id, ConversationRow.num_bytes).where(*idle)
+    found = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
+    found += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()
+    chosen: list[str] = []
+    for _, row_id, size in sorted(found):
+        if num_bytes <= 0:
+            break
+        chosen.append(row_id)
+        num_bytes -= size
+    session.execute(update(ResponseRow).where(ResponseRow.id.in_(chosen)).values(is_deleted=True))
+    session.execute(delete(ConversationRow).where(ConversationRow.id.in_(chosen), *idle))
+
+
+def _remove_responses(session: Session, now: float) -> bool:
+    """Remove responses that are deleted or expired, the last of a chain first; whether more may be left."""
+    num_deleted = 0
+    child = aliased(ResponseRow)
+    unseen = (ResponseRow.is_deleted | (ResponseRow.expires_at <= now)) & ResponseRow.status.not_in(OPEN)
+    unneeded = ~exists().where(child.previous_id == ResponseRow.id)
+    wanted = select(ResponseRow.id, ResponseRow.previous_id).where(unseen, unneeded)
+    rows = session.execute(wanted.limit(_AT_ONCE)).all()
+    while rows and num_deleted < _MOST_DELETED:
+        session.execute(delete(ResponseRow).where(ResponseRow.id.in_([row_id for row_id, _ in rows])))
+        num_deleted += len(rows)
+        earlier = sorted({previous_id for _, previous_id in rows if previous_id is not None})
+        rows = session.execute(wanted.where(ResponseRow.id.in_(earlier))).all() if earlier else []
+        rows = rows or session.execute(wanted.limit(_AT_ONCE)).all()
+    return num_deleted >= _MOST_DELETED

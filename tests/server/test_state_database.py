@@ -1,0 +1,183 @@
+"""The database of the stored state: opened, migrated, refused, and gone for a while."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from jinfercept.errors import ConfigError
+from jinfercept.server.errors import ApiError
+from jinfercept.server.state.database import StateDatabase
+from jinfercept.server.state.tables import StateTable
+from tests.support.postgres import Postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "state.db")
+        return
+    server: Postgres = request.getfixturevalue("postgres_server")
+    with create_engine(_driven(server.url), isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("DROP DATABASE IF EXISTS empty"))
+        connection.execute(text("CREATE DATABASE empty"))
+    yield server.url.replace("/postgres", "/empty").replace("postgresql:empty", "postgresql:")
+
+
+def _driven(url: str) -> str:
+    return url.replace("postgresql:", "postgresql+psycopg:") if "://" in url else f"sqlite:///{url}"
+
+
+def test_servers_that_start_at_once_migrate_once_to_the_tables_of_the_code(empty_url: str) -> None:
+    with ThreadPoolExecutor(4) as starts:
+        for one in list(starts.map(StateDatabase, [empty_url] * 4)):
+            one.close()
+    engine = create_engine(_driven(empty_url))
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), StateTable.metadata) == []
+    engine.dispose()
+
+
+def test_tables_of_a_newer_version_are_refused_by_name(empty_url: str) -> None:
+    StateDatabase(empty_url).close()
+    engine = create_engine(_driven(empty_url))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(ConfigError, match=r"newer version of jinfercept.*revision 9999"):
+        StateDatabase(empty_url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://me:hunter2@host/db", "not supported"),
+        ("oracle+nothing://me:hunter2@host/db", "not supported"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("postgresql://me:hunter2@host:port/db", "no URL"),
+        ("postgresql://me:hunter2@127.0.0.1:1/db", "cannot be opened"),
+        ("/no/such/folder/state.db", "cannot be written"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        StateDatabase(url, timeout_s=0.2)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+def test_without_its_package_postgresql_is_an_error_that_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from jinfercept.server.state.database import StateDatabase\n"
+        "try: StateDatabase('postgresql://me:hunter2@host/db')\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ConfigError")
+    assert "pip install 'jinfercept[postgresql]'" in done.stdout
+    assert "hunter2" not in done.stdout
+
+
+def test_a_file_is_readable_by_its_user_only(tmp_path: Path) -> None:
+    StateDatabase(str(tmp_path / "state.db")).close()
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
+
+
+def test_work_waits_for_a_lock_and_then_is_503_by_name_while_the_event_loop_runs(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.db")
+    database = StateDatabase(path, timeout_s=0.4)
+    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False})
+
+    def look(session: Session) -> Any:
+        return session.scalar(text("SELECT 1"))
+
+    async def count_turns(work: Any) -> int:
+        turns, waiting = 0, asyncio.ensure_future(work)
+        while not waiting.done():
+            turns += 1
+            await asyncio.sleep(0.005)
+        waiting.result()
+        return turns
+
+    async def tried() -> None:
+        with engine.connect() as other:
+            other.exec_driver_sql("BEGIN IMMEDIATE")
+            with pytest.raises(ApiError) as refused:
+                await count_turns(database.run("me", look))
+            assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
+            assert refused.value.headers == {"Retry-After": "1"}
+            await database.run("me", look, only_reads=True)  # readers do not wait
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.1, other.exec_driver_sql, "ROLLBACK")
+            assert await count_turns(database.run("me", look)) > 5
+
+    asyncio.run(tried())
+    engine.dispose()
+    database.close()
+
+
+def test_a_key_with_much_waiting_work_is_429_and_others_are_served(tmp_path: Path) -> None:
+    database, go = StateDatabase(str(tmp_path / "state.db"), timeout_s=10.0), threading.Event()
+
+    async def tried() -> None:
+        slow = [asyncio.ensure_future(database.run("greedy", lambda session: go.wait(10))) for _ in range(400)]
+        await asyncio.sleep(0.05)
+        assert await database.run("modest", lambda session: "served", only_reads=True) == "served"
+        go.set()
+        ends = await asyncio.gather(*slow, return_exceptions=True)
+        refused = [error for error in ends if isinstance(error, ApiError)]
+        assert {error.status_code for error in refused} == {429}
+        assert 100 < len(refused) < 200
+
+    asyncio.run(tried())
+    database.close()
+
+
+def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
+    postgres_server: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    database = StateDatabase(postgres_server.url, timeout_s=1.5)
+    read = text("SELECT 1")
+
+    async def tried() -> None:
+        async def ask() -> Any:
+            return await database.run("me", lambda session: session.scalar(read))
+
+        assert await ask() == 1
+        postgres_server.stop()
+        with pytest.raises(ApiError, match="does not answer"):
+            await ask()
+        starting = asyncio.get_running_loop().run_in_executor(None, postgres_server.start)
+        while True:  # work that began before the start is repeated
+            try:
+                assert await ask() == 1
+                break
+            except ApiError:
+                continue
+        await starting
+        postgres_server.pause()
+        try:
+            with pytest.raises(ApiError, match="does not answer"):
+                await ask()
+        finally:
+            postgres_server.resume()
+        assert await ask() == 1
+
+    asyncio.run(tried())
+    database.close()
+    assert "secret-word" not in caplog.text
