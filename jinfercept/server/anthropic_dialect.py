@@ -1,9 +1,10 @@
-"""Anthropic's protocol beside OpenAI's: which requests speak it, and its error object. Knows no route and no engine."""
+"""Anthropic's protocol beside OpenAI's: which requests speak it, its keys and its error object. Knows no engine."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 VERSION_HEADER = b"anthropic-version"
@@ -43,6 +44,16 @@ def speaks_anthropic(scope: Scope) -> bool:
     if _is_at(path, "/v1/messages"):
         return True
     return _is_at(path, "/v1/models") and any(name == VERSION_HEADER for name, _ in scope["headers"])
+
+
+def authorizations(scope: Scope) -> list[str]:
+    """The values of the header `Authorization`, for `Keys.check`. In Anthropic's protocol `x-api-key` has a key too."""
+    headers = Headers(scope=scope)
+    given = headers.getlist("authorization")
+    if not speaks_anthropic(scope):
+        return given
+    keys = (f"Bearer {key}" for key in headers.getlist("x-api-key") if key)
+    return list(dict.fromkeys([*given, *keys]))
 
 
 def anthropic_error(status: int, message: str, param: str | None, request_id: str | None) -> dict[str, Any]:

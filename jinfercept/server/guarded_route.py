@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from jinfercept.server.access_log import DETAILS
-from jinfercept.server.anthropic_dialect import speaks_anthropic
+from jinfercept.server.anthropic_dialect import authorizations
 from jinfercept.server.errors import ApiError, invalid_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 from jinfercept.server.tracing.current import TRACE
@@ -38,7 +38,7 @@ class GuardedRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             service = service_of(request)
-            owner = service.keys.check(*_authorizations(request))
+            owner = service.keys.check(*authorizations(request.scope))
             request.scope["jinfercept.key"] = owner
             if owner:
                 request.scope[DETAILS]["key"] = service.keys.name(owner)
@@ -48,15 +48,6 @@ class GuardedRoute(APIRoute):
             return await handler(_JsonRequest(request, service, model))
 
         return handle
-
-
-def _authorizations(request: Request) -> list[str]:
-    """Different values of the header `Authorization`; in Anthropic's protocol those of `x-api-key` are keys too."""
-    given = request.headers.getlist("authorization")
-    if not speaks_anthropic(request.scope):
-        return given
-    keys = (f"Bearer {key}" for key in request.headers.getlist("x-api-key") if key)
-    return list(dict.fromkeys([*given, *keys]))
 
 
 class _JsonRequest(Request):

@@ -38,8 +38,9 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     check_message_fields(body)
     hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
-    chats, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    answer = MessageAnswer(name, model, body, chats.requests, tool_calls, request.scope[DETAILS])
+    made = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
+    chats, tool_calls, is_kept = made
+    answer = MessageAnswer(name, model, body, chats.requests, tool_calls, is_kept, request.scope[DETAILS])
     if body.stream:
         stream = service.submit(*chats)
         events, form = answer.stream(service, stream), stream_format(request.scope[REQUEST_ID])

@@ -12,7 +12,6 @@ from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.anthropic_dialect import anthropic_error
 from jinfercept.server.errors import ApiError
 from jinfercept.server.merged_turns import TextJoiner, merged_message
-from jinfercept.server.messages_chat import is_marked
 from jinfercept.server.messages_protocol import MessagesBody
 from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports
@@ -48,6 +47,7 @@ class MessageAnswer:
         body: of the HTTP request.
         requests: the one request made of the body.
         tool_calls: runs the calls of the server's tools.
+        is_kept: whether the usage reports the computed tokens as retained ones.
         details: fields of the log line; filled in as they become known.
 
     Attributes:
@@ -61,11 +61,12 @@ class MessageAnswer:
         body: MessagesBody,
         requests: Sequence[Request],
         tool_calls: ServerToolCalls,
+        is_kept: bool,
         details: dict[str, Any],
     ) -> None:
         self._tool_calls = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
-        self._is_kept = is_marked(body) and not (body.jinfercept and body.jinfercept.release)
+        self._is_kept = is_kept
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
@@ -174,7 +175,7 @@ class MessageAnswer:
         return {"type": "content_block_delta", "index": self._number, "delta": {"type": kind, **fields}}
 
     def _counted(self) -> dict[str, int]:
-        """The current `usage`. Of a marked prompt all tokens but the last are retained; the last one is always computed."""
+        """The current `usage`. The last token of a prompt is always computed, and counts as input."""
         usage = self.usage.body()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         computed = usage["prompt_tokens"] - cached

@@ -64,11 +64,15 @@ def check_message_fields(body: CountTokensBody) -> None:
 
 def make_message_chat(
     service: Service, body: MessagesBody, hints: RequestHints, name: str
-) -> tuple[Chats, ServerToolCalls]:
-    """The request of a body with the reader of its output, and the runner of its calls of server tools. Slow, as `make_chat`.
+) -> tuple[Chats, ServerToolCalls, bool]:
+    """The request of a body. Slow, as `make_chat`.
 
     Args:
         name: id of the request.
+
+    Returns:
+        The request with the reader of its output, the runner of its calls of server tools, and whether the body has
+        `cache_control` and its context is retained.
 
     Raises:
         ApiError: 400, with the field of `/v1/messages`.
@@ -79,7 +83,8 @@ def make_message_chat(
     try:
         chat = _chat_body(body)
         chats = make_chat(service, chat, hints, name)
-        return chats, server_tool_calls(service, chat, chats, recorder(service, chat, hints))
+        tool_calls = server_tool_calls(service, chat, chats, recorder(service, chat, hints))
+        return chats, tool_calls, _is_marked(body) and not hints.release
     except ApiError as error:
         raise _renamed(error) from error
 
@@ -97,7 +102,7 @@ def count_prompt_tokens(service: Service, body: CountTokensBody, hints: RequestH
         raise _renamed(error) from error
 
 
-def is_marked(body: CountTokensBody) -> bool:
+def _is_marked(body: CountTokensBody) -> bool:
     """Whether `cache_control` stands anywhere in a body."""
     system = body.system if isinstance(body.system, list) else []
     return any(part.cache_control for part in (body, *system, *(body.tools or ()), *_blocks_of(body)))
@@ -208,13 +213,13 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBloc
 
 
 def _user_messages(
-    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: Mapping[str, InputTool]
+    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
 ) -> Iterator[Message]:
     """Messages of a user's turn.
 
     Args:
         names: of the tools that were called, by the ids of calls.
-        deferred: tools that the prompt declares where a result refers to them, by name.
+        deferred: tools that the prompt declares where a result first refers to them, by name; those are removed.
     """
     texts: list[TextBlock] = []
     for block in blocks:
@@ -230,13 +235,13 @@ def _user_messages(
         yield _message("user", content=_joined(texts))
 
 
-def _result_text(block: ToolResultBlock, deferred: Mapping[str, InputTool]) -> str:
+def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     texts: list[str] = []
     for part in [_text_block(block.content)] if isinstance(block.content, str) else block.content or ():
         if isinstance(part, TextBlock):
             texts.append(part.text)
         elif isinstance(part, ToolReferenceBlock):
-            tool = deferred.get(part.tool_name)
+            tool = deferred.pop(part.tool_name, None)
             declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
             texts.append(json.dumps(declared, ensure_ascii=False))
     text = "\n\n".join(texts)

@@ -44,7 +44,8 @@ def test_an_agent_calls_its_tool_and_the_result_finds_the_context(
     def scripting(service: Any, body: MessagesBody, *rest: Any) -> Any:
         """Writes the script, since only the program knows its prompts."""
         made = make_message_chat(service, body, *rest)
-        [request] = made[0].requests
+        chats, *_ = made
+        [request] = chats.requests
         assert request.prompt is not None
         streams.append(request.prompt + (ANSWER if streams else PROGRAM_CALL) + END)
         scripted.follow(*streams)

@@ -89,6 +89,14 @@ def test_hostile_bodies_get_an_answer(served: Running, path: str) -> None:
     assert failed(served.http.post(path, content=b"{}", headers={"content-type": "text/plain"}))[0] == 415
 
 
+def test_a_deferred_tool_is_declared_once_however_often_results_refer_to_it(served: Running) -> None:
+    tool = PRICE | {"defer_loading": True, "description": "a" * 30_000}
+    reference = {"type": "tool_reference", "tool_name": "price"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [reference] * 1000}
+    messages = [*ASKED, *said(result)["messages"]]
+    assert post(served, COUNT, tools=[tool], messages=messages).json()["input_tokens"] in range(30_000, 60_000)
+
+
 def test_numbers_without_measure_are_limited_by_the_context(served: Running, scripted: Scripted) -> None:
     says(scripted, "It costs 23." + END)
     assert post(served, max_tokens=10**400, top_k=2**70).json()["content"][0]["text"] == "It costs 23."
