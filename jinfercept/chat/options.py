@@ -98,7 +98,7 @@ def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool])
             raise RequestError(
                 "the model's chat template shows no format of calls that is known",
                 got="tools",
-                fix=f"leave tools out, or name its tool_call_parser: {', '.join(FORMATS)}",
+                fix=f"leave tools out, require a call (tool_choice), or name its tool_call_parser: {', '.join(FORMATS)}",
             )
     check_parsers(name)
     return replace(FORMATS[ALIASES.get(name, name)], tools={tool.name: tool.parameters for tool in tools})
