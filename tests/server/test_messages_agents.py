@@ -15,9 +15,10 @@ from tests.support.responses import CALL, QUESTION
 from tests.support.scripted_model import Scripted, scripted_llm
 
 ANSWER = "It costs 23."
+SEARCH = '<tool_call>\n{"name": "ToolSearch", "arguments": {"query": "select:mcp__shop__price"}}\n</tool_call>'
 PROGRAM_CALL = CALL.replace("price", "mcp__shop__price")
-LENGTH = 16384
-"""The program's prompts have thousands of bytes, each of which is a token of the scripted model."""
+LENGTH = 65536
+"""The program's own prompt has 49,000 bytes, each of which is a token of the scripted model."""
 
 
 @pytest.fixture
@@ -25,16 +26,29 @@ def long() -> Iterator[tuple[Scripted, Running]]:
     """A server whose model has a long context."""
     with scripted_llm(LENGTH) as make:
         scripted = make(QWEN)
-        with running(scripted.llm, max_prompt_chars=100_000) as server:
+        with running(scripted.llm, max_prompt_chars=1_000_000) as server:
             yield scripted, server
             server.wait_idle()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_agent_calls_its_tool_and_the_result_finds_the_context(
-    long: tuple[Scripted, Running], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("turns", "settings"),
+    [
+        ((PROGRAM_CALL, ANSWER), {"system_prompt": "Be brief.", "tools": []}),
+        ((SEARCH, PROGRAM_CALL, ANSWER), {"system_prompt": {"type": "preset", "preset": "claude_code"}}),
+    ],
+    ids=["own tool", "all tools"],
+)
+def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
+    long: tuple[Scripted, Running],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    turns: tuple[str, ...],
+    settings: dict[str, Any],
 ) -> None:
+    """Beside all tools of the program the own one is deferred, and has to be searched for."""
     sdk = pytest.importorskip("claude_agent_sdk", reason="claude-agent-sdk is not installed")
     scripted, server = long
     streams: list[str] = []
@@ -47,7 +61,7 @@ def test_an_agent_calls_its_tool_and_the_result_finds_the_context(
         chats, *_ = made
         [request] = chats.requests
         assert request.prompt is not None
-        streams.append(request.prompt + (ANSWER if streams else PROGRAM_CALL) + END)
+        streams.append(request.prompt + turns[len(streams)] + END)
         scripted.follow(*streams)
         return made
 
@@ -59,12 +73,11 @@ def test_an_agent_calls_its_tool_and_the_result_finds_the_context(
         return {"content": [{"type": "text", "text": "23"}]}
 
     options = sdk.ClaudeAgentOptions(
-        system_prompt="Be brief.",
+        **settings,
         model=MODEL,
         mcp_servers={"shop": sdk.create_sdk_mcp_server("shop", tools=[price])},
         allowed_tools=["mcp__shop__price"],
-        tools=[],
-        max_turns=3,
+        max_turns=4,
         cwd=tmp_path,
         setting_sources=[],
         env={
@@ -80,7 +93,7 @@ def test_an_agent_calls_its_tool_and_the_result_finds_the_context(
         return [message async for message in sdk.query(prompt=QUESTION, options=options)]
 
     *_, last = asyncio.run(run())
-    assert (last.subtype, last.result, last.num_turns) == ("success", ANSWER, 2)
+    assert (last.subtype, last.result, last.num_turns) == ("success", ANSWER, len(turns))
     assert asked == ["lamp"]
-    context, whole = (len(scripted.tokenizer.encode(stream)) for stream in streams)
-    assert context - 1 <= last.usage["cache_read_input_tokens"] < whole
+    *contexts, _ = (len(scripted.tokenizer.encode(stream)) - 1 for stream in streams)
+    assert last.usage["cache_read_input_tokens"] >= sum(contexts)
