@@ -30,6 +30,7 @@ from jinfercept.server.session_hints import read_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.state.conversation_rows import ConversationTurn
 from jinfercept.server.stored_response import StoredResponse, measured
+from jinfercept.server.tracing.current import TRACE
 from jinfercept.server.unsupported_fields import check_extras
 from jinfercept.server.usage import UsageCount
 
@@ -91,6 +92,8 @@ async def _begun(
     owner, responses = _owner(request), service.responses
     follows = turn.last_response_id if turn else body.previous_response_id
     hints = replace(read_hints(body, request), follows=follows)
+    if (trace := TRACE.get()) is not None:
+        trace.name_conversation(body.conversation_id)
 
     def make() -> tuple[Chats, ServerToolCalls, StoredResponse]:
         before = turn.items if turn else previous.conversation if previous else []

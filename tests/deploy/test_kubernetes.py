@@ -7,14 +7,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.deployed_commands import check_serve
+from tests.support.deployed import check_restricted, check_serve
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 VERSION = "1.35"
 SERVER: list[Any] = list(yaml.safe_load_all((KUBERNETES / "server.yaml").read_text(encoding="utf-8")))
-SECRET = ("KEY", "TOKEN", "PASSWORD", "SECRET")
-WRITABLE = {"/var/cache/jinfercept", "/var/lib/jinfercept", "/tmp"}
-"""Where a container writes: the volumes of `deploy/Containerfile`, and temporary files."""
 
 
 def of_kind(kind: str) -> Any:
@@ -57,20 +54,9 @@ def test_probes_ask_for_routes_that_need_no_key() -> None:
     assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}  # see docs/serving.md
 
 
-def test_containers_are_restricted_and_secrets_are_references() -> None:
-    spec = pod()
-    [container] = spec["containers"]
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == WRITABLE
-    for variable in container["env"]:
-        if any(word in variable["name"] for word in SECRET):
-            assert "secretKeyRef" in variable["valueFrom"], variable["name"]
+def test_containers_are_restricted_and_so_is_their_network() -> None:
+    check_restricted(pod())
+    assert pod()["automountServiceAccountToken"] is False
     policy = of_kind("NetworkPolicy")["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     assert all(rule.get("from") and rule.get("ports") for rule in policy["ingress"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployed_commands import check_serve
+from tests.support.deployed import check_serve
 from tests.support.live_server import until
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "serve.sbatch"

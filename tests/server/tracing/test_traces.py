@@ -189,6 +189,20 @@ def test_a_response_in_the_background_is_traced_to_its_end(untraced: Running, sc
     assert attributes(root)["gen_ai.usage.output_tokens"] > 0
 
 
+def test_other_dialects_are_traced_alike(untraced: Running, scripted: Scripted) -> None:
+    server, spans = untraced, traced(untraced)
+    says(scripted, server, "Yes.", QUESTION)
+    body = {"model": MODEL, "max_tokens": 8, "messages": QUESTION, "temperature": 0}
+    assert server.http.post("/v1/messages", json=body).status_code == 200
+    conversation = server.client.conversations.create()
+    create: Any = server.client.responses.create
+    create(model=MODEL, input=QUESTION[0]["content"], temperature=0, max_output_tokens=8, conversation=conversation.id)
+    message, response = [attributes(span) for span in spans(2) if span.kind is SpanKind.SERVER]
+    assert (message["http.route"], response["http.route"]) == ("/v1/messages", "/v1/responses")
+    assert message["gen_ai.usage.output_tokens"] > 0 < response["gen_ai.usage.output_tokens"]
+    assert response["gen_ai.conversation.id"] == conversation.id
+
+
 def test_refused_requests_are_spans_and_strangers_make_none(scripted: Scripted) -> None:
     with running(scripted.llm, api_key=("secret",)) as server:
         spans = traced(server)
