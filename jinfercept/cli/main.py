@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, Entry] = {
     "simulate": Entry(
         "jinfercept.cli.simulate:Simulate", "play a workload against the scheduler under a virtual clock"
     ),
+    "plan": Entry("jinfercept.cli.plan:PlanFleet", "how many replicas of which kind serve a load within its limits"),
     "bench estimators": Entry(
         "jinfercept.cli.estimators:Estimators", "what good and bad predictions of call durations are worth"
     ),

@@ -40,6 +40,7 @@ class ClusterReport(NamedTuple):
         token_s: mean seconds per token after the first one.
         busiest_share: of the turns, at the replica with the most.
         reasons: of the decisions, by name.
+        busy_share: of the seconds, in which a replica's steps ran; the mean over replicas.
         seconds: of the simulated clock.
     """
 
@@ -55,6 +56,7 @@ class ClusterReport(NamedTuple):
     token_s: float
     busiest_share: float
     reasons: dict[str, int]
+    busy_share: float
     seconds: float
 
 
@@ -164,15 +166,16 @@ def play_cluster(
         look_at(place)
         if num_turns % 1000 == 0:
             progress(now)
-    return _report(counts, num_turns, num_turns - len(counts.first_s), reasons, placed, now)
+    busy_share = fmean(replica.busy_s for replica in replicas) / (now or 1.0)
+    return _report(counts, num_turns, reasons, placed, min(1.0, busy_share), now)
 
 
 def _report(
-    counts: _Counts, turns: int, unfinished: int, reasons: Counter[str], placed: Counter[int], seconds: float
+    counts: _Counts, turns: int, reasons: Counter[str], placed: Counter[int], busy_share: float, seconds: float
 ) -> ClusterReport:
     return ClusterReport(
         turns=turns,
-        unfinished=unfinished,
+        unfinished=turns - len(counts.first_s),
         good_share=counts.num_good / max(1, turns),
         goodput_per_s=counts.num_good / (seconds or 1.0),
         found_share=counts.cached_tokens / max(1, counts.prompt_tokens),
@@ -183,6 +186,7 @@ def _report(
         token_s=fmean(counts.token_s) if counts.token_s else 0.0,
         busiest_share=max(placed.values(), default=0) / max(1, turns),
         reasons=dict(reasons.most_common()),
+        busy_share=busy_share,
         seconds=seconds,
     )
 

@@ -41,8 +41,8 @@ SAME_PRICE_S = 1e-4
 _TRUST_STEP = 0.3
 
 Reason = Literal["session", "conversation", "prefix", "moved", "spread", "load"]
-"""Why a replica was chosen: it holds the named session, the conversation, or a shared prefix of a new one. Or it does not: to wait
-for the replica with the conversation costs more (`moved`), a shared prefix is copied (`spread`), nothing is known (`load`)."""
+"""Why a replica was chosen: it holds the named session, the conversation, or a shared prefix of a new one. Or not: waiting for
+the replica with the conversation costs more (`moved`), a shared prefix is copied (`spread`), nothing is known (`load`)."""
 
 
 class NoReplicaError(RuntimeError):

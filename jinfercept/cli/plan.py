@@ -1,0 +1,297 @@
+"""`jinfercept plan`: how many replicas of which kind serve a load within its limits, by simulated fleets. Imports no JAX.
+
+Ends with a table of the kinds, the cheapest first, and, where asked for, JSON, a picture, and the file of `jinfercept deploy`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+from rich.console import Console
+from tyro import conf
+
+from jinfercept.cli.options import Maybe, ModelName, Several, Switch
+from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, drawer
+from jinfercept.errors import ConfigError
+from jinfercept.fleet.plan import (
+    MODELS,
+    Detail,
+    FleetLoad,
+    ReplicaKind,
+    Sizing,
+    accelerator_kind,
+    deployment,
+    play_fleet,
+    profile_kind,
+    ranked,
+    size_fleet,
+)
+from jinfercept.fleet.sessions import SYSTEM_TOKENS
+from jinfercept.fleet.traffic import read_traffic
+from jinfercept.sched.data_sheets import ACCELERATORS
+from jinfercept.sim.distributions import Like
+from jinfercept.sim.plots import Bars, check_drawing, draw
+from jinfercept.sim.reports import check_outputs, write_all, write_json
+from jinfercept.sim.run_stats import LIMITS, LatencyLimits
+from jinfercept.sim.tables import TextTable, check_least, listed, numbers, show
+from jinfercept.sim.workload import Script, from_trace
+
+COLUMNS = (
+    "replicas",
+    "kind",
+    "accelerators",
+    "cost/h",
+    "within limits",
+    "one fewer",
+    "first token p99 s",
+    "s/token",
+    "steps run",
+    "found",
+)
+LEGEND = (
+    "steps run: share of the time; found: share of the prompt tokens, not recomputed; cost: of all accelerators, by --price, "
+    "or 1 each; -: no number of replicas meets the limits"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFleet:
+    """The command."""
+
+    model: ModelName
+    accelerator: Annotated[
+        Several, conf.arg(help=f"of a replica, as H100 or 4xH100: {', '.join(ACCELERATORS)}; for {', '.join(MODELS)}")
+    ] = ()
+    profile: Several = ()
+    """of a replica: a named profile, or a file of `jinfercept profile`"""
+    price: Several = ()
+    """of one accelerator for an hour, as H100=2.5; of a replica with a profile, by the profile's name (default: 1)"""
+    traffic: Maybe[str] = None
+    """recorded sessions: a trace, OpenTelemetry spans or the server's JSON log, a JSON line each; instead of --workload"""
+    workload: str = "mixed"
+    """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
+    like: Like = "trace"
+    """statistics of the workload"""
+    rate: Maybe[float] = None
+    """sessions per second (default: as recorded)"""
+    shared_tokens: int = SYSTEM_TOKENS
+    """tokens of a system prompt before every session; with --traffic part of the recorded prompts"""
+    first_token_limit: float = LIMITS.first_token_s
+    """most seconds to the first token of a request"""
+    per_token_limit: float = LIMITS.per_token_s
+    """most seconds per token after it"""
+    share: float = 0.95
+    """of the requests that must stay within the limits"""
+    policy: Annotated[Several, conf.arg(help=f"{POLICY_NAMES} (default: copy_ahead)")] = ()
+    kv_tokens: Maybe[int] = None
+    """device pool of a replica (default: what the weights leave)"""
+    host_tokens: Maybe[int] = None
+    """host pool of a replica (default: four times the device pool)"""
+    max_num_seqs: int = 256
+    """sequences that run at once on a replica"""
+    max_model_len: int = 16_384
+    """tokens of the longest request"""
+    most_replicas: int = 64
+    """replicas that are tried"""
+    duration: float = 300.0
+    """seconds in which sessions begin"""
+    seed: int = 0
+    """of the sessions"""
+    check_seed: Several = ()
+    """play the best plan, and one replica fewer, with these seeds too"""
+    coarse: Switch = False
+    """take the coarse model's word: quicker, for fleets of hundreds"""
+    json: Maybe[str] = None
+    """write all kinds and reports to this file"""
+    plot: Maybe[str] = None
+    """draw the kinds into this file"""
+    yaml: Maybe[str] = None
+    """write the best plan to this file, for `jinfercept deploy`"""
+
+    def run(self) -> int:
+        """Plan, and print a table.
+
+        Returns:
+            The exit status: 0; 1 if no kind meets the limits, or if another seed disagrees.
+
+        Raises:
+            ConfigError: the options make no sense.
+        """
+        self._check()
+        seeds, kinds, load = numbers("--check-seed", self.check_seed, int), self._kinds(), self._load()
+        detail: Detail = "coarse" if self.coarse else "stepped"
+        console = Console(stderr=True)
+        with console.status("…") as status:
+            sizings = ranked([size_fleet(kind, load, self.most_replicas, detail, status.update) for kind in kinds])
+        show(_table(sizings, load).shown())
+        print(LEGEND, file=sys.stderr)
+        best = sizings[0]
+        agree = not best.replicas or self._checked(best, load, detail, seeds)
+        self._write(sizings, load)
+        if not best.replicas:
+            print(f"no kind meets the limits with {self.most_replicas} replicas or fewer", file=sys.stderr)
+        return 0 if best.replicas and agree else 1
+
+    def _check(self) -> None:
+        for flag, value, least in (
+            ("--shared-tokens", self.shared_tokens, 0),
+            ("--max-num-seqs", self.max_num_seqs, 1),
+            ("--max-model-len", self.max_model_len, 2),
+            ("--most-replicas", self.most_replicas, 1),
+            ("--first-token-limit", self.first_token_limit, 0),
+            ("--per-token-limit", self.per_token_limit, 0),
+        ):
+            check_least(flag, value, least)
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError("--share is no share", got=self.share, fix="above 0, at most 1")
+        check_policies(listed(self.policy))
+        if not self.accelerator and not self.profile:
+            fix = "--accelerator H100, or --profile FILE of `jinfercept profile`"
+            raise ConfigError("there is no machine to plan with", got="neither", fix=fix)
+        check_outputs((("--json", self.json), ("--plot", self.plot), ("--yaml", self.yaml)))
+        if self.plot is not None:
+            check_drawing(self.plot)
+
+    def _kinds(self) -> list[ReplicaKind]:
+        """Every machine with every policy."""
+        prices, kinds = self._prices(), list[ReplicaKind]()
+        policies = listed(self.policy or ("copy_ahead",))
+        for policy in policies:
+            options: dict[str, Any] = {
+                "policy": policy,
+                "max_num_seqs": self.max_num_seqs,
+                "max_model_len": self.max_model_len,
+                "estimator": "history",
+            }
+            pools = self.kv_tokens, self.host_tokens
+            for name in listed(self.profile):
+                kinds.append(profile_kind(name, *pools, prices.get(name, 1.0), **options))
+            for name in listed(self.accelerator):
+                price = prices.get(name.rpartition("x")[2], 1.0)
+                kinds.append(accelerator_kind(self.model, name, *pools, price, **options))
+            if len(policies) > 1:
+                kinds = [
+                    kind if ", " in kind.label else kind._replace(label=f"{kind.label}, {policy}") for kind in kinds
+                ]
+        return kinds
+
+    def _prices(self) -> dict[str, float]:
+        found = dict[str, float]()
+        known = {*listed(self.profile), *(name.rpartition("x")[2] for name in listed(self.accelerator))}
+        for text in listed(self.price):
+            name, _, price = text.rpartition("=")
+            try:
+                found[name] = float(price)
+            except ValueError:
+                found[name] = -1.0
+            if name not in known or not 0 <= found[name] < float("inf"):
+                raise ConfigError("--price is no price of a machine that is planned with", got=text, fix="as H100=2.5")
+        return found
+
+    def _load(self) -> FleetLoad:
+        source, rate = self._source()
+        if self.rate is not None:
+            rate = self.rate
+        if rate is None:
+            raise ConfigError("the load has no rate", got="no --rate", fix="give sessions per second, as --rate 2")
+        limits = LatencyLimits(self.first_token_limit, self.per_token_limit)
+        return FleetLoad(source, rate, self.duration, self.shared_tokens, limits, self.share, self.seed)
+
+    def _source(self) -> tuple[Callable[[Random], Callable[[], Script]], float | None]:
+        room = self.max_model_len - self.shared_tokens
+        if self.traffic is None:
+            return drawer(None, self.workload, self.like, room), None
+        scripts, rate = read_traffic(self.traffic)
+        scripts = [without_system_prompt(script, self.shared_tokens) for script in scripts]
+        longest = max(script.context for script in scripts)
+        if longest >= room:
+            got = f"{longest + self.shared_tokens} tokens"
+            raise ConfigError("a recorded session is too long", got=got, fix="give a larger --max-model-len")
+        return lambda rng: from_trace(scripts, rng), rate
+
+    def _checked(self, best: Sizing, load: FleetLoad, detail: Detail, seeds: Sequence[int]) -> bool:
+        """Whether other seeds need as many replicas as the best plan says; prints a line for each."""
+        agree = True
+        for seed in seeds:
+            again = load._replace(seed=seed)
+            shares = [
+                play_fleet(best.kind, count, again, detail).good_share if count else 0.0
+                for count in (best.replicas, best.replicas - 1)
+            ]
+            enough, needed = shares[0] >= load.share, shares[1] < load.share
+            agree &= enough and needed
+            verdict = "agrees" if enough and needed else "needs more" if not enough else "needs fewer"
+            print(f"seed {seed}: {best.replicas} within {shares[0]:.1%}, one fewer {shares[1]:.1%}: {verdict}")
+        return agree
+
+    def _write(self, sizings: Sequence[Sizing], load: FleetLoad) -> None:
+        writers: dict[str, Callable[[], object]] = {}
+        if (json_path := self.json) is not None:
+            writers[json_path] = lambda: write_json(json_path, [_as_json(one) for one in sizings])
+        if (plot_path := self.plot) is not None:
+            writers[plot_path] = lambda: draw(plot_path, _panels(sizings, load))
+        if (yaml_path := self.yaml) is not None and sizings[0].replicas:
+            writers[yaml_path] = lambda: write_yaml(yaml_path, deployment(sizings[0], self.model))
+        write_all(writers)
+
+
+def without_system_prompt(script: Script, shared_tokens: int) -> Script:
+    """A recorded session without the system prompt, which is added to every session."""
+    return script._replace(prompt=max(1, script.prompt - shared_tokens))
+
+
+def write_yaml(path: str | Path, values: Any) -> None:
+    """Write the file of `jinfercept deploy`."""
+    import yaml
+
+    Path(path).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+def _table(sizings: Sequence[Sizing], load: FleetLoad) -> TextTable:
+    title = f"{load.rate:.3g} sessions/s, {load.share:.0%} of the requests within {load.limits.first_token_s:g} s to the first "
+    title += f"token and {load.limits.per_token_s:g} s per token after it"
+    return TextTable(title, COLUMNS, [_row(one) for one in sizings])
+
+
+def _row(one: Sizing) -> list[str]:
+    report, kind = one.report, one.kind
+    return [
+        str(one.replicas or "-"),
+        kind.label,
+        str(one.replicas * kind.num_devices or "-"),
+        f"{one.cost:.4g}" if one.replicas else "-",
+        f"{report.good_share:.1%}",
+        "-" if one.fewer is None else f"{one.fewer.good_share:.1%}",
+        f"{report.first_token_s[2]:.3g}",
+        f"{report.token_s:.3g}",
+        f"{report.busy_share:.0%}",
+        f"{report.found_share:.0%}",
+    ]
+
+
+def _panels(sizings: Sequence[Sizing], load: FleetLoad) -> list[list[Bars]]:
+    shares = {one.kind.label: {"within limits": one.report.good_share} for one in sizings}
+    for one in sizings:
+        if one.fewer is not None:
+            shares[one.kind.label]["one replica fewer"] = one.fewer.good_share
+    found = [one for one in sizings if one.replicas]
+    cost = {f"{one.replicas} × {one.kind.label}": {"cost": one.cost} for one in found}
+    title = f"{load.rate:.3g} sessions/s"
+    panels = [Bars(f"{title}: share of requests", "within the limits", shares, beside=True)]
+    return [[Bars(f"{title}: cost of the fleet", "per hour", cost), *panels] if cost else panels]
+
+
+def _as_json(one: Sizing) -> dict[str, Any]:
+    return {
+        "kind": one.kind.label,
+        "profile": one.kind.simulation.profile.name,
+        "policy": one.kind.simulation.policy_name,
+        "replicas": one.replicas or None,
+        "cost_per_h": one.cost,
+        "tried": {str(count): share for count, share in one.tried.items()},
+        "report": one.report._asdict(),
+        "fewer": None if one.fewer is None else one.fewer._asdict(),
+    }

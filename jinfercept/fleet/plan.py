@@ -1,0 +1,264 @@
+"""How many replicas of which kind a load needs: the fewest with which a share of the requests stays within limits, simulated.
+
+A search doubles and halves the number of replicas with the coarse model, then corrects it with engines that step until the
+number meets the limits and one fewer does not. The same router and the same sessions serve every number.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.fleet.cluster import ClusterReport, play_cluster
+from jinfercept.fleet.routing_policies import ROUTING_POLICIES
+from jinfercept.fleet.sessions import draw_sessions
+from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
+from jinfercept.sched.data_sheets import ACCELERATORS
+from jinfercept.sched.profile import LLAMA_2_7B, LLAMA_3_70B, LLAMA_13B, Profile, ProfiledModel, load_profile, roofline
+from jinfercept.sim.run_stats import LatencyLimits
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.workload import Script
+from jinfercept.studies.machines import LLAMA_3_1B, LLAMA_3_8B, QWEN_32B
+
+MODELS: Mapping[str, ProfiledModel] = {
+    model.name: model for model in (LLAMA_3_1B, LLAMA_2_7B, LLAMA_3_8B, LLAMA_13B, QWEN_32B, LLAMA_3_70B)
+}
+"""Models whose published sizes are known, for rooflines; others need a measured profile."""
+PAPER_KV_TOKENS: Mapping[str, int] = {"paper-gptj-6b-a100": 53_000, "paper-vicuna-13b-2xa100": 56_000}
+"""Device pools of the paper's machines, see `bench paper`."""
+HOST_TOKENS_PER_KV_TOKEN = 4
+DRAIN = 0.5
+"""Seconds that turns have after the last session begins, over those in which sessions begin."""
+
+Detail = Literal["stepped", "coarse"]
+
+
+class ReplicaKind(NamedTuple):
+    """A replica that could be bought.
+
+    Attributes:
+        label: in tables.
+        simulation: its machine, pools and policy.
+        num_devices: accelerators of one.
+        device: what one is; "" where only a profile is known.
+        price_per_h: of one accelerator; kinds are ordered by the price of the fleet.
+    """
+
+    label: str
+    simulation: Simulation
+    num_devices: int = 1
+    device: str = ""
+    price_per_h: float = 1.0
+
+    def cost(self, replicas: int) -> float:
+        """Of so many replicas for an hour."""
+        return replicas * self.num_devices * self.price_per_h
+
+
+class FleetLoad(NamedTuple):
+    """A load and what is asked of it.
+
+    Attributes:
+        source: makes a draw of sessions' scripts from a random state.
+        rate: sessions per second.
+        duration_s: seconds in which sessions begin.
+        shared_tokens: of the system prompt before every session.
+        limits: of a request.
+        share: of the requests that must stay within the limits.
+        seed: of the sessions.
+    """
+
+    source: Callable[[Random], Callable[[], Script]]
+    rate: float
+    duration_s: float
+    shared_tokens: int
+    limits: LatencyLimits
+    share: float
+    seed: int = 0
+
+
+class Sizing(NamedTuple):
+    """How many replicas of a kind a load needs.
+
+    Attributes:
+        kind: of the replicas.
+        replicas: the fewest that meet the limits; 0 if the most that were tried do not.
+        report: of that many; of the most, if none meets the limits.
+        fewer: report of one replica fewer; None for one.
+        tried: share within the limits by number of replicas.
+    """
+
+    kind: ReplicaKind
+    replicas: int
+    report: ClusterReport
+    fewer: ClusterReport | None
+    tried: Mapping[int, float]
+
+    @property
+    def cost(self) -> float:
+        """Of the fleet for an hour; infinite if no number meets the limits."""
+        return self.kind.cost(self.replicas) if self.replicas else float("inf")
+
+
+def profile_kind(
+    name: str, kv_tokens: int | None, host_tokens: int | None, price: float, **options: Any
+) -> ReplicaKind:
+    """A kind from a named profile or a file.
+
+    Args:
+        name: of the profile, or a path.
+        kv_tokens, host_tokens: of its pools; None: those that belong to the profile, four times as many on the host.
+        price: of one for an hour.
+        options: of `Simulation`; sequences that run at once are at most the tokens of a step.
+
+    Raises:
+        ConfigError: no such profile, or one that does not say how much memory there is.
+    """
+    profile = load_profile(name)
+    derived = profile.tables.get("derived")
+    known = derived.get("kv_tokens") if isinstance(derived, Mapping) else None
+    tokens = kv_tokens or known or PAPER_KV_TOKENS.get(profile.name.removesuffix("-attention"))
+    if not isinstance(tokens, int):
+        raise ConfigError("the profile does not say how many tokens of KV fit", got=name, fix="give --kv-tokens")
+    return _kind(profile.name, profile, tokens, host_tokens, price=price, options=options)
+
+
+def accelerator_kind(
+    model: str, devices: str, kv_tokens: int | None, host_tokens: int | None, price: float, **options: Any
+) -> ReplicaKind:
+    """A kind from data sheets.
+
+    Args:
+        model: a name of `MODELS`.
+        devices: an accelerator of the data sheets, as `H100`, or several that share the model, as `4xH100`.
+        kv_tokens, host_tokens: of its pools; None: what the weights leave, four times as many on the host.
+        price: of one accelerator for an hour.
+        options: of `Simulation`.
+
+    Raises:
+        ConfigError: an unknown model or accelerator, or weights that do not fit.
+    """
+    if model not in MODELS:
+        fix = f"one of {', '.join(MODELS)}; or measure a profile with `jinfercept profile` and give it as --profile"
+        raise ConfigError(f"the size of the model is not known{nearest(model, list(MODELS))}", got=model, fix=fix)
+    count, _, name = devices.rpartition("x")
+    if count and not (count.isdecimal() and 1 <= int(count) <= 64):
+        raise ConfigError("not a number of accelerators", got=devices, fix="as 4xH100")
+    if name not in ACCELERATORS:
+        fix = f"one of {', '.join(ACCELERATORS)}, or several, as 4xH100"
+        raise ConfigError(f"no such accelerator{nearest(name, list(ACCELERATORS))}", got=devices, fix=fix)
+    profile = roofline(MODELS[model], name, int(count or 1), attention=True)
+    tokens = kv_tokens or profile.tables["derived"]["kv_tokens"]
+    kind = _kind(devices, profile, tokens, host_tokens, price=price, options=options)
+    return kind._replace(num_devices=int(count or 1), device=name)
+
+
+def _kind(
+    label: str, profile: Profile, kv_tokens: int, host_tokens: int | None, *, price: float, options: Mapping[str, Any]
+) -> ReplicaKind:
+    step_tokens = _step_tokens(profile)
+    options = {**options, "max_num_seqs": min(options.get("max_num_seqs", step_tokens), step_tokens)}
+    simulation = Simulation(
+        profile,
+        kv_tokens=kv_tokens,
+        host_tokens=HOST_TOKENS_PER_KV_TOKEN * kv_tokens if host_tokens is None else host_tokens,
+        chunked_prefill=True,
+        overlaps=True,
+        prefix_caching=True,
+        **options,
+    )
+    return ReplicaKind(label, simulation, price_per_h=price)
+
+
+def _step_tokens(profile: Profile) -> int:
+    """Query tokens of the largest step: what was measured, else those after which steps take longer."""
+    return profile.bucket_tokens[-1] if profile.bucket_tokens else profile.saturation
+
+
+def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail) -> ClusterReport:
+    """The report of a fleet under a load."""
+    profile = kind.simulation.profile
+    simulation = replace(kind.simulation, limits=load.limits)
+    model = SteppedReplica if detail == "stepped" else CoarseReplica
+    sessions = draw_sessions(load.source, load.rate, load.duration_s, load.seed, load.shared_tokens)
+    policy = ROUTING_POLICIES["router"](profile, load.seed)
+    members = [model(simulation) for _ in range(replicas)]
+    return play_cluster(members, policy, sessions, load.limits, (1.0 + DRAIN) * load.duration_s)
+
+
+def size_fleet(
+    kind: ReplicaKind,
+    load: FleetLoad,
+    most_replicas: int,
+    detail: Detail = "stepped",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Sizing:
+    """The fewest replicas of a kind that meet a load's limits.
+
+    Args:
+        kind: of the replicas.
+        load: to serve.
+        most_replicas: that are tried.
+        detail: of the last word; the search begins with the coarse model.
+        progress: called with what is tried next.
+    """
+    number = _search(lambda count: _share(kind, count, load, "coarse", progress), load.share, most_replicas)
+    reports = dict[int, ClusterReport]()
+
+    def meets(count: int) -> bool:
+        if count not in reports:
+            progress(f"{kind.label}: {count} replicas, {detail}")
+            reports[count] = play_fleet(kind, count, load, detail)
+        return reports[count].good_share >= load.share
+
+    number = min(number, most_replicas)
+    while number < most_replicas and not meets(number):
+        number += max(1, number // 8)
+    number = min(number, most_replicas)
+    found = meets(number)
+    while found and number > 1 and meets(number - 1):
+        number -= 1
+    tried = {count: report.good_share for count, report in sorted(reports.items())}
+    return Sizing(kind, number if found else 0, reports[number], reports.get(number - 1), tried)
+
+
+def _share(kind: ReplicaKind, count: int, load: FleetLoad, detail: Detail, progress: Callable[[str], None]) -> float:
+    progress(f"{kind.label}: {count} replicas, {detail}")
+    return play_fleet(kind, count, load, detail).good_share
+
+
+def _search(share: Callable[[int], float], least: float, most: int) -> int:
+    """The smallest number whose share is at least so much, by doubling and bisection; `most` if none is."""
+    low, high = 0, 1
+    while high < most and share(high) < least:
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if share(middle) >= least:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def ranked(sizings: Sequence[Sizing]) -> list[Sizing]:
+    """Sizings by the cost of the fleet, the least first; those that meet no limits last, the best of them first."""
+    return sorted(sizings, key=lambda one: (one.cost, -one.report.good_share))
+
+
+def deployment(sizing: Sizing, model: str, name: str = "jinfercept") -> dict[str, Any]:
+    """The contents of the file of `jinfercept deploy` for a fleet."""
+    simulation = sizing.kind.simulation
+    engine: dict[str, Any] = {
+        "kv_tokens": simulation.kv_tokens,
+        "max_model_len": simulation.max_model_len,
+        "max_num_seqs": simulation.max_num_seqs,
+        "max_num_batched_tokens": _step_tokens(simulation.profile),
+        "page_size": simulation.page_size,
+        "policy": simulation.policy_name,
+        "swap_space": round(simulation.host_tokens * simulation.profile.kv_bytes_per_token / 2**30, 1),
+    }
+    if sizing.kind.num_devices > 1:
+        engine["tensor_parallel_size"] = sizing.kind.num_devices
+    return {"name": name, "model": model, "replicas": sizing.replicas, "engine": engine, "server": {"host": "0.0.0.0"}}

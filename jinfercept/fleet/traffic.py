@@ -1,0 +1,195 @@
+"""Recorded traffic as sessions to plan with: traces of `simulate`, OpenTelemetry's spans of `gen_ai`, the server's JSON log.
+
+Each is a file of JSON lines; the first line shows which. Spans are OTLP's JSON (`resourceSpans`) or one span a line, with
+attributes as a list or an object. What becomes a session: spans of one `gen_ai.conversation.id`, in the order of their starts.
+The log knows no conversations: a request whose cached tokens end where an earlier request of the same API key ended follows it.
+A request whose prompt is shorter than the context before it begins a session of its own.
+"""
+
+import json
+import math
+import reprlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinfercept.errors import ConfigError
+from jinfercept.sim.workload import MOST_TOKENS, Script, Segment, load_trace
+
+MOST_REQUESTS = 2_000_000
+_PAGE_SLACK = 64
+"""Tokens by which cached tokens may end before a context: the part of its last page."""
+_FIX = "give a trace of simulate, spans with gen_ai.usage.input_tokens, or the log of serve --log-format json"
+
+
+class RecordedTraffic(NamedTuple):
+    """Sessions that were recorded.
+
+    Attributes:
+        scripts: of the sessions.
+        rate: sessions per second; None where no times were recorded.
+    """
+
+    scripts: Sequence[Script]
+    rate: float | None
+
+
+class _Recorded(NamedTuple):
+    """A request: its times, its tokens, and what it belongs to."""
+
+    began_s: float
+    ended_s: float
+    prompt_tokens: int
+    new_tokens: int
+    owner: str
+    conversation: str
+    cached_tokens: int
+
+
+def read_traffic(path: str | Path) -> RecordedTraffic:
+    """The sessions in a file. Raises `ConfigError` if there are none, or if it cannot be read."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            first = next((line for line in file if line.strip()), "")
+            if _is_trace(first):
+                return RecordedTraffic(load_trace(path), None)
+            file.seek(0)
+            requests = list(_requests(file, str(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("recorded traffic cannot be read", got=f"{path} ({error})", fix=_FIX) from None
+    if not requests:
+        raise ConfigError("recorded traffic has no requests with tokens", got=path, fix=_FIX)
+    sessions = list(_sessions(requests))
+    seconds = max(one.ended_s for one in requests) - min(one.began_s for one in requests)
+    return RecordedTraffic([_script(one) for one in sessions], len(sessions) / seconds if seconds > 0 else None)
+
+
+def _is_trace(line: str) -> bool:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "segments" in value
+
+
+def _requests(lines: Iterable[str], path: str) -> Iterator[_Recorded]:
+    count = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}, line {number} is not JSON", got=error, fix=_FIX) from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}, line {number} is no object", got=reprlib.repr(value), fix=_FIX)
+        for one in _of_line(value):
+            count += 1
+            if count > MOST_REQUESTS:
+                raise ConfigError("recorded traffic is too long", got=path, fix=f"at most {MOST_REQUESTS:,} requests")
+            yield one
+
+
+def _of_line(value: Mapping[str, Any]) -> Iterator[_Recorded]:
+    if "resourceSpans" in value:
+        for resource in _list(value["resourceSpans"]):
+            for scope in _list(resource.get("scopeSpans")):
+                yield from (one for span in _list(scope.get("spans")) if (one := _of_span(span)))
+    elif "attributes" in value:
+        if one := _of_span(value):
+            yield one
+    elif one := _of_log(value):
+        yield one
+
+
+def _of_span(span: Mapping[str, Any]) -> _Recorded | None:
+    found = span.get("attributes")
+    names = found if isinstance(found, dict) else {one.get("key"): _value(one.get("value")) for one in _list(found)}
+    prompt, new = _count(names.get("gen_ai.usage.input_tokens")), _count(names.get("gen_ai.usage.output_tokens"))
+    began = _seconds(span.get("startTimeUnixNano", span.get("start_time")))
+    ended = _seconds(span.get("endTimeUnixNano", span.get("end_time")))
+    if not prompt or began is None or ended is None:
+        return None
+    conversation = names.get("gen_ai.conversation.id")
+    name = conversation if isinstance(conversation, str) else ""
+    return _Recorded(began, max(began, ended), prompt, max(1, new), "", name, 0)
+
+
+def _of_log(line: Mapping[str, Any]) -> _Recorded | None:
+    prompt, new = _count(line.get("prompt_tokens")), _count(line.get("completion_tokens"))
+    ended, seconds = _seconds(line.get("time")), line.get("seconds")
+    if not prompt or ended is None or not isinstance(seconds, int | float):
+        return None
+    owner, session = str(line.get("key", "")), line.get("session")
+    name = session if isinstance(session, str) else ""
+    return _Recorded(ended - seconds, ended, prompt, max(1, new), owner, name, _count(line.get("cached_tokens")))
+
+
+def _sessions(requests: Iterable[_Recorded]) -> Iterator[list[_Recorded]]:
+    """Requests by session: by its name, or for those without one by where their cached tokens end."""
+    named = defaultdict[str, list[_Recorded]](list)
+    open_sessions = defaultdict[str, dict[int, list[_Recorded]]](dict)
+    for one in sorted(requests, key=lambda one: one.began_s):
+        if one.conversation:
+            named[f"{one.owner}\0{one.conversation}"].append(one)
+            continue
+        contexts = open_sessions[one.owner]
+        ends = (end for end in range(one.cached_tokens, one.cached_tokens + _PAGE_SLACK) if end in contexts)
+        end = next(ends, None) if one.cached_tokens else None
+        session = contexts.pop(end) if end is not None else []
+        session.append(one)
+        context = one.prompt_tokens + one.new_tokens
+        if context in contexts:
+            yield contexts.pop(context)
+        contexts[context] = session
+    for contexts in open_sessions.values():
+        yield from contexts.values()
+    for session in named.values():
+        start = 0
+        for place in range(1, len(session)):
+            before = session[place - 1]
+            if session[place].prompt_tokens < before.prompt_tokens + before.new_tokens:
+                yield session[start:place]
+                start = place
+        yield session[start:]
+
+
+def _script(session: Sequence[_Recorded]) -> Script:
+    segments = list[Segment]()
+    for one, after in pairwise(session):
+        returned = max(0, after.prompt_tokens - one.prompt_tokens - one.new_tokens)
+        segments.append(Segment(one.new_tokens, max(0.0, after.began_s - one.ended_s), returned))
+    return Script("recorded", session[0].prompt_tokens, (*segments, Segment(session[-1].new_tokens, None, 0)))
+
+
+def _list(value: Any) -> list[Any]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _value(value: Any) -> Any:
+    """The value in OTLP's form: `{"intValue": "12"}`."""
+    return next(iter(value.values()), None) if isinstance(value, dict) else value
+
+
+def _count(value: Any) -> int:
+    """Tokens; 0 for what is no number of them. OTLP writes large integers as text."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else 0
+
+
+def _seconds(value: Any) -> float | None:
+    """Seconds since 1970 of nanoseconds, as a number or a text of digits, or of an ISO time; None for anything else."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 25:
+        return int(value) / 1e9
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError):
+            return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return value / 1e9
+    return None
