@@ -97,11 +97,11 @@ class PlanFleet:
     most_replicas: int = 64
     """replicas that are tried"""
     duration: float = 300.0
-    """seconds in which sessions begin"""
-    seed: int = 0
-    """of the sessions"""
+    """seconds in which sessions begin; what is sent in the first third is not counted"""
+    seed: Several = ()
+    """of the sessions; several runs are counted together (default: 0)"""
     check_seed: Several = ()
-    """play the best plan, and one replica fewer, with these seeds too"""
+    """play the best plan, and one replica fewer, with these seeds"""
     coarse: Switch = False
     """take the coarse model's word: quicker, for fleets of hundreds"""
     json: Maybe[str] = None
@@ -129,11 +129,15 @@ class PlanFleet:
         show(_table(sizings, load).shown())
         print(LEGEND, file=sys.stderr)
         best = sizings[0]
-        agree = not best.replicas or self._checked(best, load, detail, seeds)
+        agree = not (best.replicas and seeds) or self._agrees(best, load._replace(seeds=tuple(seeds)), detail)
         self._write(sizings, load)
         if not best.replicas:
             print(f"no kind meets the limits with {self.most_replicas} replicas or fewer", file=sys.stderr)
         return 0 if best.replicas and agree else 1
+
+    @property
+    def _seeds(self) -> tuple[int, ...]:
+        return tuple(numbers("--seed", self.seed or ("0",), int))
 
     def _check(self) -> None:
         for flag, value, least in (
@@ -198,7 +202,7 @@ class PlanFleet:
         if rate is None:
             raise ConfigError("the load has no rate", got="no --rate", fix="give sessions per second, as --rate 2")
         limits = LatencyLimits(self.first_token_limit, self.per_token_limit)
-        return FleetLoad(source, rate, self.duration, self.shared_tokens, limits, self.share, self.seed)
+        return FleetLoad(source, rate, self.duration, self.shared_tokens, limits, self.share, self._seeds)
 
     def _source(self) -> tuple[Callable[[Random], Callable[[], Script]], float | None]:
         room = self.max_model_len - self.shared_tokens
@@ -212,20 +216,14 @@ class PlanFleet:
             raise ConfigError("a recorded session is too long", got=got, fix="give a larger --max-model-len")
         return lambda rng: from_trace(scripts, rng), rate
 
-    def _checked(self, best: Sizing, load: FleetLoad, detail: Detail, seeds: Sequence[int]) -> bool:
-        """Whether other seeds need as many replicas as the best plan says; prints a line for each."""
-        agree = True
-        for seed in seeds:
-            again = load._replace(seed=seed)
-            shares = [
-                play_fleet(best.kind, count, again, detail).good_share if count else 0.0
-                for count in (best.replicas, best.replicas - 1)
-            ]
-            enough, needed = shares[0] >= load.share, shares[1] < load.share
-            agree &= enough and needed
-            verdict = "agrees" if enough and needed else "needs more" if not enough else "needs fewer"
-            print(f"seed {seed}: {best.replicas} within {shares[0]:.1%}, one fewer {shares[1]:.1%}: {verdict}")
-        return agree
+    def _agrees(self, best: Sizing, load: FleetLoad, detail: Detail) -> bool:
+        """Whether other seeds need as many replicas as the best plan says; prints a line."""
+        enough = play_fleet(best.kind, best.replicas, load, detail).good_share
+        fewer = play_fleet(best.kind, best.replicas - 1, load, detail).good_share if best.replicas > 1 else 0.0
+        verdict = "agrees" if enough >= load.share > fewer else "needs more" if enough < load.share else "needs fewer"
+        seeds = ", ".join(map(str, load.seeds))
+        print(f"seeds {seeds}: {best.replicas} within {enough:.1%}, one fewer {fewer:.1%}: {verdict}")
+        return verdict == "agrees"
 
     def _write(self, sizings: Sequence[Sizing], load: FleetLoad) -> None:
         writers: dict[str, Callable[[], object]] = {}

@@ -29,7 +29,7 @@ class ClusterReport(NamedTuple):
     """What a simulated fleet did.
 
     Attributes:
-        turns: that were sent.
+        turns: that were sent within the counted seconds; the rest of the report is of them.
         unfinished: of them, at the end of the run.
         good_share: of the turns, within the limits; unfinished ones are not.
         goodput_per_s: turns within the limits, over the seconds.
@@ -40,8 +40,8 @@ class ClusterReport(NamedTuple):
         token_s: mean seconds per token after the first one.
         busiest_share: of the turns, at the replica with the most.
         reasons: of the decisions, by name.
-        busy_share: of the seconds, in which a replica's steps ran; the mean over replicas.
-        seconds: of the simulated clock.
+        busy_share: of all seconds, in which a replica's steps ran; the mean over replicas.
+        seconds: of the simulated clock that were counted.
     """
 
     turns: int
@@ -94,6 +94,7 @@ def play_cluster(
     sessions: Iterable[AgentSession],
     limits: LatencyLimits,
     most_s: float = math.inf,
+    counted: tuple[float, float] = (0.0, math.inf),
     progress: Callable[[float], None] = lambda now: None,
 ) -> ClusterReport:
     """Play sessions until all have ended or `most_s` seconds have passed.
@@ -104,6 +105,7 @@ def play_cluster(
         sessions: in the order of their starts.
         limits: of goodput.
         most_s: seconds after which the rest is unfinished.
+        counted: seconds from and before which turns are sent that the report counts: those before fill the fleet.
         progress: called now and then with the seconds played.
     """
     states = tuple(ReplicaState(str(place)) for place in range(len(replicas)))
@@ -113,7 +115,7 @@ def play_cluster(
     events, queued_s = list[tuple[float, int]](), [math.inf] * len(replicas)
     sent: dict[tuple[int, int], RoutingHint] = {}
     homes: dict[int, int] = {}
-    coming, num_turns, now = iter(sessions), 0, 0.0
+    coming, num_turns, num_sent, now = iter(sessions), 0, 0, 0.0
     upcoming = next(coming, None)
 
     def look_at(place: int) -> None:
@@ -140,7 +142,8 @@ def play_cluster(
                 if replicas[place].next_s <= event_s:
                     for finished in replicas[place].advance():
                         turn = finished.turn
-                        counts.add(finished, limits)
+                        if counted[0] <= turn.at_s < counted[1]:
+                            counts.add(finished, limits)
                         hint = sent.pop((turn.session.number, turn.number))
                         policy.finished(hint, place, turn.prompt_tokens, turn.new_tokens, finished.cached_tokens)
                         if (following := turn.after(finished.finished_s)) is not None:
@@ -155,19 +158,22 @@ def play_cluster(
             turn = heapq.heappop(follow_ups)[2]
         hint = turn.hint()
         place, reason = policy.choose(hint, states, now)
-        num_turns += 1
-        reasons[reason] += 1
-        placed[place] += 1
+        num_sent += 1
+        if counted[0] <= now < counted[1]:
+            num_turns += 1
+            reasons[reason] += 1
+            placed[place] += 1
         sent[turn.session.number, turn.number] = hint
         counts.num_follow_ups += turn.number > 0
         counts.num_home += homes.get(turn.session.number) == place
         homes[turn.session.number] = place
         replicas[place].submit(turn, now)
         look_at(place)
-        if num_turns % 1000 == 0:
+        if num_sent % 1000 == 0:
             progress(now)
     busy_share = fmean(replica.busy_s for replica in replicas) / (now or 1.0)
-    return _report(counts, num_turns, reasons, placed, min(1.0, busy_share), now)
+    seconds = min(now, counted[1]) - counted[0]
+    return _report(counts, num_turns, reasons, placed, min(1.0, busy_share), max(0.0, seconds))
 
 
 def _report(
@@ -197,3 +203,34 @@ def _spread(values: array) -> tuple[float, float, float]:
     if not found:
         return (0.0, 0.0, 0.0)
     return fmean(found), found[len(found) // 2], found[min(len(found) - 1, len(found) * 99 // 100)]
+
+
+def mean_report(reports: Sequence[ClusterReport]) -> ClusterReport:
+    """One report of several runs of the same length: counts added up, the rest averaged."""
+    first = reports[0]
+    if len(reports) == 1:
+        return first
+    reasons = Counter[str]()
+    for one in reports:
+        reasons.update(one.reasons)
+    turns = sum(one.turns for one in reports)
+    averaged = {
+        name: fmean(getattr(one, name) for one in reports)
+        for name in ("goodput_per_s", "found_share", "known_share", "home_share", "token_s", "busiest_share")
+    }
+    return first._replace(
+        turns=turns,
+        unfinished=sum(one.unfinished for one in reports),
+        good_share=sum(one.good_share * one.turns for one in reports) / max(1, turns),
+        first_token_s=_mean_spread([one.first_token_s for one in reports]),
+        turn_s=_mean_spread([one.turn_s for one in reports]),
+        reasons=dict(reasons.most_common()),
+        busy_share=fmean(one.busy_share for one in reports),
+        seconds=sum(one.seconds for one in reports),
+        **averaged,
+    )
+
+
+def _mean_spread(spreads: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    mean, median, most = map(fmean, zip(*spreads, strict=True))
+    return mean, median, most

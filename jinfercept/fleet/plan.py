@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.fleet.cluster import ClusterReport, play_cluster
+from jinfercept.fleet.cluster import ClusterReport, mean_report, play_cluster
 from jinfercept.fleet.routing_policies import ROUTING_POLICIES
 from jinfercept.fleet.sessions import draw_sessions
 from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
@@ -28,6 +28,8 @@ MODELS: Mapping[str, ProfiledModel] = {
 PAPER_KV_TOKENS: Mapping[str, int] = {"paper-gptj-6b-a100": 53_000, "paper-vicuna-13b-2xa100": 56_000}
 """Device pools of the paper's machines, see `bench paper`."""
 HOST_TOKENS_PER_KV_TOKEN = 4
+WARM_UP = 1 / 3
+"""Share of the seconds whose turns fill the fleet and are not counted."""
 DRAIN = 0.5
 """Seconds that turns have after the last session begins, over those in which sessions begin."""
 
@@ -66,7 +68,7 @@ class FleetLoad(NamedTuple):
         shared_tokens: of the system prompt before every session.
         limits: of a request.
         share: of the requests that must stay within the limits.
-        seed: of the sessions.
+        seeds: of the sessions; each is a run, and the runs are counted together.
     """
 
     source: Callable[[Random], Callable[[], Script]]
@@ -75,7 +77,7 @@ class FleetLoad(NamedTuple):
     shared_tokens: int
     limits: LatencyLimits
     share: float
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
 
 
 class Sizing(NamedTuple):
@@ -177,14 +179,18 @@ def _step_tokens(profile: Profile) -> int:
 
 
 def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail) -> ClusterReport:
-    """The report of a fleet under a load."""
+    """The report of a fleet under a load, of the turns that are sent behind the first third of its seconds."""
     profile = kind.simulation.profile
     simulation = replace(kind.simulation, limits=load.limits)
     model = SteppedReplica if detail == "stepped" else CoarseReplica
-    sessions = draw_sessions(load.source, load.rate, load.duration_s, load.seed, load.shared_tokens)
-    policy = ROUTING_POLICIES["router"](profile, load.seed)
-    members = [model(simulation) for _ in range(replicas)]
-    return play_cluster(members, policy, sessions, load.limits, (1.0 + DRAIN) * load.duration_s)
+    reports = list[ClusterReport]()
+    for seed in load.seeds:
+        sessions = draw_sessions(load.source, load.rate, load.duration_s, seed, load.shared_tokens)
+        policy = ROUTING_POLICIES["router"](profile, seed)
+        members = [model(simulation) for _ in range(replicas)]
+        counted = load.duration_s * WARM_UP, load.duration_s
+        reports.append(play_cluster(members, policy, sessions, load.limits, (1 + DRAIN) * load.duration_s, counted))
+    return mean_report(reports)
 
 
 def size_fleet(

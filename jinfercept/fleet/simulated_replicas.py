@@ -170,7 +170,7 @@ class CoarseReplica:
     A prompt waits for those before it, and for memory if running requests hold it all. Full steps then compute the tokens that
     are not held, at their price for as many requests as run, beside the copy of what is only on the host. A generated token
     takes the price of a step that only decodes, or of a full one for the share of the time in which prompts are computed. A
-    context that leaves the device and the host is lost.
+    context that leaves the device and the host is lost. What sessions share is held once.
 
     Args:
         simulation: its machine and pools; policy and estimator are not simulated.
@@ -189,7 +189,7 @@ class CoarseReplica:
         self._contexts: OrderedDict[int, int] = OrderedDict()
         self._context_tokens = 0
         self._busy_s, self._busy_at = 0.0, 0.0
-        self._has_shared = False
+        self._shared_tokens = 0
         self._stepped_s = self._stepping_until_s = 0.0
 
     @property
@@ -201,26 +201,25 @@ class CoarseReplica:
         return self._stepped_s
 
     def submit(self, turn: Turn, now: float) -> None:
-        profile, number = self._profile, turn.session.number
-        held = min(self._contexts.pop(number, 0), turn.prompt_tokens - 1)
-        host_tokens = 0
-        if held:
-            self._context_tokens -= held
-            host_tokens = self._on_host(held)
-        elif self._has_shared:
-            held = turn.session.shared_tokens
-        self._has_shared = True
-        need = turn.prompt_tokens + turn.new_tokens
+        profile, number, shared = self._profile, turn.session.number, turn.session.shared_tokens
+        own = self._contexts.pop(number, 0)
+        self._context_tokens -= own
+        held, host_tokens = min(own + shared, turn.prompt_tokens - 1), self._on_host(own)
+        if not own:
+            held = shared if self._shared_tokens else 0
+        self._shared_tokens = max(self._shared_tokens, shared)
+        need = turn.prompt_tokens + turn.new_tokens - shared
         start_s = max(now, self._free_s)
         while self._running and (
             self._running[0][0] <= start_s
-            or self._running_tokens + need > self._kv_tokens
+            or self._running_tokens + need > self._kv_tokens - shared
             or len(self._running) >= self._most_running
         ):
             end_s, tokens = heapq.heappop(self._running)
             self._running_tokens -= tokens
             start_s = max(start_s, end_s)
-        num_running, contexts = len(self._running), self._running_tokens + turn.prompt_tokens
+        num_running = len(self._running)
+        contexts = self._running_tokens + num_running * shared + turn.prompt_tokens
         room = max(1, self._chunk_tokens - num_running)
         full_s = profile.step_s(room + num_running, contexts)
         decode_s = profile.step_s(num_running + 1, contexts)
@@ -243,7 +242,7 @@ class CoarseReplica:
         finished = heapq.heappop(self._ends)[2]
         turn = finished.turn
         if turn.session.script.segments[turn.number].call_s is not None:
-            tokens = turn.prompt_tokens + turn.new_tokens
+            tokens = turn.prompt_tokens + turn.new_tokens - turn.session.shared_tokens
             self._contexts[turn.session.number] = tokens
             self._context_tokens += tokens
             while self._context_tokens > self._kv_tokens + self._host_tokens - self._running_tokens and self._contexts:
@@ -255,8 +254,8 @@ class CoarseReplica:
 
     def _on_host(self, held: int) -> int:
         """Tokens of a context that are only on the host: the share of all contexts that the device has no room for."""
-        over = self._context_tokens + held + self._running_tokens - self._kv_tokens
-        return round(held * min(1.0, over / (self._context_tokens + held))) if over > 0 else 0
+        over = self._context_tokens + held + self._running_tokens + self._shared_tokens - self._kv_tokens
+        return round(held * min(1.0, over / (self._context_tokens + held))) if held and over > 0 else 0
 
     def _busy_share(self, prompt_s: float, now: float) -> float:
         """Share of the last seconds, decayed, in which prompts were computed."""

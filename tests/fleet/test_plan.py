@@ -49,8 +49,8 @@ def test_a_plan_meets_the_limits_one_replica_fewer_does_not_and_other_seeds_agre
     assert sizing.fewer.good_share < LOAD.share
     assert 0.0 < sizing.report.busy_share <= 1.0
     for seed in (1, 2):
-        assert play_fleet(KIND, sizing.replicas, LOAD._replace(seed=seed), "coarse").good_share >= 0.9
-        assert play_fleet(KIND, sizing.replicas - 1, LOAD._replace(seed=seed), "coarse").good_share < LOAD.share
+        assert play_fleet(KIND, sizing.replicas, LOAD._replace(seeds=(seed,)), "coarse").good_share >= 0.9
+        assert play_fleet(KIND, sizing.replicas - 1, LOAD._replace(seeds=(seed,)), "coarse").good_share < LOAD.share
 
 
 def test_engines_that_step_have_the_last_word():
@@ -114,7 +114,7 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path, capsys):
     assert main([*words, "--plot", str(tmp_path / "plan.png")]) in (0, 1)
     said = capsys.readouterr().out
     assert "H100" in said
-    assert "seed 1" in said
+    assert "seeds 1" in said
     assert yaml.safe_load(files["yaml"].read_text())["model"] == "llama-3-8b"
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
