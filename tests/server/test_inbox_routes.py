@@ -1,12 +1,15 @@
 """`/inbox`: calls that wait for a person, over HTTP."""
 
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.inbox import Inbox
-from tests.support.live_server import Running, running
+from jinfercept.server.key_file import key_digest
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.waiting_calls import ask
 
@@ -61,3 +64,44 @@ def test_without_an_inbox_there_is_none_and_with_keys_it_needs_one(served: Runni
         assert server.http.get("/inbox").status_code == 401
         assert server.http.post("/inbox/x/answer", json={"text": ""}).status_code == 401
         assert server.http.get("/inbox", headers={"authorization": "Bearer one"}).json() == {"data": []}
+
+
+def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_database(
+    scripted: Scripted, state_url: str
+) -> None:
+    options: Any = {"state_url": state_url, "state_heartbeat": 0.1, "api_key": ("mine", "yours")}
+    with running(scripted.llm, **options) as first, running(scripted.llm, **options) as second:
+        here = first.service.inbox = Inbox()
+        second.service.inbox = Inbox()
+        headers = {"authorization": "Bearer mine"}
+        owner = key_digest("mine")
+
+        def listed() -> list[Any]:
+            return second.http.get("/inbox", headers=headers).json()["data"]
+
+        def post(call_id: str, what: str, body: Any, key: str = "mine") -> int:
+            path = f"/inbox/{call_id}/{what}"
+            return second.http.post(path, json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+        answer = ask(here, owner, amount=3)
+        until(lambda: len(listed()) == 1)
+        [call] = listed()
+        assert call == first.http.get("/inbox", headers=headers).json()["data"][0]
+        assert second.http.get("/inbox", headers={"authorization": "Bearer yours"}).json()["data"] == []
+        assert post(call["id"], "answer", {"text": "no"}, key="yours") == 404
+        assert post("0" * 12, "answer", {"text": "no"}) == post("%00", "answer", {"text": "no"}) == 404
+        assert post(call["id"], "answer", {"text": "yes\x00"}) == 200
+        assert answer.result(5) == "yes\x00"
+        assert listed() == []
+        until(lambda: post(call["id"], "answer", {"text": "again"}) == 404)
+        answer = ask(here, owner, amount=4)
+        until(lambda: len(listed()) == 1)
+        assert post(listed()[0]["id"], "decline", {"why": "too much"}) == 200
+        with pytest.raises(CallFailed, match="too much"):
+            answer.result(5)
+        answer = ask(here, owner, amount=5)
+        until(lambda: len(listed()) == 1)
+        first.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: listed() == [])  # its server has ended
+        here.answer(here.pending()[0].id, "late")
+        assert answer.result(5) == "late"
