@@ -21,7 +21,7 @@ from tests.support.docs_reader import Reader, commands_in
 from tests.support.live_server import until
 from tests.support.scripted_model import Make
 
-PAGES = ("start.md", "serving.md", "messages.md", "tools.md", "metrics.md", "migration.md")
+PAGES = ("start.md", "serving.md", "messages.md", "state.md", "tools.md", "metrics.md", "migration.md")
 FLAG = re.compile(r"`(--[a-z-]+)")
 SERVERS = {
     line: block

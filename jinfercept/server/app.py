@@ -39,7 +39,8 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
         yield
-        await service.close_all()
+        service.close_threads()
+        await service.close_state()
 
     app = FastAPI(
         title="jinfercept",

@@ -343,11 +343,14 @@ class Service:
         for stream in list(self._streams):
             stream.abort()
 
-    async def close_all(self) -> None:
-        """Store the ends of responses, export the last traces, and end all threads."""
+    def close_threads(self) -> None:
+        """End the preparation threads, and export the last traces."""
         self._threads.close()
         if self.tracing is not None:
             self.tracing.close()
+
+    async def close_state(self) -> None:
+        """Store the ends of responses, and close the database."""
         await self.responses.close(self.options.state_timeout)
         await self._upkeep.stop(self.options.state_timeout)
         self.database.close()

@@ -88,11 +88,14 @@ class StateUpkeep:
         while True:
             before = list(self._responses.open)
             inbox = self._inbox()
-            beat, answers = await loop.run_in_executor(self._thread, self._beat, inbox)
-            if beat is not None:
-                self._responses.heard(beat, before)
-            for answer in answers:
-                _deliver(inbox, answer)
+            try:
+                beat, answers = await loop.run_in_executor(self._thread, self._beat, inbox)
+                if beat is not None:
+                    self._responses.heard(beat, before)
+                for answer in answers:
+                    _deliver(inbox, answer)
+            except Exception:
+                log.exception("the upkeep of the stored state failed")
             await asyncio.sleep(self._heartbeat_s)
 
     def _beat(self, inbox: Inbox | None) -> tuple[Heartbeat | None, list[TakenAnswer]]:

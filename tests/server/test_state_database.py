@@ -20,6 +20,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.server.errors import ApiError
 from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.tables import StateTable
+from tests.support.live_server import until
 from tests.support.postgres import Postgres
 
 
@@ -151,6 +152,7 @@ def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
     postgres_server: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    before = set(threading.enumerate())
     database = StateDatabase(postgres_server.url, timeout_s=1.5)
     read = text("SELECT 1")
 
@@ -177,7 +179,18 @@ def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
         finally:
             postgres_server.resume()
         assert await ask() == 1
+        postgres_server.pause()
+        try:
+            with pytest.raises(ApiError, match="does not answer"):
+                await ask()
+            database.close()
+            until(lambda: not any(thread.name.startswith("jinfercept-state") for thread in _new_threads(before)))
+        finally:
+            postgres_server.resume()
 
     asyncio.run(tried())
-    database.close()
     assert "secret-word" not in caplog.text
+
+
+def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
+    return set(threading.enumerate()) - before

@@ -7,13 +7,15 @@ if it is run twice. Encryption is left to the database and its file system.
 
 import asyncio
 import os
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, final
+from weakref import WeakSet
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
@@ -61,6 +63,9 @@ class StateDatabase:
         self._timeout_s = timeout_s
         self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
         self._engine = _engine(parsed, timeout_s)
+        self._remote = WeakSet[Any]()  # connections of PostgreSQL
+        if parsed.get_backend_name() == "postgresql":
+            event.listen(self._engine, "connect", lambda connection, record: self._remote.add(connection))
         self._reading = self._engine.execution_options(**{_ONLY_READS: True})
         self._open()
         threads = _THREADS if self.outlives else 1
@@ -95,8 +100,12 @@ class StateDatabase:
             return work(session)
 
     def close(self) -> None:
-        """Close the threads and connections."""
+        """Close the threads and connections, those also that wait for a server that does not answer."""
         self._threads.close()
+        for connection in list(self._remote):
+            if not connection.closed:
+                with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as waiting:
+                    waiting.shutdown(socket.SHUT_RDWR)
         self._engine.dispose()
 
     def _open(self) -> None:
