@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from jinfercept.server.encoding import EncodedReply
+from jinfercept.server.encoding import EncodedReply, encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.protocol import FIRST_ERROR, Body
@@ -20,7 +20,7 @@ from jinfercept.server.responses_objects import ItemList
 from jinfercept.server.responses_protocol import InputItem
 from jinfercept.server.service import service_of
 from jinfercept.server.state import conversation_rows
-from jinfercept.server.state.conversation_rows import StoredConversation
+from jinfercept.server.state.conversation_rows import ItemPage, StoredConversation
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -121,7 +121,12 @@ async def create_items(conversation_id: str, body: NewItemsBody, request: Reques
         request,
         lambda session: conversation_rows.add_items(session, conversation_id, owner, items, write=write, ttl_s=ttl_s),
     )
-    return _listed(items, has_more=False)
+    first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+
+    def page() -> Response:
+        return _listed(ItemPage([encode(item).decode() for item in items], first_id, last_id, has_more=False))
+
+    return await service_of(request).prepare(request, page)
 
 
 @router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList)
@@ -134,21 +139,22 @@ async def list_items(
 ) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
     owner, descending = _owner(request), order == "desc"
-    page = await _run(
+    return await _run(
         request,
-        lambda session: conversation_rows.list_items(
-            session, conversation_id, owner, limit=limit, descending=descending, after=after
+        lambda session: _listed(
+            conversation_rows.list_items(
+                session, conversation_id, owner, limit=limit, descending=descending, after=after
+            )
         ),
     )
-    return _listed(page.items, page.has_more)
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=dict[str, Any])
 async def get_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """An item of a conversation."""
     owner = _owner(request)
-    item = await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, owner, item_id))
-    return EncodedReply(item)
+    body = await _run(request, lambda session: conversation_rows.read_item(session, conversation_id, owner, item_id))
+    return Response(body, media_type="application/json")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
@@ -190,11 +196,10 @@ def _shown(conversation: StoredConversation) -> Response:
     )
 
 
-def _listed(items: Sequence[Item], has_more: bool) -> Response:
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return EncodedReply(
-        {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
-    )
+def _listed(page: ItemPage) -> Response:
+    about = {"object": "list", "first_id": page.first_id, "last_id": page.last_id, "has_more": page.has_more}
+    body = encode(about)[:-1].decode() + ',"data":[' + ",".join(page.bodies) + "]}"
+    return Response(body, media_type="application/json")
 
 
 def _owner(request: Request) -> str:

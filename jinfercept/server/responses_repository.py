@@ -139,7 +139,7 @@ class ResponseRepository:
             return response_rows.read_head(session, self._server, response_id, owner)
 
         head = await self._database.run(owner, read, only_reads=True)
-        if head is not None and head.is_open and not head.is_live:
+        if head is not None and head.is_open and not head.is_live and head.server_id != self._server.server_id:
 
             def fail(session: Session) -> ResponseHead | None:
                 response_rows.fail_if_lost(session, self._server, response_id)

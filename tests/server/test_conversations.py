@@ -16,7 +16,7 @@ from tests.support.scripted_model import Scripted
 LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
 def talking(request: pytest.FixtureRequest, scripted: Scripted, tmp_path: Path) -> Iterator[Running]:
     """A server without a database, and one with each kind."""
     url = None if request.param == "memory" else str(tmp_path / "state.db")

@@ -41,20 +41,31 @@ class ConversationTurn(NamedTuple):
     """What a response needs that is generated in a conversation.
 
     Attributes:
-        conversation_id: of the conversation.
-        items: of the conversation before the turn.
+        bodies: documents of the conversation's items before the turn.
         last_response_id: the last response of the conversation.
     """
 
-    conversation_id: str
-    items: list[Item]
+    bodies: Sequence[str]
     last_response_id: str | None
+
+    @property
+    def items(self) -> list[Item]:
+        """The items before the turn. Slow."""
+        return [json.loads(body) for body in self.bodies]
 
 
 class ItemPage(NamedTuple):
-    """A page of items, and whether more follow."""
+    """A page of items.
 
-    items: list[Item]
+    Attributes:
+        bodies: their documents.
+        first_id, last_id: ids of the first and the last item; None if there is none.
+        has_more: whether more items follow.
+    """
+
+    bodies: Sequence[str]
+    first_id: str | None
+    last_id: str | None
     has_more: bool
 
 
@@ -158,18 +169,20 @@ def list_items(
             shown.append(one)
             num_bytes += size
     columns = select(place, ConversationItemRow.body).where(wanted[0], place.in_(shown))
-    bodies = dict(session.execute(columns).tuples().all())
-    return ItemPage([json.loads(bodies[one]) for one in shown if one in bodies], len(sizes) > len(shown))
+    found = dict(session.execute(columns).tuples().all())
+    bodies = [found[one] for one in shown]
+    first_id, last_id = (json.loads(bodies[0])["id"], json.loads(bodies[-1])["id"]) if bodies else (None, None)
+    return ItemPage(bodies, first_id, last_id, len(sizes) > len(shown))
 
 
-def read_item(session: Session, conversation_id: str, owner: str, item_id: str) -> Item:
-    """An item of a conversation. Raises 404."""
+def read_item(session: Session, conversation_id: str, owner: str, item_id: str) -> str:
+    """Document of an item of a conversation. Raises 404."""
     row = _row(session, conversation_id, owner)
     mine = ConversationItemRow.conversation_id == row.id, ConversationItemRow.item == digest(item_id)
     body = session.scalar(select(ConversationItemRow.body).where(*mine).order_by(ConversationItemRow.place).limit(1))
     if body is None:
         raise _no_item(item_id)
-    return json.loads(body)
+    return body
 
 
 def delete_item(session: Session, conversation_id: str, owner: str, item_id: str, ttl_s: float) -> StoredConversation:
@@ -210,7 +223,7 @@ def begin_turn(
         ApiError: 404; 409 if another response is generated in it; 400 if it is too long.
     """
     row, now = _row(session, conversation_id, owner, lock=True), clock(session)
-    live = row.turn_server_id is not None and session.scalar(
+    live = row.turn_server_id == server.server_id or session.scalar(
         select(is_live(ConversationRow.turn_server_id, now, server.lost_s)).where(ConversationRow.id == row.id)
     )
     if row.turn_id not in (None, response_id) and live:
@@ -224,7 +237,7 @@ def begin_turn(
         .where(ConversationItemRow.conversation_id == row.id)
         .order_by(ConversationItemRow.place)
     )
-    return ConversationTurn(row.id, [json.loads(body) for body in bodies], row.last_response_id)
+    return ConversationTurn(bodies.all(), row.last_response_id)
 
 
 def end_turn(
