@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tyro import conf
 
-from jinfercept.cli.options import ModelName, engine_flags, group_flags
+from jinfercept.cli.options import Maybe, ModelName, engine_flags, group_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.server.log_lines import begin_logging
@@ -30,6 +30,10 @@ class Serve:
     model: ModelName
     server: Annotated[Mapping[str, Any], group_flags("server", ServerOptions)]
     engine: Annotated[EngineOptions, engine_flags()]
+    replicas: Maybe[int] = None
+    """replicas of the model, on Ray; see docs/fleet.md (default: this process serves alone, without Ray)"""
+    ray_address: Maybe[str] = None
+    """a Ray cluster's HOST:PORT, or auto (default: Ray is started on this machine, and ends with this command)"""
     notes: conf.Suppress[tuple[str, ...]] = ()
 
     def options(self) -> ServerOptions:
@@ -49,6 +53,8 @@ class Serve:
             raise ConfigError(
                 "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
             ) from error
+        if self.replicas is not None or self.ray_address is not None:
+            return self._run_fleet(options)
         from jinfercept.llm import LLM
         from jinfercept.startup.progress import StartDisplay
         from jinfercept.startup.several_hosts import is_follower
@@ -70,6 +76,16 @@ class Serve:
             service.check_template()
             progress.close()
             serve_until_signal(service, listener, lambda: print(f"jinfercept: {url}", flush=True))
+        return 0
+
+    def _run_fleet(self, options: ServerOptions) -> int:
+        """Serve with several replicas; returns 0."""
+        from jinfercept.fleet.ray_serve import serve_fleet
+
+        begin_logging(options.log_format)
+        for note in self.notes:
+            log.warning(note)
+        serve_fleet(self.model, self.engine, options, self.replicas or 1, self.ray_address)
         return 0
 
 

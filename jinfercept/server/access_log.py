@@ -8,14 +8,13 @@ import logging
 import re
 import time
 import uuid
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.server.anthropic_dialect import REQUEST_ID, speaks_anthropic
 from jinfercept.server.log_lines import FIELDS, key_values
-from jinfercept.server.service import Service
 from jinfercept.server.tracing.current import TRACE
 
 log = logging.getLogger("jinfercept.server")
@@ -30,16 +29,31 @@ _QUIET = frozenset({"/health", "/ready", "/metrics", "/live", "/inbox"})
 """Paths that monitors poll: their lines are logged at level debug."""
 
 
+class RequestCounter(Protocol):
+    """Counts the requests in progress, on the event loop."""
+
+    draining: bool
+    """Whether new requests are refused."""
+
+    def request_started(self) -> None:
+        """Count an HTTP request in progress."""
+        ...
+
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
+        ...
+
+
 @final
 class AccessLog:
     """ASGI middleware.
 
     Args:
         app: the wrapped application.
-        service: counts the requests in progress.
+        service: counts the requests.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: RequestCounter) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,18 +1,18 @@
 """A route class that checks the API key, and then reads a JSON body within limits of time and size."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.anthropic_dialect import authorizations
 from jinfercept.server.errors import ApiError, invalid_body
+from jinfercept.server.request_body import read_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 from jinfercept.server.tracing.current import TRACE
 
@@ -58,15 +58,10 @@ class _JsonRequest(Request):
         self._service, self._model = service, model
         self._max_bytes, self._timeout_s = service.options.max_body_size, service.options.body_timeout
         self._read: bytes | None = None
-        self._more = True
 
     async def body(self) -> bytes:
         if self._read is None:
-            declared = self.headers.get("content-length", "")
-            if not (declared.isdecimal() and int(declared) > self._max_bytes):
-                self._read = await self._receive_body()
-            if self._read is None:
-                raise ApiError(413, f"the body is larger than {self._max_bytes} bytes")
+            self._read = await read_body(self, self._max_bytes, self._timeout_s)
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self._read and kind != "application/json":
                 raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")
@@ -79,28 +74,6 @@ class _JsonRequest(Request):
         if len(body) <= _SMALL_BYTES:
             return _parsed(body, self._model)
         return await self._service.prepare(self, lambda: _parsed(body, self._model))
-
-    async def _receive_body(self) -> bytes | None:
-        """The body; None if it is too large. Raises 408 at the timeout."""
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while self._more:
-                    parts.append(await self._next())
-                    size += len(parts[-1])
-                    if size > self._max_bytes:
-                        return None
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive in {self._timeout_s:g} s") from None
-        return b"".join(parts)
-
-    async def _next(self) -> bytes:
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        self._more = message.get("more_body", False)
-        return message.get("body", b"")
 
 
 def _parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:

@@ -38,23 +38,17 @@ def metrics_router(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": text}})
     async def metrics(request: Request) -> Response:
         """Counts, times and pages, for Prometheus."""
-        form, kind = _format(request.headers.get("accept", ""))
+        form, kind = metrics_format(request.headers.get("accept", ""))
         if last(form) is None:
             looked = await window.look()
             if last(form) is None:  # no other request has encoded it meanwhile
-                num_tasks = len(asyncio.all_tasks())
-                tasks = MetricFamilies(service.names[0]).gauge(
-                    "jinfercept:tasks", "Tasks of the server's event loop", num_tasks
-                )
-                reading = SnapshotValue(read(service, looked.seen), looked.at_s)
-                collected = _Collected([*families(reading, service.names[0]), tasks])
-                pages[form] = form.generate_latest(collected), time.monotonic()
+                pages[form] = encode_metrics(form, collect(service, looked)), time.monotonic()
         return Response(pages[form][0], media_type=kind)
 
     return router
 
 
-def _format(accept: str) -> tuple[ModuleType, str]:
+def metrics_format(accept: str) -> tuple[ModuleType, str]:
     """The module that encodes, and the content type: OpenMetrics 1.0.0 for clients that accept it, otherwise text 0.0.4."""
     for media_range in accept.lower().split(","):
         kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
@@ -62,6 +56,19 @@ def _format(accept: str) -> tuple[ModuleType, str]:
         if kind == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return openmetrics, openmetrics.CONTENT_TYPE_LATEST
     return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+
+def collect(service: Service, looked: SnapshotValue[EngineState]) -> list[Metric]:
+    """All metrics of a service. Runs on its event loop."""
+    num_tasks = len(asyncio.all_tasks())
+    tasks = MetricFamilies(service.names[0]).gauge("jinfercept:tasks", "Tasks of the server's event loop", num_tasks)
+    reading = SnapshotValue(read(service, looked.seen), looked.at_s)
+    return [*families(reading, service.names[0]), tasks]
+
+
+def encode_metrics(form: ModuleType, metrics: list[Metric]) -> bytes:
+    """A page of metrics. `form` is from `metrics_format`."""
+    return form.generate_latest(_Collected(metrics))
 
 
 def read(service: Service, state: EngineState) -> Reading:

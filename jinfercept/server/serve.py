@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast, final
+from typing import Protocol, cast, final
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
@@ -26,10 +27,26 @@ from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
 
-_SWITCH_S = 0.0005
+SWITCH_S = 0.0005
 """Switch interval of the interpreter's lock: Python's default of 5 ms delays the event loop when tokens are sent."""
 _SHUTDOWN_S = 5
 """Seconds for clients to read the ends of their responses after the drain."""
+
+
+class Drainable(Protocol):
+    """What stands behind an application, and ends before its server does."""
+
+    draining: bool
+    """Whether new requests are refused."""
+
+    @property
+    def options(self) -> ServerOptions:
+        """Options of the server."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
+        ...
 
 
 @final
@@ -37,12 +54,15 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
 
     Args:
+        app: the application.
         service: of the application.
         listener: a bound socket.
         ready: called once connections are accepted.
     """
 
-    def __init__(self, service: Service, listener: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, app: ASGIApp, service: Drainable, listener: socket.socket, ready: Callable[[], object] = lambda: None
+    ) -> None:
         options = service.options
         protocol = partial(
             HttpProtocol,
@@ -51,7 +71,7 @@ class DrainingServer(uvicorn.Server):
             limits=ConnectionLimits(options.max_connections, options.max_connections_per_address),
         )
         config = uvicorn.Config(
-            RequestFraming(create_app(service)),
+            RequestFraming(app),
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
             loop="asyncio",  # uvloop takes one connection per turn
             backlog=BACKLOG,
@@ -100,10 +120,15 @@ class DrainingServer(uvicorn.Server):
 
 def serve(service: Service, listener: socket.socket, ready: Callable[[], object]) -> None:
     """Serve a model until a signal, on a socket from `listen`. `ready` is called once connections are accepted."""
+    serve_app(create_app(service), service, listener, ready)
+
+
+def serve_app(app: ASGIApp, service: Drainable, listener: socket.socket, ready: Callable[[], object]) -> None:
+    """Serve an application until a signal, as `serve` does a model."""
     before_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     try:
-        DrainingServer(service, listener, ready).serve_until_signal()
+        DrainingServer(app, service, listener, ready).serve_until_signal()
     finally:
         sys.setswitchinterval(before_s)
 

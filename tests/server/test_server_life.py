@@ -17,6 +17,7 @@ import pytest
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.server.app import create_app
 from jinfercept.server.log_lines import JsonFormatter
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
@@ -238,7 +239,8 @@ def test_a_unix_socket_is_shared_with_nobody_and_gone_afterwards(scripted: Scrip
         listen(ServerOptions(uds=str(tmp_path / "no" / "socket")))
     listen(options)[0].close()  # as one that was killed leaves it
     listener, url = listen(options)
-    server = DrainingServer(Service(scripted.llm, MODEL, options), listener)
+    service = Service(scripted.llm, MODEL, options)
+    server = DrainingServer(create_app(service), service, listener)
     thread = threading.Thread(target=server.serve_until_signal)
     thread.start()
     until(lambda: server.started)

@@ -14,6 +14,7 @@ from openai import OpenAI
 from jinfercept.chat.options import ChatOptions
 from jinfercept.engine.state import EngineState
 from jinfercept.llm import LLM
+from jinfercept.server.app import create_app
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.server_tools import ServerTools
@@ -75,7 +76,7 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
     settings = ServerOptions(**({"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0} | options))
     service = Service(llm, "tiny", settings, tools)
     listener, url = listen(settings)
-    server = DrainingServer(service, listener)
+    server = DrainingServer(create_app(service), service, listener)
     thread = threading.Thread(target=server.serve_until_signal)
     thread.start()
     until(lambda: server.started)

@@ -1,0 +1,349 @@
+"""The front of a fleet: an ASGI application that checks keys, reads bodies, and has each request answered by one replica.
+
+Keys, limits of bodies and error responses are those of `server/`; the replicas run the same server, and check everything again.
+Requests that concern all replicas are in `fan_out`. No Ray.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, final
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from jinfercept.fleet.conversations import RoutingHint, find_conversation, response_key
+from jinfercept.fleet.http_call import HttpCall, ReplicaLostError
+from jinfercept.fleet.lost_stream import lost_error
+from jinfercept.fleet.relay import Relay
+from jinfercept.fleet.replicas import ReplicaFacts, Replicas
+from jinfercept.fleet.routes import Routes
+from jinfercept.fleet.routing import NoReplicaError, Router
+from jinfercept.fleet.ticket import Ticket
+from jinfercept.server.access_log import DETAILS, AccessLog
+from jinfercept.server.anthropic_dialect import REQUEST_ID
+from jinfercept.server.disconnection import disconnected
+from jinfercept.server.errors import ApiError, add_handlers
+from jinfercept.server.keys import Keys
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.request_body import read_body
+
+log = logging.getLogger("jinfercept.server")
+
+BEGIN_S = 15.0
+"""Seconds in which a replica has to begin with a request."""
+_DRAINED_S = 5
+_COUNTED_S = 5.0
+_DRAINED = "drained"
+_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_SMALL_BYTES = 2**14
+_STORED = "/v1/responses/"
+
+
+@final
+class FleetFront:
+    """The front.
+
+    Args:
+        connect: connects to the replicas, on the event loop.
+        options: of the server.
+        model: name of the model in metrics.
+        make_router: makes the router from what the first replica knows.
+
+    Attributes:
+        draining: whether new requests are refused.
+        keys: the API keys.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Replicas]],
+        options: ServerOptions,
+        model: str,
+        make_router: Callable[[ReplicaFacts], Router] = lambda facts: Router(
+            facts.profile, chunk_tokens=facts.chunk_tokens
+        ),
+    ) -> None:
+        self.options, self.model = options, (*options.served_model_name, model)[0]
+        self._connect, self._make_router = connect, make_router
+        self._replicas: Replicas | None = None
+        self.draining = False
+        self.keys = Keys(options.key_rules())
+        self._facts: ReplicaFacts | None = None
+        self._routes: Routes | None = None
+        self._busy = 0
+        self._tasks = set[asyncio.Task[None]]()
+        self._idle = asyncio.Event()
+
+    @property
+    def replicas(self) -> Replicas:
+        """They answer the requests; connected by `start`."""
+        assert self._replicas is not None
+        return self._replicas
+
+    @property
+    def routes(self) -> Routes:
+        """The tables; there are some after `start`."""
+        assert self._routes is not None
+        return self._routes
+
+    async def start(self) -> None:
+        """Meet the replicas: their prices, and the contexts that they hold. Raises `NoReplicaError`."""
+        self._replicas = await self._connect()
+        first = Routes(Router(_NoPrices()))
+        self._facts = await self.replicas.facts(Ticket(first, RoutingHint()))
+        self._routes = Routes(self._make_router(self._facts))
+        for name in first.names:
+            with suppress(ReplicaLostError, NoReplicaError):
+                facts = await self.replicas.facts(Ticket(self._routes, RoutingHint(), name))
+                self._routes.learn(facts.replica, facts.held)
+
+    # -- requests in progress --------------------------------------------------------------------------------------
+
+    def request_started(self) -> None:
+        """Count an HTTP request in progress."""
+        self._busy += 1
+        self._idle.clear()
+
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
+        self._busy -= 1
+        if not self._busy:
+            self._idle.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they end with an error."""
+        self.draining = True
+        if self._busy:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel(_DRAINED)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_DRAINED_S)
+
+    # -- one request -----------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a request answered by one replica."""
+        request = Request(scope, receive)
+        call, hint, prefer, salt = await self.read(request)
+        ended = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal ended
+            await send(message)
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        answering = asyncio.ensure_future(self._answer(call, hint, prefer, salt, scope[DETAILS], send_noting))
+        leaving = asyncio.ensure_future(disconnected(receive))
+        self._tasks.add(answering)
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if ended:  # what follows are the counts of the request
+                await asyncio.wait((answering,), timeout=_COUNTED_S)
+            if answering.done():
+                answering.result()
+            elif not ended:
+                scope[DETAILS]["disconnected"] = True
+        finally:
+            leaving.cancel()
+            self._tasks.discard(answering)
+            if not answering.done():
+                answering.cancel()
+                with suppress(asyncio.CancelledError):
+                    await answering
+
+    async def read(self, request: Request) -> tuple[HttpCall, RoutingHint, str, str]:
+        """A request with its body, its hint, the replica that shall answer if it runs, and its cache salt.
+
+        Raises:
+            ApiError: 401, 408, 413; 503 while the front drains.
+        """
+        scope, path = request.scope, request.url.path
+        reads = request.method not in ("GET", "HEAD", "OPTIONS")
+        owner = ""
+        if reads or path.startswith("/v1/"):
+            owner = self.check_key(request)
+        if reads and self.draining and path in _GENERATING:
+            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+        body = b""
+        if reads:
+            body = await read_body(request, self.options.max_body_size, self.options.body_timeout)
+        call = HttpCall.of(scope, body, {"x-request-id": scope[REQUEST_ID]})
+        hint, salt = await self._hint(request, body, owner)
+        prefer = ""
+        if path.startswith(_STORED):
+            prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], owner)
+        elif path.startswith("/inbox/"):
+            prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], owner)
+        return call, hint, prefer, salt
+
+    def plain_call(self, request: Request) -> HttpCall:
+        """A request without its body."""
+        return HttpCall.of(request.scope, b"", {"x-request-id": request.scope[REQUEST_ID]})
+
+    def check_key(self, request: Request) -> str:
+        """The tenant of a request. Raises 401."""
+        owner = self.keys.check(*request.headers.getlist("authorization"))
+        if owner:
+            request.scope[DETAILS]["key"] = self.keys.name(owner)
+        return owner
+
+    async def _hint(self, request: Request, body: bytes, owner: str) -> tuple[RoutingHint, str]:
+        """The hint of a request, and its cache salt. A body that is not JSON has none: the replica says so."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+
+        def find() -> tuple[RoutingHint, str]:
+            try:
+                parsed = from_json(body, allow_inf_nan=False) if body else None
+            except ValueError:
+                parsed = None
+            fields = parsed if isinstance(parsed, dict) else {}
+            assert self._facts is not None
+            hint = find_conversation(request.method, request.url.path, headers, fields, owner, self._facts.secret)
+            salt = fields.get("cache_salt")
+            return hint, salt if isinstance(salt, str) else ""
+
+        return find() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(find)
+
+    async def _holder(self, kind: Any, name: str, owner: str) -> str:
+        """The replica that holds a stored response or a waiting call; "": none."""
+        known = self.routes.maker(name)
+        if known in self.routes.names:
+            return known
+        watched = self.keys.watched_by(owner) if kind == "call" else owner
+        asked = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
+        return next((replica for replica, held in asked if held), "")
+
+    async def ask_all[T](self, ask: Callable[[Ticket], Awaitable[T]], timeout_s: float = 5.0) -> list[T]:
+        """The answers of all replicas that answer in time."""
+        names = self.routes.names
+
+        async def one(name: str) -> T | None:
+            ticket = Ticket(self.routes, RoutingHint(), name)
+            with suppress(ReplicaLostError, NoReplicaError, TimeoutError, ApiError):
+                async with asyncio.timeout(timeout_s):
+                    answer = await ask(ticket)
+                    if ticket.route is not None and ticket.route.replica == name:
+                        return answer
+            return None
+
+        answers = await asyncio.gather(*map(one, names))
+        return [answer for answer in answers if answer is not None]
+
+    async def _answer(
+        self, call: HttpCall, hint: RoutingHint, prefer: str, salt: str, logged: dict[str, Any], send: Send
+    ) -> None:
+        """Relay the answer of one replica, or of a second one if the first is lost before anything was sent."""
+        for last in (False, True):
+            ticket = Ticket(self.routes, hint, prefer)
+            relay = Relay(call.path, ticket, send)
+            try:
+                answer = await self._begun(call, ticket)
+                await relay.run(answer)
+            except ReplicaLostError as error:
+                name = ticket.route.replica if ticket.route is not None else ""
+                retry = not last and self._repeatable(call)
+                self.routes.lost(hint, name, retry)
+                log.warning("replica %s has ended before its answer to %s%s", name, call.path[:256], " (again)" * retry)
+                if not retry:
+                    raise lost_error() from error
+                continue
+            except asyncio.CancelledError as cancelled:
+                if cancelled.args != (_DRAINED,):
+                    raise
+                await relay.fail(ApiError(503, "the server gave the request up", code="aborted"))
+            finally:
+                self._note(call, hint, ticket, relay, salt, logged)
+            return
+
+    def _repeatable(self, call: HttpCall) -> bool:
+        """Whether a request may run twice: the server runs no tools for it."""
+        return not self.options.tools
+
+    async def _begun(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Any]:
+        """The response of a replica that has begun with a request."""
+        answer = self.replicas.answer(call, ticket)
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                await anext(answer)
+        except BaseException as error:
+            with suppress(Exception):
+                await answer.aclose()
+            if isinstance(error, TimeoutError | NoReplicaError):
+                message = "no replica takes the request; they start, or are too busy"
+                raise ApiError(503, message, code="no_replica", headers={"Retry-After": "5"}) from error
+            raise
+        return answer
+
+    def _note(
+        self, call: HttpCall, hint: RoutingHint, ticket: Ticket, relay: Relay, salt: str, logged: dict[str, Any]
+    ) -> None:
+        """Count a request that has ended."""
+        route = ticket.route
+        if route is None:
+            return
+        logged.update(relay.details)
+        logged.update(replica=route.replica, route=route.reason)
+        name = relay.details.get("id", "")
+        key = None
+        if name and call.path == "/v1/responses":
+            assert self._facts is not None
+            self.routes.made(name, route.replica)
+            key = response_key(name, hint.tenant, self._facts.secret, salt)
+        if call.path in _GENERATING:
+            self.routes.finished(hint, route.replica, relay.details, key)
+
+
+class _NoPrices:
+    """Prices of the first request, before any is known."""
+
+    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        return 0.0
+
+
+async def _nothing() -> None:
+    pass
+
+
+def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[None]] = _nothing) -> FastAPI:
+    """The ASGI application of a front. Its lifespan meets the replicas.
+
+    Args:
+        front: answers what no router takes.
+        routers: of requests that concern all replicas.
+        end: called when the application ends.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        await front.start()
+        yield
+        await end()
+
+    app = FastAPI(lifespan=lifespan, redirect_slashes=False, openapi_url=None)
+    app.state.front = front
+    add_handlers(app)
+    for router in routers:
+        app.include_router(router)
+    app.router.routes.append(Route("/{path:path}", front))
+    options = front.options
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=["x-request-id", "x-jinfercept-replica", "x-jinfercept-route"],
+        )
+    app.add_middleware(AccessLog, service=front)
+    return app

@@ -1,0 +1,69 @@
+"""Replicas behind a handle of Ray Serve. Imports Ray."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import grpc
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
+from ray.serve.handle import DeploymentHandle
+
+from jinfercept.fleet.http_call import HttpCall, HttpReply, ReplicaLostError
+from jinfercept.fleet.replicas import Messages
+from jinfercept.fleet.routing import NoReplicaError
+from jinfercept.fleet.ticket import Ticket
+
+
+@final
+class RayReplicas:
+    """See `Replicas`.
+
+    Args:
+        handle: of the replicas' deployment.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._stream = handle.options(stream=True, method_name="answer")
+
+    async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
+        """See `Replicas`."""
+        with _errors():
+            response: Any = self._stream.remote(call, ticket=ticket)
+            try:
+                async for messages in response:
+                    yield messages
+            finally:
+                response.cancel()
+
+    async def _ask(self, method: str, ticket: Ticket, *args: Any) -> Any:
+        with _errors():
+            return await self._handle.options(method_name=method).remote(*args, ticket=ticket)
+
+    async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
+        """See `Replicas`."""
+        return await self._ask("reply", ticket, call)
+
+    async def metrics(self, ticket: Ticket) -> Any:
+        """See `Replicas`."""
+        return await self._ask("metrics", ticket)
+
+    async def holds(self, kind: Any, name: str, owner: str | None, ticket: Ticket) -> Any:
+        """See `Replicas`."""
+        return await self._ask("holds", ticket, kind, name, owner)
+
+    async def facts(self, ticket: Ticket) -> Any:
+        """See `Replicas`."""
+        return await self._ask("facts", ticket)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raises Ray's errors as those of `Replicas`."""
+    try:
+        yield
+    except DeploymentUnavailableError as error:
+        raise NoReplicaError(str(error)) from error
+    except (RayActorError, RequestCancelledError, grpc.RpcError) as error:
+        raise ReplicaLostError(str(error)) from error

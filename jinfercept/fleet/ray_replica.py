@@ -1,0 +1,118 @@
+"""One replica: an actor of Ray Serve that owns an engine and its server. Imports Ray."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from typing import Any, NamedTuple, final
+
+from ray import serve
+
+from jinfercept.config import EngineOptions
+from jinfercept.errors import JinferceptError
+from jinfercept.fleet.http_call import HttpCall
+from jinfercept.fleet.replica_app import ReplicaApp
+from jinfercept.fleet.replicas import Messages
+from jinfercept.fleet.start_turn import start_turn
+from jinfercept.llm import LLM
+from jinfercept.server.log_lines import begin_logging
+from jinfercept.server.options import ServerOptions
+from jinfercept.server.serve import SWITCH_S
+from jinfercept.server.server_tools import open_server_tools
+from jinfercept.server.service import Service
+from jinfercept.startup.profiler import EFFORTS
+
+
+class ReplicaSpec(NamedTuple):
+    """What a replica serves.
+
+    Attributes:
+        model: as on the command line.
+        engine: options of `LLM`.
+        server: options of the server.
+        secret: of the fleet's keys.
+        version: of the weights; another one makes Ray Serve replace all replicas, one after the other.
+    """
+
+    model: str
+    engine: EngineOptions
+    server: ServerOptions
+    secret: bytes
+    version: str = ""
+
+
+@final
+class EngineReplica:
+    """The deployment's class. Ray Serve runs its methods on one event loop, in a thread of their own."""
+
+    async def __init__(self, spec: ReplicaSpec) -> None:
+        begin_logging(spec.server.log_format)
+        self._spec = spec
+        self._ends = ExitStack()
+        sys.setswitchinterval(SWITCH_S)
+        service = await asyncio.to_thread(self._start)
+        await service.warm_up()
+        name = serve.get_replica_context().replica_id.unique_id
+        self._app = ReplicaApp(name, service, spec.secret, time.monotonic)
+
+    def _start(self) -> Service:
+        spec = self._spec
+        tools = self._ends.enter_context(open_server_tools(spec.server.tools))
+        engine = dict(spec.engine)
+        with start_turn(spec.secret) as first:
+            if not first and engine.get("profile") in EFFORTS:
+                del engine["profile"]  # the first replica's is remembered
+            try:
+                llm = self._ends.enter_context(LLM(spec.model, **engine))  # pyright: ignore[reportArgumentType]
+                service = Service(llm, spec.model, spec.server, tools)
+                service.check_template()
+            except JinferceptError as error:
+                raise RuntimeError(f"jinfercept: {error}") from None
+        return service
+
+    async def answer(self, call: HttpCall, *, ticket: Any) -> AsyncGenerator[Messages]:
+        """See `Replicas.answer`."""
+        answer = self._app.answer(call, ticket)
+        try:
+            async for messages in answer:
+                yield messages
+        finally:
+            await answer.aclose()
+
+    async def reply(self, call: HttpCall, *, ticket: Any) -> Any:
+        """See `Replicas.reply`."""
+        return await self._app.reply(call)
+
+    async def metrics(self, *, ticket: Any) -> Any:
+        """See `Replicas.metrics`."""
+        return await self._app.metrics()
+
+    async def holds(self, kind: Any, name: str, owner: str | None, *, ticket: Any) -> Any:
+        """See `Replicas.holds`."""
+        return self._app.holds(kind, name, owner)
+
+    async def facts(self, *, ticket: Any) -> Any:
+        """See `Replicas.facts`."""
+        return self._app.facts()
+
+    # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What routers read about this replica."""
+        return await self._app.report()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaling policy reads: memory demanded, over the memory of the device's pool."""
+        return {"memory_demand": await self._app.demand()}
+
+    async def check_health(self) -> None:
+        """Raises if the engine has failed; then Ray Serve replaces the replica."""
+        failure = self._app.service.llm.engine.failure
+        if failure is not None:
+            raise RuntimeError(f"the engine failed: {failure}")
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_app"):
+            await self._app.close(self._spec.server.drain_timeout)
+        await asyncio.to_thread(self._ends.close)

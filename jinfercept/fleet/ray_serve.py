@@ -1,0 +1,70 @@
+"""`jinfercept serve --replicas N`: replicas on Ray Serve, and their front in this process. Imports Ray when it runs."""
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jinfercept.config import EngineOptions
+from jinfercept.errors import ConfigError
+from jinfercept.fleet.fan_out import fan_out_router
+from jinfercept.fleet.front import FleetFront, create_front
+from jinfercept.fleet.ray_start import ray_running
+from jinfercept.fleet.replicas import Replicas
+from jinfercept.server.options import KEY_VARIABLE, ServerOptions
+from jinfercept.server.serve import listen, serve_app
+
+APPLICATION = "jinfercept"
+_SECRET_BYTES = 32
+
+
+def serve_fleet(
+    model: str, engine: EngineOptions, options: ServerOptions, num_replicas: int, address: str | None
+) -> None:
+    """Serve a model with several replicas until a signal.
+
+    Args:
+        model: as on the command line.
+        engine: options of each replica's engine.
+        options: of the server.
+        num_replicas: at least 1.
+        address: of a Ray cluster, whose replicas outlive this process and are found again by the next one; None: Ray is
+            started on this machine, and ends with this process.
+
+    Raises:
+        ConfigError: the port is in use, Ray is not installed or does not answer, or a replica cannot start.
+    """
+    if num_replicas < 1:
+        raise ConfigError("--replicas is too small", got=num_replicas, fix="at least 1")
+    listener, url = listen(options)
+    with ray_running(address):
+        from ray import serve
+
+        from jinfercept.fleet.ray_application import open_replicas, run_application, runs, scale_for
+        from jinfercept.fleet.ray_replica import ReplicaSpec
+
+        if address is None or not runs(APPLICATION):
+            spec = ReplicaSpec(model, engine, replica_options(options, os.environ), secrets.token_bytes(_SECRET_BYTES))
+            run_application(APPLICATION, spec, scale_for(engine, num_replicas), ingress=False)
+        else:
+            print(f"jinfercept: the application {APPLICATION} runs there already, as it was deployed", file=sys.stderr)
+
+        async def connect() -> Replicas:
+            return await open_replicas(APPLICATION)
+
+        async def end() -> None:
+            if address is None:
+                await asyncio.to_thread(serve.shutdown)
+
+        front = FleetFront(connect, options, model)
+        app = create_front(front, fan_out_router(front), end=end)
+        serve_app(app, front, listener, lambda: print(f"jinfercept: {url}", flush=True))
+
+
+def replica_options(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    """Options of a replica's server: the front answers for other origins, and its key of the environment goes along."""
+    key = environment.get(KEY_VARIABLE)
+    keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
+    return replace(options, api_key=keys, allowed_origins=(), uds=None)

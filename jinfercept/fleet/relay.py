@@ -1,0 +1,111 @@
+"""Passes the response of a replica on to a client while it is made. No Ray."""
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import Send
+
+from jinfercept.fleet.http_call import ReplicaLostError
+from jinfercept.fleet.lost_stream import last_event, lost_error
+from jinfercept.fleet.replicas import DETAILS, Messages
+from jinfercept.fleet.ticket import Ticket
+from jinfercept.server.errors import ApiError
+
+log = logging.getLogger("jinfercept.server")
+
+
+@final
+class Relay:
+    """One response.
+
+    Args:
+        path: of the request.
+        ticket: of the request.
+        send: to the client.
+
+    Attributes:
+        began: whether anything was sent.
+        details: fields of the replica's log line.
+    """
+
+    def __init__(self, path: str, ticket: Ticket, send: Send) -> None:
+        self._path, self._ticket, self._send = path, ticket, send
+        self._head: dict[str, Any] | None = None
+        self._streams = False
+        self._ended = False
+        self._last = b""
+        self.began = False
+        self.details: dict[str, Any] = {}
+
+    async def run(self, answer: AsyncGenerator[Messages]) -> None:
+        """Send the response.
+
+        Raises:
+            ReplicaLostError: before anything was sent. Later a stream of events ends with an error, and any other response
+                without its end.
+        """
+        try:
+            async for messages in answer:
+                for message in messages:
+                    await self._pass(message)
+        except ReplicaLostError:
+            if not self.began:
+                raise
+            log.warning("a replica has ended while it answered %s", self._path[:256])
+            await self.fail(lost_error())
+        finally:
+            await answer.aclose()
+        if self._head is not None and not self.began:  # it has ended before its first byte
+            raise ReplicaLostError
+
+    async def fail(self, error: ApiError) -> None:
+        """End the response with an error: the status if nothing was sent, the last event of a stream, or no end.
+
+        Raises:
+            ApiError: the error, if nothing was sent.
+        """
+        self.details["finish_reason"] = "error"
+        if not self.began:
+            raise error
+        if self._streams and not self._ended:
+            await self._send_body(last_event(error, self._path, self._last), False)
+
+    async def _pass(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.details.update(message.get("details", {}))
+            self._head = self._named(message)
+            self._streams = _is_event_stream(self._head)
+            if self._streams:
+                await self._begin()
+        elif message["type"] == "http.response.body":
+            await self._begin()
+            await self._send_body(message.get("body", b""), message.get("more_body", False))
+        elif message["type"] == DETAILS:
+            self.details.update(message["details"])
+
+    def _named(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A head with the headers that say which replica answers, and why."""
+        head = {"type": message["type"], "status": message["status"], "headers": list(message["headers"])}
+        route = self._ticket.route
+        if route is not None:
+            headers = MutableHeaders(scope=head)
+            headers["x-jinfercept-replica"] = route.replica
+            headers["x-jinfercept-route"] = route.reason
+        return head
+
+    async def _begin(self) -> None:
+        if not self.began:
+            assert self._head is not None
+            self.began = True
+            await self._send(self._head)
+
+    async def _send_body(self, body: bytes, more: bool) -> None:
+        self._last = body or self._last
+        self._ended = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _is_event_stream(head: Mapping[str, Any]) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head["headers"])

@@ -1,0 +1,212 @@
+"""What runs inside a replica: the whole server, called with the plain parts of a request. No Ray."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal, final
+
+from prometheus_client.metrics_core import Metric
+from starlette.types import Message
+
+from jinfercept.fleet.held_contexts import HeldContexts
+from jinfercept.fleet.http_call import HttpCall, HttpReply
+from jinfercept.fleet.replicas import DETAILS, Messages, ReplicaFacts
+from jinfercept.fleet.ticket import Contents
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.server.access_log import DETAILS as LOGGED
+from jinfercept.server.app import create_app
+from jinfercept.server.engine_snapshot import EngineSnapshot
+from jinfercept.server.errors import ApiError
+from jinfercept.server.metrics import collect
+from jinfercept.server.service import Service
+
+_MOST_BYTES = 2**20
+"""Bytes of a response that wait for the front; then the application waits."""
+_CLOSE_S = 10.0
+_FRESH_S = 0.25
+
+
+@final
+class ReplicaApp:
+    """The server of one replica. All methods run on one event loop.
+
+    Args:
+        name: of the replica.
+        service: of its engine; its owner closes it.
+        secret: of the fleet's keys.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(self, name: str, service: Service, secret: bytes, now: Callable[[], float]) -> None:
+        self.name, self.service = name, service
+        self._secret = secret
+        self._app = create_app(service)
+        plan = service.llm.memory_plan
+        self.held = HeldContexts(plan.kv_tokens + plan.host_tokens, now)
+        self._load = EngineSnapshot(lambda: service.llm.engine.ask(self._read_load), _FRESH_S)
+        self._state = EngineSnapshot(service.llm.engine.snapshot)
+        self._numbers = 0
+        self._running = set[asyncio.Task[None]]()
+
+    async def answer(self, call: HttpCall, contents: Contents) -> AsyncGenerator[Messages]:
+        """See `Replicas.answer`."""
+        yield ()
+        running = _Running(self._app, call)
+        task = asyncio.ensure_future(running.run())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            async for messages in running.messages():
+                yield messages
+            details = running.details
+            yield ({"type": DETAILS, "details": details},)
+            if contents.keys and "cached_tokens" in details:
+                tokens = details.get("prompt_tokens", 0) + details.get("completion_tokens", 0)
+                self.held.use(contents.tenant, contents.keys, tokens)
+        finally:
+            running.leave()
+
+    async def reply(self, call: HttpCall) -> HttpReply:
+        """See `Replicas.reply`."""
+        running = _Running(self._app, call)
+        task = asyncio.ensure_future(running.run())
+        parts, head = list[bytes](), dict[str, Any]()
+        try:
+            async for messages in running.messages():
+                for message in messages:
+                    if message["type"] == "http.response.start":
+                        head = dict(message)
+                    else:
+                        parts.append(message.get("body", b""))
+        finally:
+            running.leave()
+            await task
+        headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
+        return HttpReply(self.name, head["status"], headers, b"".join(parts))
+
+    async def metrics(self) -> tuple[str, list[Metric]]:
+        """See `Replicas.metrics`."""
+        return self.name, collect(self.service, await self._state.look())
+
+    def holds(self, kind: Literal["call", "response"], name: str, owner: str | None) -> tuple[str, bool]:
+        """See `Replicas.holds`."""
+        if kind == "call":
+            inbox = self.service.inbox
+            return self.name, inbox is not None and any(call.id == name for call in inbox.pending(owner))
+        try:
+            self.service.responses.get(name, owner or "", asyncio.get_running_loop().time())
+        except ApiError:
+            return self.name, False
+        return self.name, True
+
+    def facts(self) -> ReplicaFacts:
+        """See `Replicas.facts`."""
+        llm = self.service.llm
+        return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.held.report(True))
+
+    async def report(self) -> dict[str, Any]:
+        """What routers read about this replica, see `Routes`; `number` changes with every report."""
+        self._numbers += 1
+        service = self.service
+        queue_s, demand = (await self._load.look()).seen
+        accepts = not service.draining and service.llm.engine.failure is None
+        full = service.llm.engine.num_waiting >= service.options.max_queue_len
+        return {
+            "number": self._numbers,
+            "queue_s": queue_s,
+            "accepts": accepts and not full,
+            "demand": demand,
+            "held": self.held.report(),
+        }
+
+    async def demand(self) -> float:
+        """Tokens of contexts that run, are paused or wait, over the tokens of the device's pool."""
+        return (await self._load.look()).seen[1]
+
+    def _read_load(self, stats: EngineStats) -> tuple[float, float]:
+        """Seconds of recomputation that wait, and the demand of memory. Runs between two steps."""
+        profile, chunk = self.service.llm.profile, self.service.llm.shape.buckets[-1]
+        waiting = [sequence.length - min(sequence.max_computed, sequence.length) for sequence in stats.waiting.values()]
+        running = [max(0, sequence.length - sequence.max_computed - 1) for sequence in stats.running.values()]
+        queue_s = sum(profile.recompute_s(tokens, chunk) for tokens in (*waiting, *running) if tokens > 0)
+        contexts = (*stats.running.values(), *stats.waiting.values())
+        paused = [pause.sequence.length for pause in stats.interceptions.open.values() if not pause.kept]
+        demanded = sum(sequence.length for sequence in contexts) + sum(paused)
+        return queue_s, demanded / self.service.llm.memory_plan.kv_tokens
+
+    async def close(self, timeout_s: float) -> None:
+        """Drain, and end the requests that are left."""
+        await self.service.drain(timeout_s)
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=_CLOSE_S)
+        self.service.close_threads()
+
+
+@final
+class _Running:
+    """One request in the application, between its messages and a generator of them.
+
+    Args:
+        app: the application.
+        call: the request.
+    """
+
+    def __init__(self, app: Any, call: HttpCall) -> None:
+        self._app, self._scope = app, call.scope()
+        self._body: bytes | None = call.body
+        self._left = asyncio.Event()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._messages = list[Message]()
+        self._num_bytes = 0
+        self._ended = False
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Fields of the request's log line."""
+        return dict(self._scope.get(LOGGED, {}))
+
+    def leave(self) -> None:
+        """Note that the client has disconnected."""
+        self._left.set()
+        self._room.set()
+
+    async def run(self) -> None:
+        """Have the application answer."""
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        finally:
+            self._ended = True
+            self._news.set()
+
+    async def messages(self) -> AsyncGenerator[Messages]:
+        """The messages of the response, those that are there together."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            taken, self._messages, self._num_bytes = self._messages, [], 0
+            self._room.set()
+            if taken:
+                yield taken
+            elif self._ended:
+                return
+            if self._ended:
+                self._news.set()
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        while self._num_bytes > _MOST_BYTES and not self._left.is_set():
+            self._room.clear()
+            await self._room.wait()
+        if self._left.is_set():
+            return
+        if message["type"] == "http.response.start":
+            message = {**message, "details": self.details}
+        self._messages.append(message)
+        self._num_bytes += len(message.get("body", b""))
+        self._news.set()

@@ -1,0 +1,67 @@
+"""How a front talks to replicas: a protocol, which `ray_handle` implements. No Ray."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from prometheus_client.metrics_core import Metric
+
+from jinfercept.fleet.http_call import HttpCall, HttpReply
+from jinfercept.fleet.ticket import Ticket
+from jinfercept.sched.profile import Profile
+
+DETAILS = "jinfercept.details"
+"""Type of the last message of an answer: fields of its log line, in `details`. The first message with a status has some too."""
+
+type Messages = Sequence[Mapping[str, Any]]
+"""ASGI messages of a response, some of them together."""
+
+
+class ReplicaFacts(NamedTuple):
+    """What a front needs to know of a replica when it starts.
+
+    Attributes:
+        replica: its name.
+        secret: of the fleet's keys.
+        profile: prices of recomputation.
+        chunk_tokens: most prompt tokens of a step.
+        held: contexts: tenant, key and tokens of each.
+    """
+
+    replica: str
+    secret: bytes
+    profile: Profile
+    chunk_tokens: int
+    held: Sequence[tuple[str, bytes, int]]
+
+
+class Replicas(Protocol):
+    """The running replicas of one application. A ticket chooses one of them.
+
+    Raises, by every method:
+        ReplicaLostError: the replica ended meanwhile.
+        NoReplicaError: no replica runs.
+    """
+
+    def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
+        """The response to a request as it is made; the first item is empty, and says that a replica has begun. Closing the
+        generator ends the request at the replica, as a closed connection does.
+        """
+        ...
+
+    async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
+        """A whole response, for small ones."""
+        ...
+
+    async def metrics(self, ticket: Ticket) -> tuple[str, list[Metric]]:
+        """Name and metrics of a replica."""
+        ...
+
+    async def holds(
+        self, kind: Literal["call", "response"], name: str, owner: str | None, ticket: Ticket
+    ) -> tuple[str, bool]:
+        """Name of a replica, and whether it holds a waiting call or a stored response of a tenant."""
+        ...
+
+    async def facts(self, ticket: Ticket) -> ReplicaFacts:
+        """What a front needs to know when it starts."""
+        ...

@@ -1,0 +1,153 @@
+"""The front's tables: the router, the replicas' last reports, which replica made a response, and what was decided. No Ray."""
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+from jinfercept.fleet.conversations import RoutingHint
+from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route, Router
+from jinfercept.fleet.ticket import Reports
+
+MOST_RESPONSES = 100_000
+
+
+class Totals(NamedTuple):
+    """Counts since the front began.
+
+    Attributes:
+        routed: requests by replica and reason.
+        prompt_tokens, found_tokens: of all answered requests, and those that the replicas held.
+        lost: requests whose replica ended.
+        retried: of these, the ones that another replica was given.
+    """
+
+    routed: Counter[tuple[str, str]]
+    prompt_tokens: Counter[str]
+    found_tokens: Counter[str]
+    lost: int = 0
+    retried: int = 0
+
+
+@final
+class Routes:
+    """Chooses replicas. Thread-safe: Ray's router may run in a thread of its own.
+
+    Args:
+        router: decides by price.
+        now: a monotonic clock in seconds.
+
+    Attributes:
+        names: of the running replicas, as of the last request.
+        totals: counts.
+    """
+
+    def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
+        self._router, self._now = router, now
+        self._lock = threading.Lock()
+        self._members: tuple[ReplicaState, ...] = ()
+        self._numbers: dict[str, Any] = {}
+        self._responses: OrderedDict[str, str] = OrderedDict()
+        self.names: tuple[str, ...] = ()
+        self.totals = Totals(Counter(), Counter(), Counter())
+
+    def choose(self, hint: RoutingHint, prefer: str, reports: Reports) -> Route:
+        """See `RouteTable`. A preferred replica that does not run is replaced by price."""
+        with self._lock:
+            self._read(reports)
+            if prefer in reports:
+                return Route(prefer, "session", 0, 0.0)
+            try:
+                return self._router.route(hint, self._members, self._now())
+            except NoReplicaError:  # all of them drain or are full: their own answer says so
+                return Route(min(reports), "load", 0, 0.0)
+
+    def taken(self, hint: RoutingHint, chosen: Route, replica: str) -> Route:
+        """See `RouteTable`."""
+        with self._lock:
+            if replica != chosen.replica:
+                self._router.failed(hint, chosen.replica)
+                chosen = Route(replica, "moved", 0, chosen.price_s)
+            self.totals.routed[replica, chosen.reason] += 1
+            return chosen
+
+    def finished(self, hint: RoutingHint, replica: str, details: dict[str, Any], response_key: bytes | None) -> None:
+        """Note the end of a request.
+
+        Args:
+            hint: of it.
+            replica: that answered.
+            details: fields of its log line: `prompt_tokens`, `cached_tokens`, `completion_tokens`.
+            response_key: of the stored response.
+        """
+        prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
+        with self._lock:
+            self.totals.prompt_tokens[replica] += prompt
+            self.totals.found_tokens[replica] += cached or 0
+            if cached is None and response_key is None:
+                self._router.failed(hint, replica)
+                return
+            output = details.get("completion_tokens", 0)
+            self._router.finished(hint, replica, prompt, output, cached_tokens=cached, response_key=response_key)
+
+    def lost(self, hint: RoutingHint, replica: str, retried: bool) -> None:
+        """Note that a replica ended while it worked on a request."""
+        with self._lock:
+            totals = self.totals
+            self.totals = totals._replace(lost=totals.lost + 1, retried=totals.retried + retried)
+            self._router.failed(hint, replica)
+
+    def made(self, response_id: str, replica: str) -> None:
+        """Note which replica made a response."""
+        with self._lock:
+            self._responses[response_id] = replica
+            self._responses.move_to_end(response_id)
+            if len(self._responses) > MOST_RESPONSES:
+                self._responses.popitem(last=False)
+
+    def maker(self, response_id: str) -> str:
+        """The replica that made a response; "": unknown."""
+        with self._lock:
+            return self._responses.get(response_id, "")
+
+    def learn(self, replica: str, held: Sequence[tuple[str, bytes, int]]) -> None:
+        """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""
+        with self._lock:
+            self._learn(ReplicaState(replica, held={key: tokens for _, key, tokens in held}), held)
+
+    def _learn(self, state: ReplicaState, held: Sequence[tuple[str, bytes, int]]) -> None:
+        self._router.learn(state, {key: tenant for tenant, key, _ in held})
+
+    def _forget(self, name: str) -> None:
+        """Drop the counts of a replica that is gone."""
+        totals = self.totals
+        for count in (totals.prompt_tokens, totals.found_tokens):
+            count.pop(name, None)
+        for key in [key for key in totals.routed if key[0] == name]:
+            del totals.routed[key]
+
+    def _read(self, reports: Reports) -> None:
+        """Take over new reports, and forget the replicas that are gone."""
+        numbers = {name: report.get("number") for name, report in reports.items()}
+        if numbers == self._numbers:
+            return
+        for name in self._numbers.keys() - numbers.keys():
+            self._router.forget_replica(name)
+            self._forget(name)
+        old = {state.name: state for state in self._members}
+        members = list[ReplicaState]()
+        for name, report in reports.items():
+            state = old.get(name)
+            if state is None or numbers[name] != self._numbers.get(name):
+                held = report.get("held", ())
+                state = ReplicaState(
+                    name,
+                    report.get("queue_s", 0.0),
+                    report.get("accepts", True),
+                    {key: tokens for _, key, tokens in held},
+                    self._now(),
+                )
+                self._learn(state, held)
+            members.append(state)
+        self._members, self._numbers, self.names = tuple(members), numbers, tuple(numbers)

@@ -1,0 +1,184 @@
+"""The front of a fleet, with replicas in this process."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.chat_templates import QWEN
+from tests.support.engine_state import engine_state
+from tests.support.live_server import MODEL, until
+from tests.support.local_fleet import LocalFleet, local_fleet
+from tests.support.scripted_model import Make, Scripted
+
+LONG: Any = {"max_tokens": 1900, "ignore_eos": True}
+
+
+@pytest.fixture
+def scripted(make_scripted: Make) -> Scripted:
+    made = make_scripted(QWEN)
+    made.follow()
+    return made
+
+
+@pytest.fixture
+def fleet(scripted: Scripted) -> Iterator[LocalFleet]:
+    with local_fleet([scripted.llm, scripted.llm]) as one:
+        yield one
+
+
+def test_a_conversation_without_any_key_stays_at_its_replica(fleet: LocalFleet) -> None:
+    for number in range(4):
+        texts = [f"Question {number}, which is about something of its own."]
+        seen = list[tuple[str, str]]()
+        for _ in range(3):
+            answer = fleet.chat(*texts)
+            assert answer.status_code == 200, answer.text
+            seen.append((answer.headers["x-jinfercept-replica"], answer.headers["x-jinfercept-route"]))
+            texts += [answer.json()["choices"][0]["message"]["content"], "Go on."]
+        assert len({name for name, _ in seen}) == 1
+        assert [why for _, why in seen[1:]] == ["conversation"] * 2
+    assert {name for name, _ in fleet.front.routes.totals.routed} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "data: [DONE]"),
+        ("/v1/completions", {"prompt": "Hi"}, "data: [DONE]"),
+        ("/v1/responses", {"input": "Hi"}, "event: error"),
+    ],
+)
+def test_a_stream_whose_replica_dies_ends_with_an_error_by_name(
+    fleet: LocalFleet, path: str, body: dict[str, Any], event: str
+) -> None:
+    fleet.replicas.dies_after = 6
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    answer = fleet.http.post(path, json=body | {"stream": True, limit: 40, "ignore_eos": True})
+    assert answer.status_code == 200
+    assert event in answer.text
+    assert '"code":"replica_lost"' in answer.text.split("\n\n", 5)[-1]
+    if path == "/v1/responses":
+        numbers = [json.loads(line[6:])["sequence_number"] for line in answer.text.splitlines() if line[:6] == "data: "]
+        assert numbers == list(range(len(numbers)))
+    assert len(fleet.replicas.apps) == 1
+    again = fleet.http.post(path, json=body | {limit: 4})
+    assert again.status_code == 200
+    assert fleet.front.routes.totals.lost == 0  # nothing to be sent again
+
+
+def test_an_answer_that_has_not_begun_is_made_by_another_replica(fleet: LocalFleet) -> None:
+    fleet.replicas.dies_after = 0
+    answer = fleet.chat("Hi")
+    assert answer.status_code == 200
+    assert answer.headers["x-jinfercept-replica"] in fleet.replicas.apps
+    assert (fleet.front.routes.totals.lost, fleet.front.routes.totals.retried) == (1, 1)
+
+
+def test_the_last_replica_that_dies_gives_503_by_name(scripted: Scripted) -> None:
+    with local_fleet([scripted.llm]) as fleet:
+        fleet.replicas.dies_after = 0
+        lost = fleet.chat("Hi")
+        assert (lost.status_code, lost.json()["error"]["code"]) == (503, "no_replica")
+        assert lost.headers["retry-after"]
+        assert fleet.http.get("/health").status_code == 503
+
+
+def test_a_client_that_leaves_frees_its_pages(fleet: LocalFleet, scripted: Scripted) -> None:
+    stream = fleet.client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        stream=True,
+        max_tokens=1900,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    assert engine_state(scripted.llm).has_work
+    stream.close()
+    until(lambda: not engine_state(scripted.llm).has_work)
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_is_new(scripted: Scripted) -> None:
+    with local_fleet([scripted.llm, scripted.llm], drain_timeout=0.0) as fleet:
+        body = {"prompt": "Hi", "stream": True, **LONG}
+        with fleet.http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            fleet.server.handle_exit(2, None)
+            rest = list(lines)
+        assert any("aborted" in line for line in rest), rest[-3:]
+        assert rest[-2] == "data: [DONE]"
+    assert not engine_state(scripted.llm).has_work
+
+
+def test_keys_and_limits_are_checked_before_a_replica_is_asked(scripted: Scripted) -> None:
+    with local_fleet([scripted.llm], api_key=("one", "two"), max_body_size=2000) as fleet:
+        fleet.replicas.apps.clear()
+        anonymous = {"authorization": ""}
+        for method, path in (("POST", "/v1/completions"), ("GET", "/inbox"), ("GET", "/live"), ("GET", "/v1/models")):
+            assert fleet.http.request(method, path, headers=anonymous).status_code == 401
+        large = fleet.http.post("/v1/completions", json={"prompt": "x" * 3000})
+        assert (large.status_code, large.headers["connection"]) == (413, "close")
+
+
+def test_what_a_replica_answers_to_bad_requests_is_passed_on(fleet: LocalFleet) -> None:
+    for content, status in ((b"{", 400), (b'{"prompt": "a", "max_tokens": -1}', 400), (b"[" * 5000, 400)):
+        answer = fleet.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert fleet.http.post("/v1/completions", content=b"{}").status_code == 415
+    assert fleet.http.get("/nothing").status_code == 404
+    assert fleet.http.put("/v1/models").status_code == 405
+
+
+def test_a_response_is_found_at_the_replica_that_made_it(scripted: Scripted) -> None:
+    with local_fleet([scripted.llm, scripted.llm], api_key=("one", "two")) as fleet:
+        made = fleet.http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 4})
+        name, at = made.json()["id"], made.headers["x-jinfercept-replica"]
+        for _ in range(2):
+            for _ in range(3):
+                shown = fleet.http.get(f"/v1/responses/{name}")
+                assert (shown.status_code, shown.headers["x-jinfercept-replica"]) == (200, at)
+            fleet.front.routes._responses.clear()  # as after a restart of the front
+        other = fleet.http.get(f"/v1/responses/{name}", headers={"authorization": "Bearer two"})
+        assert other.status_code == 404
+        follow = {"input": "Go on", "previous_response_id": name, "max_output_tokens": 4}
+        followed = fleet.http.post("/v1/responses", json=follow)
+        assert (followed.status_code, followed.headers["x-jinfercept-replica"]) == (200, at)
+
+
+def test_metrics_have_a_label_for_the_replica(fleet: LocalFleet) -> None:
+    for text in ("One", "Two", "Three"):
+        fleet.chat(text)
+    families = {family.name: family for family in text_string_to_metric_families(fleet.http.get("/metrics").text)}
+    assert {sample.labels["replica"] for sample in families["vllm:prompt_tokens"].samples} == {"a", "b"}
+    assert families["jinfercept:replicas"].samples[0].value == 2
+    routed = families["jinfercept:routed_requests"].samples
+    assert sum(sample.value for sample in routed) >= 3
+    assert fleet.http.get("/ready").json() == {"status": "ready", "replicas": 2}
+    assert fleet.http.get("/health").json() == {"status": "ok", "replicas": 2}
+    assert fleet.http.get("/live", params={"replica": "b"}).headers["x-jinfercept-replica"] == "b"
+    assert fleet.http.get("/live", params={"replica": "z"}).status_code == 404
+
+
+def test_a_replica_reports_what_it_holds_and_a_new_front_learns_it(fleet: LocalFleet) -> None:
+    first = fleet.chat("A conversation that outlives its front.")
+    answer = first.json()["choices"][0]["message"]["content"]
+    held = sum(len(app.held.report(everything=True)) for app in fleet.replicas.apps.values())
+    assert held >= 1
+    asyncio.run(fleet.front.start())
+    again = fleet.chat("A conversation that outlives its front.", answer, "Go on.")
+    assert again.headers["x-jinfercept-replica"] == first.headers["x-jinfercept-replica"]
+    assert again.headers["x-jinfercept-route"] == "conversation"
+
+
+def test_openai_errors_have_the_code_of_a_lost_replica(scripted: Scripted) -> None:
+    with local_fleet([scripted.llm, scripted.llm], tools=("none.toml",)) as fleet:
+        fleet.replicas.dies_after = 0
+        with pytest.raises(openai.InternalServerError) as lost:
+            fleet.client.completions.create(model=MODEL, prompt="Hi", max_tokens=4)
+        assert lost.value.code == "replica_lost"
+        assert fleet.front.routes.totals.retried == 0  # its tools might run twice
