@@ -15,6 +15,9 @@ from jinfercept.sim.tables import numbers
 
 COMMANDS: Mapping[str, Entry] = {
     "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
+    "fleet": Entry(
+        "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
+    ),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
@@ -88,6 +91,34 @@ class Load:
             json_path=self.output.json,
             plot_path=self.output.plot,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetLoad:
+    """The command."""
+
+    replicas: int = 4
+    """of a tiny model, on this machine"""
+    sessions: int = 64
+    """interleaved"""
+    turns: int = 6
+    """of a session"""
+    system_tokens: int = 2000
+    """of the system prompt that all sessions share"""
+    seed: int = 0
+    """of texts and pauses"""
+    json: Maybe[str] = None
+    """write the numbers to this file"""
+
+    def run(self) -> int:
+        """Play the sessions; returns 1 if an answer differs from one replica's, or a request fails."""
+        from benchmarks.fleet import FleetShape, fleet_command
+        from jinfercept.sim.tables import check_least
+
+        for name in ("replicas", "sessions", "turns"):
+            check_least(f"--{name}", getattr(self, name), 1)
+        shape = FleetShape(self.replicas, self.sessions, self.turns, self.system_tokens)
+        return fleet_command(shape, self.seed, self.json)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Serve:
         begin_logging(options.log_format)
         for note in self.notes:
             log.warning(note)
-        serve_fleet(self.model, self.engine, options, self.replicas or 1, self.ray_address)
+        serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
         return 0
 
 

@@ -22,7 +22,7 @@ from jinfercept.fleet.http_call import HttpCall, ReplicaLostError
 from jinfercept.fleet.lost_stream import lost_error
 from jinfercept.fleet.relay import Relay
 from jinfercept.fleet.replicas import ReplicaFacts, Replicas
-from jinfercept.fleet.routes import Routes
+from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.fleet.ticket import Ticket
 from jinfercept.server.access_log import DETAILS, AccessLog
@@ -65,7 +65,7 @@ class FleetFront:
         connect: Callable[[], Awaitable[Replicas]],
         options: ServerOptions,
         model: str,
-        make_router: Callable[[ReplicaFacts], Router] = lambda facts: Router(
+        make_router: Callable[[ReplicaFacts], RequestPlacer] = lambda facts: Router(
             facts.profile, chunk_tokens=facts.chunk_tokens
         ),
     ) -> None:

@@ -1,7 +1,10 @@
 """The application of Ray Serve: replicas, and a front in the command's process or as an ingress. Imports Ray."""
 
 import asyncio
-from dataclasses import dataclass
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import ray
@@ -11,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
+from jinfercept.fleet.app_config import FleetConfig
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_autoscaling import replicas_by_memory
@@ -19,8 +23,10 @@ from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_router import ConversationRouter
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replicas import Replicas
+from jinfercept.server.log_lines import begin_logging
+from jinfercept.server.options import KEY_VARIABLE, ServerOptions
 
-REPLICAS = "Replica"
+REPLICAS, FRONT = "Replica", "Front"
 _REPORT_S = 1.0
 _HEALTH_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -74,50 +80,76 @@ def scale_for(engine: EngineOptions, num_replicas: int) -> Scale:
     return Scale(num_replicas, num_replicas, gpus=(engine.get("tensor_parallel_size") or 1) if has_gpus else 0)
 
 
-def run_application(name: str, spec: ReplicaSpec, scale: Scale, *, ingress: bool, route_prefix: str = "/") -> None:
-    """Deploy an application, or update one that runs: Ray Serve then replaces its replicas one after the other.
+def replica_options(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
+    """Options of a replica's server: the front answers for other origins, and its key of the environment goes along."""
+    key = environment.get(KEY_VARIABLE)
+    keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
+    return replace(options, api_key=keys, allowed_origins=(), uds=None)
 
-    Args:
-        name: of the application.
-        spec: what replicas serve.
-        scale: how many there are.
-        ingress: also deploy a front behind Ray's proxy, at `route_prefix`; otherwise Ray's proxy is not started.
 
-    Raises:
-        ConfigError: a replica cannot start.
-    """
-    serve.start(
-        http_options={"host": spec.server.host, "port": spec.server.port},
-        proxy_location="EveryNode" if ingress else "Disabled",
-        logging_config=_QUIET,
-    )
-    deployment: Any = serve.deployment  # its overloads hide what it returns
+def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
+    """The deployment of the replicas, bound to what they serve."""
     config: Any = RequestRouterConfig
-    replicas = deployment(
+    return _deployment(
         EngineReplica,
         name=REPLICAS,
         max_ongoing_requests=spec.server.max_connections + spec.server.max_queue_len,
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         max_constructor_retry_count=2,
-        logging_config=_QUIET,
         request_router_config=config(request_router_class=ConversationRouter, request_routing_stats_period_s=_REPORT_S),
         **scale.options(spec.server.drain_timeout),
         **({"version": spec.version} if spec.version else {}),
     ).bind(spec)
-    application: Any = replicas
-    if ingress:
-        application = deployment(
-            serve.ingress(_to_front)(RayFront),
-            name="Front",
-            num_replicas=1,
-            max_ongoing_requests=spec.server.max_connections,
-            graceful_shutdown_timeout_s=spec.server.drain_timeout + 10.0,
-            logging_config=_QUIET,
-            ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": HANDLE_VARIABLES}},
-        ).bind(replicas, spec)
+
+
+def bind_fleet(config: FleetConfig) -> Any:
+    """The application of a file: replicas, and a front as the ingress of Ray's proxies."""
+    server, version = config.server, config.fingerprint
+    spec = ReplicaSpec(config.model, config.engine, replica_options(server, os.environ), config.secret, version)
+    least, most = config.replicas
+    scale = replace(scale_for(config.engine, least), most=most, cpus=config.cpus_per_replica)
+    return _deployment(
+        serve.ingress(_to_front)(RayFront),
+        name=FRONT,
+        num_replicas=1,
+        version=version,
+        max_ongoing_requests=server.max_connections,
+        graceful_shutdown_timeout_s=server.drain_timeout + 10.0,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": HANDLE_VARIABLES}},
+    ).bind(bind_replicas(spec, scale), config.model, server)
+
+
+def run_fleet(config: FleetConfig) -> None:
+    """Deploy the application of a file, or update the one of its name: Ray Serve replaces what has changed, in parts.
+
+    Raises:
+        ConfigError: a replica cannot start.
+    """
+    options = {"host": config.server.host, "port": config.server.port}
+    serve.start(proxy_location="EveryNode", http_options=options, logging_config=_QUIET)
+    _run(bind_fleet(config), config.name, "/")
+
+
+def run_replicas(name: str, spec: ReplicaSpec, scale: Scale) -> None:
+    """Deploy replicas alone, without Ray's proxies, for a front in this process.
+
+    Raises:
+        ConfigError: a replica cannot start.
+    """
+    serve.start(proxy_location="Disabled", logging_config=_QUIET)
+    _run(bind_replicas(spec, scale), name, None)
+
+
+def _deployment(target: Any, **options: Any) -> Any:
+    deployment: Any = serve.deployment  # its overloads hide what it returns
+    return deployment(target, logging_config=_QUIET, **options)
+
+
+def _run(application: Any, name: str, route_prefix: str | None) -> None:
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
-        serve.run(application, name=name, route_prefix=route_prefix if ingress else None)
+        serve.run(application, name=name, route_prefix=route_prefix)
     except RuntimeError as error:
         raise ConfigError("a replica cannot start", got=_cause(name) or error, fix="see the line before it") from error
 
@@ -148,11 +180,13 @@ def runs(name: str) -> bool:
 class RayFront:
     """The ingress: a front in an actor of Ray Serve."""
 
-    async def __init__(self, handle: DeploymentHandle[Any], spec: ReplicaSpec) -> None:
+    async def __init__(self, handle: DeploymentHandle[Any], model: str, options: ServerOptions) -> None:
+        begin_logging(options.log_format)
+
         async def connect() -> Replicas:
             return RayReplicas(handle)
 
-        self.front = FleetFront(connect, spec.server, spec.model)
+        self.front = FleetFront(connect, options, model)
         self.app = create_front(self.front, fan_out_router(self.front))
         await self.front.start()
 

@@ -4,16 +4,15 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 
-from jinfercept.config import EngineOptions
+from jinfercept.config import EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import Replicas
-from jinfercept.server.options import KEY_VARIABLE, ServerOptions
+from jinfercept.models.load import locate
+from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import listen, serve_app
 
 APPLICATION = "jinfercept"
@@ -34,20 +33,23 @@ def serve_fleet(
             started on this machine, and ends with this process.
 
     Raises:
-        ConfigError: the port is in use, Ray is not installed or does not answer, or a replica cannot start.
+        ConfigError: an option is wrong, the port is in use, Ray is not installed or does not answer, or a replica cannot start.
+        ModelError: the model cannot be found.
     """
     if num_replicas < 1:
         raise ConfigError("--replicas is too small", got=num_replicas, fix="at least 1")
+    EngineConfig.from_options(engine)
+    locate(model)
     listener, url = listen(options)
     with ray_running(address):
         from ray import serve
 
-        from jinfercept.fleet.ray_application import open_replicas, run_application, runs, scale_for
+        from jinfercept.fleet.ray_application import open_replicas, replica_options, run_replicas, runs, scale_for
         from jinfercept.fleet.ray_replica import ReplicaSpec
 
         if address is None or not runs(APPLICATION):
             spec = ReplicaSpec(model, engine, replica_options(options, os.environ), secrets.token_bytes(_SECRET_BYTES))
-            run_application(APPLICATION, spec, scale_for(engine, num_replicas), ingress=False)
+            run_replicas(APPLICATION, spec, scale_for(engine, num_replicas))
         else:
             print(f"jinfercept: the application {APPLICATION} runs there already, as it was deployed", file=sys.stderr)
 
@@ -61,10 +63,3 @@ def serve_fleet(
         front = FleetFront(connect, options, model)
         app = create_front(front, fan_out_router(front), end=end)
         serve_app(app, front, listener, lambda: print(f"jinfercept: {url}", flush=True))
-
-
-def replica_options(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """Options of a replica's server: the front answers for other origins, and its key of the environment goes along."""
-    key = environment.get(KEY_VARIABLE)
-    keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
-    return replace(options, api_key=keys, allowed_origins=(), uds=None)

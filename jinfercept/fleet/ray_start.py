@@ -24,6 +24,7 @@ HANDLE_VARIABLES = {
 _LOCAL_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's address is 127.0.0.1, on Linux too
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray runs its workers at 15
     "RAY_AUTH_MODE": "token",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",

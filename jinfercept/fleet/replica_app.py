@@ -58,10 +58,10 @@ class ReplicaApp:
             async for messages in running.messages():
                 yield messages
             details = running.details
-            yield ({"type": DETAILS, "details": details},)
             if contents.keys and "cached_tokens" in details:
                 tokens = details.get("prompt_tokens", 0) + details.get("completion_tokens", 0)
                 self.held.use(contents.tenant, contents.keys, tokens)
+            yield ({"type": DETAILS, "details": details},)
         finally:
             running.leave()
 

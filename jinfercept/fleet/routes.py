@@ -3,11 +3,11 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.fleet.conversations import RoutingHint
-from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route, Router
+from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route
 from jinfercept.fleet.ticket import Reports
 
 MOST_RESPONSES = 100_000
@@ -30,6 +30,39 @@ class Totals(NamedTuple):
     retried: int = 0
 
 
+class RequestPlacer(Protocol):
+    """Decides which replica gets a request; `Router` is one."""
+
+    def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route:
+        """See `Router.route`."""
+        ...
+
+    def finished(
+        self,
+        hint: RoutingHint,
+        replica: str,
+        prompt_tokens: int,
+        output_tokens: int = 0,
+        *,
+        cached_tokens: int | None = None,
+        response_key: bytes | None = None,
+    ) -> None:
+        """See `Router.finished`."""
+        ...
+
+    def failed(self, hint: RoutingHint, replica: str) -> None:
+        """See `Router.failed`."""
+        ...
+
+    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
+        """See `Router.learn`."""
+        ...
+
+    def forget_replica(self, name: str) -> None:
+        """See `Router.forget_replica`."""
+        ...
+
+
 @final
 class Routes:
     """Chooses replicas. Thread-safe: Ray's router may run in a thread of its own.
@@ -43,7 +76,7 @@ class Routes:
         totals: counts.
     """
 
-    def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, router: RequestPlacer, now: Callable[[], float] = time.monotonic) -> None:
         self._router, self._now = router, now
         self._lock = threading.Lock()
         self._members: tuple[ReplicaState, ...] = ()

@@ -1,0 +1,151 @@
+"""The file of `jinfercept deploy`: what a fleet serves, and with how many replicas. No Ray.
+
+```yaml
+name: assistants                 # of the application; default: jinfercept
+model: smollm2-135m
+version: "2"                     # a change of it, or of any other value, replaces the replicas one after the other
+replicas: {min: 2, max: 8}       # or a number
+cpus_per_replica: 4              # that Ray's scheduler counts; default: 0
+engine: {kv_tokens: 65536, tensor_parallel_size: 2}
+server: {host: 0.0.0.0, port: 8000, served_model_name: [assistant]}
+```
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import yaml
+
+from jinfercept.config import EngineConfig, EngineOptions
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.server.options import ServerOptions
+
+MOST_REPLICAS = 10_000
+MOST_FILE_BYTES = 2**20
+_NAMES = ("name", "model", "version", "replicas", "cpus_per_replica", "engine", "server")
+
+
+class ReplicaRange(NamedTuple):
+    """Replicas of a fleet: a fixed number if both are equal."""
+
+    least: int
+    most: int
+
+
+_ONE = ReplicaRange(1, 1)
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """What a fleet serves.
+
+    Attributes:
+        model: as on the command line.
+        name: of the application.
+        version: of the weights, or of whatever shall replace the replicas.
+        replicas: their number.
+        cpus_per_replica: that Ray's scheduler counts for each.
+        engine: options of each replica's engine.
+        server: options of the server.
+    """
+
+    model: str
+    name: str = "jinfercept"
+    version: str = ""
+    replicas: ReplicaRange = _ONE
+    cpus_per_replica: float = 0.0
+    engine: EngineOptions = field(default_factory=dict)  # pyright: ignore[reportAssignmentType] # no key is required
+    server: ServerOptions = field(default_factory=ServerOptions)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything that a replica serves; another one replaces the replicas. API keys count, by digest only."""
+        seen = [self.model, self.version, dict(self.engine), asdict(self.server), sorted(self.server.key_rules())]
+        return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    @property
+    def secret(self) -> bytes:
+        """Secret of the fleet's conversation keys: the same for every process that reads the same file."""
+        return hashlib.sha256(f"{self.name}/{sorted(self.server.key_rules())}".encode()).digest()
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The contents of a YAML file. Raises `ConfigError` if it cannot be used."""
+        try:
+            text = Path(path).read_bytes()[: MOST_FILE_BYTES + 1]
+            if len(text) > MOST_FILE_BYTES:
+                raise ConfigError("the fleet's file is too large", got=path, fix=f"at most {MOST_FILE_BYTES} bytes")
+            return cls.parse(yaml.safe_load(text.decode()))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("the fleet's file cannot be read", got=error, fix="give a YAML file") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                "the fleet's file is not YAML", got=" ".join(str(error).split()), fix="correct it"
+            ) from error
+
+    @classmethod
+    def parse(cls, data: Any) -> Self:
+        """The contents of a file, strictly checked. Raises `ConfigError`."""
+        values = _table(data, "the fleet's file", _NAMES)
+        model = values.get("model")
+        if not isinstance(model, str) or not model:
+            raise ConfigError("a fleet serves a model", got=model, fix="model: NAME or a directory")
+        name = values.get("name", "jinfercept")
+        if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum() or len(name) > 64:
+            raise ConfigError("a name of a fleet is 1 to 64 letters, digits, - and _", got=name, fix="name: assistants")
+        cpus = values.get("cpus_per_replica", 0.0)
+        if not isinstance(cpus, int | float) or isinstance(cpus, bool) or not 0 <= cpus <= 4096:
+            raise ConfigError("cpus_per_replica is a number of CPUs", got=cpus, fix="0 or more")
+        engine = dict(_table(values.get("engine", {}), "engine", None))
+        EngineConfig.from_options(engine)  # pyright: ignore[reportArgumentType] # it checks the names
+        names = tuple(f.name for f in fields(ServerOptions))
+        server = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in _table(values.get("server", {}), "server", names).items()
+        }
+        return cls(
+            model,
+            name,
+            str(values.get("version", "")),
+            _range(values.get("replicas", 1)),
+            float(cpus),
+            engine,  # pyright: ignore[reportArgumentType]
+            _server(server),
+        )
+
+
+def _server(values: Mapping[str, Any]) -> ServerOptions:
+    try:
+        return ServerOptions(**values)
+    except TypeError as error:  # a value of another type is compared with a bound
+        raise ConfigError(
+            "an option under server has a wrong type", got=error, fix="see jinfercept serve --help"
+        ) from error
+
+
+def _table(data: Any, what: str, names: tuple[str, ...] | None) -> Mapping[str, Any]:
+    """A mapping with known names only."""
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise ConfigError(f"{what} is a table of names and values", got=repr(data)[:80], fix="see docs/fleet.md")
+    for name in data:
+        if names is not None and name not in names:
+            raise ConfigError(f"{what} has no {name}{nearest(name, names)}", got=name, fix=f"one of {', '.join(names)}")
+    return data
+
+
+def _range(value: Any) -> ReplicaRange:
+    """`4`, or `{min: 1, max: 8}`."""
+    if isinstance(value, dict):
+        table = _table(value, "replicas", ("min", "max"))
+        found = ReplicaRange(table.get("min", 1), table.get("max", 1))
+    else:
+        found = ReplicaRange(value, value)
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in found) or not (
+        1 <= found.least <= found.most <= MOST_REPLICAS
+    ):
+        raise ConfigError("replicas is a number, or {min: …, max: …}", got=value, fix=f"1 to {MOST_REPLICAS}")
+    return found

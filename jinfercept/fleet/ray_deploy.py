@@ -1,0 +1,58 @@
+"""`jinfercept deploy`: a fleet whose front runs behind Ray's proxies. Imports Ray when it runs."""
+
+import signal
+import threading
+from typing import Any
+
+from jinfercept.fleet.app_config import FleetConfig
+from jinfercept.fleet.ray_start import ray_running
+from jinfercept.server.serve import listen
+
+
+def deploy(config: FleetConfig, address: str | None) -> None:
+    """Deploy a fleet, or update the one of the same name.
+
+    Args:
+        config: what it serves.
+        address: of a Ray cluster: returns when the fleet serves, which outlives this process. None: Ray is started on this
+            machine, and the fleet serves until a signal.
+
+    Raises:
+        ConfigError: the port is in use, Ray is not installed or does not answer, or a replica cannot start.
+    """
+    if address is None:
+        listener, url = listen(config.server)  # the port of 0, and whether it is free
+        listener.close()
+    else:
+        url = f"http://{config.server.host}:{config.server.port}"
+    ended = threading.Event()
+    with ray_running(address):
+        from ray import serve
+
+        from jinfercept.fleet.ray_application import run_fleet
+
+        run_fleet(config)
+        print(f"jinfercept: {url}", flush=True)
+        if address is not None:
+            return
+        before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            ended.wait()
+            serve.shutdown()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def application(args: dict[str, Any]) -> Any:
+    """A fleet for Ray's own tools, such as KubeRay: `import_path: jinfercept.fleet.ray_deploy:application`.
+
+    Args:
+        args: contents of the file of `jinfercept deploy`.
+
+    Returns:
+        An application of Ray Serve.
+    """
+    from jinfercept.fleet.ray_application import bind_fleet
+
+    return bind_fleet(FleetConfig.parse(args))

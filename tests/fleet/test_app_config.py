@@ -1,0 +1,96 @@
+"""The file of `jinfercept deploy`."""
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from jinfercept.cli.command import parse_command_line
+from jinfercept.cli.main import COMMANDS, PROG, main
+from jinfercept.errors import ConfigError
+from jinfercept.fleet.app_config import FleetConfig, ReplicaRange
+from jinfercept.fleet.ray_autoscaling import replicas_by_memory
+from tests.support.docs_blocks import blocks_of
+from tests.support.docs_reader import commands_in
+
+FILE = """
+name: assistants
+model: smollm2-135m
+version: 2
+replicas: {min: 2, max: 8}
+cpus_per_replica: 4
+engine: {kv_tokens: 65536, tensor_parallel_size: 2}
+server: {host: 0.0.0.0, port: 8001, served_model_name: [a, b]}
+"""
+
+
+def test_a_file_is_read_and_its_fingerprint_changes_with_what_a_replica_serves(tmp_path: Path) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text(FILE)
+    config = FleetConfig.read(path)
+    assert (config.name, config.version, config.replicas) == ("assistants", "2", ReplicaRange(2, 8))
+    assert (config.engine.get("kv_tokens"), config.server.served_model_name) == (65536, ("a", "b"))
+    path.write_text(FILE.replace("version: 2", "version: 3"))
+    other = FleetConfig.read(path)
+    assert (other.fingerprint != config.fingerprint, other.secret == config.secret) == (True, True)
+    path.write_text(FILE.replace("max: 8", "max: 9"))
+    assert FleetConfig.read(path).fingerprint == config.fingerprint  # replicas stay when others are added
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "the fleet's file"),
+        ({}, "serves a model"),
+        ({"model": 3}, "serves a model"),
+        ({"model": "m", "replica": 3}, "did you mean 'replicas'"),
+        ({"model": "m", "replicas": 0}, "replicas is a number"),
+        ({"model": "m", "replicas": {"min": 3, "max": 2}}, "replicas is a number"),
+        ({"model": "m", "replicas": True}, "replicas is a number"),
+        ({"model": "m", "engine": {"kv_token": 3}}, "did you mean 'kv_tokens'"),
+        ({"model": "m", "server": {"prot": 3}}, "did you mean 'port'"),
+        ({"model": "m", "server": {"port": "x"}}, "wrong type"),
+        ({"model": "m", "server": {"port": 70000}}, "65535"),
+        ({"model": "m", "name": "a/b"}, "letters, digits"),
+        ({"model": "m", "cpus_per_replica": "many"}, "number of CPUs"),
+    ],
+)
+def test_a_wrong_file_is_said_by_name(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        FleetConfig.parse(data)
+
+
+def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text(FILE)
+    assert main(["deploy", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == "assistants: smollm2-135m, 2 to 8 replicas\n"
+    path.write_text("model: [")
+    assert main(["deploy", str(path), "--check"]) == 2
+    assert "not YAML" in capsys.readouterr().err
+
+
+def test_replicas_follow_the_memory_that_is_demanded() -> None:
+    def wanted(**demands: float) -> int:
+        metrics = {"memory_demand": demands}
+        context = SimpleNamespace(current_num_replicas=2, target_num_replicas=2, aggregated_metrics=metrics)
+        return replicas_by_memory(context)[0]
+
+    assert wanted(a=0.8, b=0.8) == 2
+    assert wanted(a=2.4, b=1.7) == 6
+    assert wanted(a=0.1, b=0.0) == 1
+    assert wanted(a=9.0) == 2  # the other one has not reported
+
+
+def test_the_file_and_the_commands_of_the_documentation_are_right() -> None:
+    blocks = blocks_of("fleet.md")
+    [file] = [block.code for block in blocks if block.language == "yaml"]
+    assert FleetConfig.parse(yaml.safe_load(file)).replicas == ReplicaRange(2, 8)
+    commands = [line for block in blocks if block.language == "bash" for line in commands_in(block.code)]
+    ours = [shlex.split(line, comments=True)[1:] for line in commands if line.startswith("jinfercept")]
+    assert len(ours) >= 4
+    for words in ours:
+        parse_command_line(PROG, COMMANDS, words)

@@ -1,0 +1,209 @@
+"""Two replicas on Ray Serve behind the command's front: one fleet for the whole module."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx2
+import psutil
+import pytest
+from openai import APIError, OpenAI
+
+from jinfercept.bench.child_server import child_process
+from tests.soak.model import write_model
+
+FLAGS: dict[str, Any] = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "kv_tokens": 4096,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "swap_space": 0.001,
+    "profile": "paper-gptj-6b-a100",
+    "served_model_name": "tiny",
+    "drain_timeout": 5,
+}
+LETTERS = list(range(64, 90))
+"""Tokens of the letters, so that answers are the same text and the same tokens."""
+
+
+METHODS = (
+    "/ray.serve.ASGIService/HandleRequest",
+    "/ray.rpc.CoreWorkerService/PushTask",
+    "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+)
+"""Of a replica's port for its front, of every worker of Ray, and of Ray's head."""
+
+
+class Fleet(NamedTuple):
+    """A command that serves two replicas.
+
+    Attributes:
+        process: of the command.
+        http, client: for its front.
+    """
+
+    process: psutil.Process
+    http: httpx2.Client
+    client: OpenAI
+
+    def replicas(self) -> list[psutil.Process]:
+        """Processes of the replicas."""
+        return [child for child in self.process.children(recursive=True) if "ServeReplica" in _name(child)]
+
+    def chat(self, *texts: str, **fields: Any) -> httpx2.Response:
+        """A conversation whose texts alternate between a user and an assistant."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+        body = {
+            "messages": messages,
+            "max_tokens": 8,
+            "temperature": 0,
+            "ignore_eos": True,
+            "allowed_token_ids": LETTERS,
+        }
+        return self.http.post("/v1/chat/completions", json=body | fields)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _writes_log_of(process: psutil.Process, replica: str) -> bool:
+    return any(file.path.endswith(f"_{replica}.log") for file in process.open_files())
+
+
+def _until(reached: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The fleet; afterwards it drains, and nothing of it is left."""
+    model = tmp_path_factory.mktemp("model")
+    write_model(model)
+    with child_process(str(model), {**FLAGS, "replicas": 2}) as child:
+        process = psutil.Process(child.process.pid)
+        family = process.children(recursive=True)
+        with (
+            httpx2.Client(base_url=child.url, timeout=60) as http,
+            OpenAI(base_url=f"{child.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        ):
+            yield Fleet(process, http, client)
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(60) == 0, child.log.read_text()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+        assert "Traceback" not in child.log.read_text()
+
+
+def test_conversations_without_keys_stay_where_their_contexts_are(fleet: Fleet) -> None:
+    texts = {number: [f"This is conversation {number}, about {number * 7919}. " * 8] for number in range(4)}
+    prompt, cached = 0, 0
+    homes = dict[int, set[str]]()
+    for turn in range(3):
+        for number, said in texts.items():
+            answer = fleet.chat(*said)
+            assert answer.status_code == 200, answer.text
+            homes.setdefault(number, set()).add(answer.headers["x-jinfercept-replica"])
+            usage = answer.json()["usage"]
+            if turn:
+                assert answer.headers["x-jinfercept-route"] == "conversation"
+                prompt += usage["prompt_tokens"]
+                cached += usage["prompt_tokens_details"]["cached_tokens"]
+            said += [answer.json()["choices"][0]["message"]["content"], "Go on."]
+    assert all(len(home) == 1 for home in homes.values())
+    assert len(set[str]().union(*homes.values())) == 2
+    assert cached / prompt > 0.85  # the last page of 16 tokens, and the new turn, are not found
+
+
+def test_both_replicas_write_the_same_tokens(fleet: Fleet) -> None:
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    said = dict[str, list[int]]()
+    for number in range(8):
+        answer = fleet.http.post("/v1/completions", json=body, headers={"x-session-id": f"s{number}"})
+        said[answer.headers["x-jinfercept-replica"]] = answer.json()["choices"][0]["token_ids"]
+    assert len(said) == 2
+    first, second = said.values()
+    assert first == second
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_replica(fleet: Fleet) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with fleet.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+
+    def running() -> float:
+        lines = fleet.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+    _until(lambda: running() == 0, 20)
+
+
+def test_health_metrics_and_models_are_those_of_the_fleet(fleet: Fleet) -> None:
+    assert fleet.http.get("/health").json() == {"status": "ok", "replicas": 2}
+    assert fleet.http.get("/ready").json() == {"status": "ready", "replicas": 2}
+    page = fleet.http.get("/metrics").text
+    assert 'jinfercept:replicas{model_name="tiny"} 2.0' in page
+    assert [model.id for model in fleet.client.models.list()] == ["tiny"]
+
+
+def test_ray_listens_on_this_machine_only_and_wants_its_token(fleet: Fleet) -> None:
+    refused = Counter[str]()
+    for process in (fleet.process, *fleet.process.children(recursive=True)):
+        for connection in process.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                own = connection.laddr.ip.removeprefix("::ffff:").startswith("127.")
+                assert own or "ServeReplica" in _name(process), (_name(process)[:80], connection.laddr)
+                for method in METHODS:
+                    refused[method] += _refuses(connection.laddr.port, method)
+    assert refused[METHODS[0]] == 2  # each replica's port for its front, at every address
+    assert refused[METHODS[1]] >= 2
+    assert refused[METHODS[2]] == 1
+
+
+def _refuses(port: int, method: str) -> bool:
+    """Whether a port has a gRPC method that wants a token. Raises for one that wants none."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError) as refusal:
+            channel.unary_unary(method)(b"", timeout=10)
+        code: Any = refusal.value
+        return code.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_killed_replica_is_an_error_by_name_and_then_replaced(fleet: Fleet) -> None:
+    stream = fleet.client.completions.create(
+        model="tiny", prompt=[1, 2, 3], max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    name = stream.response.headers["x-jinfercept-replica"]
+    [busy] = [process for process in fleet.replicas() if _writes_log_of(process, name)]
+    busy.kill()
+    with pytest.raises(APIError) as lost:
+        list(chunks)
+    assert lost.value.code == "replica_lost"
+    assert fleet.chat("Whoever is left answers.").status_code == 200
+    _until(lambda: len(fleet.replicas()) == 2 and fleet.http.get("/health").json()["replicas"] == 2, 120)
+    assert fleet.chat("And now both.").status_code == 200
+
+
+def test_a_replica_that_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    flags = ["--load-format", "dummy", "--kv-tokens", "64", "--max-model-len", "2048", "--replicas", "1", "--port", "0"]
+    command = [sys.executable, "-m", "jinfercept", "serve", str(tmp_path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "kv_tokens" in done.stderr.splitlines()[-1], done.stderr
