@@ -63,8 +63,9 @@ class FleetConfig:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that a replica serves; another one replaces the replicas. API keys count, by digest only."""
-        seen = [self.model, self.version, dict(self.engine), asdict(self.server), sorted(self.server.key_rules())]
+        """A digest of everything here; the replicas of another one are replaced."""
+        seen = [*map(str, (self.model, self.version, self.replicas, self.cpus_per_replica)), dict(self.engine)]
+        seen += [asdict(self.server), sorted(self.server.key_rules())]
         return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from random import Random
 from typing import Any, final
 
 from fastapi import FastAPI
@@ -21,7 +22,7 @@ from jinfercept.fleet.conversations import RoutingHint, find_conversation, respo
 from jinfercept.fleet.http_call import HttpCall, ReplicaLostError
 from jinfercept.fleet.lost_stream import lost_error
 from jinfercept.fleet.relay import Relay
-from jinfercept.fleet.replicas import ReplicaFacts, Replicas
+from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.fleet.ticket import Ticket
@@ -35,7 +36,7 @@ from jinfercept.server.request_body import read_body
 
 log = logging.getLogger("jinfercept.server")
 
-BEGIN_S = 15.0
+BEGIN_S = 10.0
 """Seconds in which a replica has to begin with a request."""
 _DRAINED_S = 5
 _COUNTED_S = 5.0
@@ -54,6 +55,7 @@ class FleetFront:
         options: of the server.
         model: name of the model in metrics.
         make_router: makes the router from what the first replica knows.
+        begin_s: seconds in which a replica has to begin with a request; then another one is asked.
 
     Attributes:
         draining: whether new requests are refused.
@@ -68,9 +70,11 @@ class FleetFront:
         make_router: Callable[[ReplicaFacts], RequestPlacer] = lambda facts: Router(
             facts.profile, chunk_tokens=facts.chunk_tokens
         ),
+        begin_s: float = BEGIN_S,
     ) -> None:
         self.options, self.model = options, (*options.served_model_name, model)[0]
-        self._connect, self._make_router = connect, make_router
+        self._connect, self._make_router, self._begin_s = connect, make_router, begin_s
+        self._random = Random()
         self._replicas: Replicas | None = None
         self.draining = False
         self.keys = Keys(options.key_rules())
@@ -248,12 +252,18 @@ class FleetFront:
             relay = Relay(call.path, ticket, send)
             try:
                 answer = await self._begun(call, ticket)
-                await relay.run(answer)
+                if answer is not None:
+                    await relay.run(answer)
+                elif not last and (others := [name for name in self.routes.names if name != ticket.chosen]):
+                    prefer = self._random.choice(others)
+                    continue
+                else:
+                    message = "no replica takes the request; they start, or are too busy"
+                    raise ApiError(503, message, code="no_replica", headers={"Retry-After": "5"})
             except ReplicaLostError as error:
-                name = ticket.route.replica if ticket.route is not None else ""
-                retry = not last and self._repeatable(call)
-                self.routes.lost(hint, name, retry)
-                log.warning("replica %s has ended before its answer to %s%s", name, call.path[:256], " (again)" * retry)
+                retry = not last and self._repeatable()
+                self.routes.lost(hint, ticket.chosen, retry)
+                log.warning("replica %s has ended before its answer to %s", ticket.chosen, call.path[:256])
                 if not retry:
                     raise lost_error() from error
                 continue
@@ -265,22 +275,21 @@ class FleetFront:
                 self._note(call, hint, ticket, relay, salt, logged)
             return
 
-    def _repeatable(self, call: HttpCall) -> bool:
+    def _repeatable(self) -> bool:
         """Whether a request may run twice: the server runs no tools for it."""
         return not self.options.tools
 
-    async def _begun(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Any]:
-        """The response of a replica that has begun with a request."""
+    async def _begun(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages] | None:
+        """The response of a replica that has begun with a request; None: none has begun in time."""
         answer = self.replicas.answer(call, ticket)
         try:
-            async with asyncio.timeout(BEGIN_S):
+            async with asyncio.timeout(self._begin_s):
                 await anext(answer)
         except BaseException as error:
             with suppress(Exception):
                 await answer.aclose()
             if isinstance(error, TimeoutError | NoReplicaError):
-                message = "no replica takes the request; they start, or are too busy"
-                raise ApiError(503, message, code="no_replica", headers={"Retry-After": "5"}) from error
+                return None
             raise
         return answer
 

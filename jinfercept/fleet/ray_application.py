@@ -29,6 +29,7 @@ from jinfercept.server.options import KEY_VARIABLE, ServerOptions
 REPLICAS, FRONT = "Replica", "Front"
 _REPORT_S = 1.0
 _HEALTH_S = 5.0
+_ANSWER_S = 10.0
 _HEALTH_TIMEOUT_S = 30.0
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
@@ -99,36 +100,43 @@ def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
         max_constructor_retry_count=2,
         request_router_config=config(request_router_class=ConversationRouter, request_routing_stats_period_s=_REPORT_S),
         **scale.options(spec.server.drain_timeout),
-        **({"version": spec.version} if spec.version else {}),
     ).bind(spec)
 
 
 def bind_fleet(config: FleetConfig) -> Any:
     """The application of a file: replicas, and a front as the ingress of Ray's proxies."""
-    server, version = config.server, config.fingerprint
-    spec = ReplicaSpec(config.model, config.engine, replica_options(server, os.environ), config.secret, version)
+    server = config.server
+    spec = ReplicaSpec(
+        config.model, config.engine, replica_options(server, os.environ), config.secret, config.fingerprint
+    )
     least, most = config.replicas
     scale = replace(scale_for(config.engine, least), most=most, cpus=config.cpus_per_replica)
     return _deployment(
         serve.ingress(_to_front)(RayFront),
         name=FRONT,
         num_replicas=1,
-        version=version,
         max_ongoing_requests=server.max_connections,
         graceful_shutdown_timeout_s=server.drain_timeout + 10.0,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": HANDLE_VARIABLES}},
     ).bind(bind_replicas(spec, scale), config.model, server)
 
 
-def run_fleet(config: FleetConfig) -> None:
-    """Deploy the application of a file, or update the one of its name: Ray Serve replaces what has changed, in parts.
+def run_fleet(config: FleetConfig) -> bool:
+    """Deploy the application of a file, or update the one of its name: Ray Serve replaces its replicas in parts.
+
+    Returns:
+        False if it runs already as the file says; then nothing is done.
 
     Raises:
         ConfigError: a replica cannot start.
     """
     options = {"host": config.server.host, "port": config.server.port}
     serve.start(proxy_location="EveryNode", http_options=options, logging_config=_QUIET)
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
+    if runs(config.name) and asyncio.run(_fingerprint(config.name)) == config.fingerprint:
+        return False
     _run(bind_fleet(config), config.name, "/")
+    return True
 
 
 def run_replicas(name: str, spec: ReplicaSpec, scale: Scale) -> None:
@@ -147,7 +155,7 @@ def _deployment(target: Any, **options: Any) -> Any:
 
 
 def _run(application: Any, name: str, route_prefix: str | None) -> None:
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
     try:
         serve.run(application, name=name, route_prefix=route_prefix)
     except RuntimeError as error:
@@ -171,6 +179,16 @@ async def open_replicas(name: str) -> RayReplicas:
     return RayReplicas(await asyncio.to_thread(serve.get_deployment_handle, REPLICAS, name))
 
 
+async def _fingerprint(name: str) -> str:
+    """That of a fleet that runs; "": no replica says one."""
+    handle: Any = serve.get_deployment_handle(REPLICAS, name)
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await handle.fingerprint.remote()
+    except Exception:  # it starts, or another application has the name: it is deployed again
+        return ""
+
+
 def runs(name: str) -> bool:
     """Whether an application of this name is deployed."""
     return name in serve.status().applications
@@ -187,7 +205,7 @@ class RayFront:
             return RayReplicas(handle)
 
         self.front = FleetFront(connect, options, model)
-        self.app = create_front(self.front, fan_out_router(self.front))
+        self.application = create_front(self.front, fan_out_router(self.front))
         await self.front.start()
 
     async def __del__(self) -> None:
@@ -203,4 +221,4 @@ async def _to_front(scope: Any, receive: Any, send: Any) -> None:
             if message["type"] == "lifespan.shutdown":
                 return
     front: Any = serve.get_replica_context().servable_object
-    await front.app(scope, receive, send)
+    await front.application(scope, receive, send)

@@ -1,6 +1,7 @@
 """`jinfercept deploy`: a fleet whose front runs behind Ray's proxies. Imports Ray when it runs."""
 
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -31,7 +32,8 @@ def deploy(config: FleetConfig, address: str | None) -> None:
 
         from jinfercept.fleet.ray_application import run_fleet
 
-        run_fleet(config)
+        if not run_fleet(config):
+            print(f"jinfercept: {config.name} runs as the file says", file=sys.stderr)
         print(f"jinfercept: {url}", flush=True)
         if address is not None:
             return

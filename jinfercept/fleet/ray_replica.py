@@ -1,6 +1,7 @@
 """One replica: an actor of Ray Serve that owns an engine and its server. Imports Ray."""
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -32,14 +33,14 @@ class ReplicaSpec(NamedTuple):
         engine: options of `LLM`.
         server: options of the server.
         secret: of the fleet's keys.
-        version: of the weights; another one makes Ray Serve replace all replicas, one after the other.
+        fingerprint: of the file that it was deployed from; "": of none.
     """
 
     model: str
     engine: EngineOptions
     server: ServerOptions
     secret: bytes
-    version: str = ""
+    fingerprint: str = ""
 
 
 @final
@@ -47,7 +48,8 @@ class EngineReplica:
     """The deployment's class. Ray Serve runs its methods on one event loop, in a thread of their own."""
 
     async def __init__(self, spec: ReplicaSpec) -> None:
-        begin_logging(spec.server.log_format)
+        begin_logging(spec.server.log_format, replace=True)
+        logging.getLogger("jinfercept.server").setLevel(logging.WARNING)  # the front logs requests
         self._spec = spec
         self._ends = ExitStack()
         sys.setswitchinterval(SWITCH_S)
@@ -95,6 +97,10 @@ class EngineReplica:
     async def facts(self, *, ticket: Any) -> Any:
         """See `Replicas.facts`."""
         return self._app.facts()
+
+    async def fingerprint(self) -> str:
+        """That of the file that the fleet was deployed from."""
+        return self._spec.fingerprint
 
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
 

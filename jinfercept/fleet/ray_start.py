@@ -12,7 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from jinfercept.errors import ConfigError
 
@@ -33,6 +36,7 @@ _LOCAL_VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
+_PREFIX = "jinfercept-ray-"
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Ray's smallest is 75 MiB; requests and responses do not go through it."""
 
@@ -77,6 +81,15 @@ def ray_running(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
+def _remove_old_folders() -> None:
+    """Remove the folders of commands that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with suppress(OSError):
+            if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def _prepared(address: str | None) -> Iterator[dict[str, Any]]:
     """Arguments of `ray.init` for a local Ray, whose environment and private folder are made."""
@@ -86,7 +99,10 @@ def _prepared(address: str | None) -> Iterator[dict[str, Any]]:
     os.environ.update(_LOCAL_VARIABLES)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_ADDRESS", None)
-    folder = tempfile.mkdtemp(prefix="jinfercept-")  # readable by its owner only; Ray's sockets need a short path
+    _remove_old_folders()
+    folder = tempfile.mkdtemp(
+        prefix=f"{_PREFIX}{os.getpid()}-"
+    )  # readable by its owner only; sockets need a short path
     try:
         yield {
             "num_cpus": 1,  # its scheduler's; replicas take none
@@ -96,5 +112,4 @@ def _prepared(address: str | None) -> Iterator[dict[str, Any]]:
             "_node_ip_address": "127.0.0.1",
         }
     finally:
-        with suppress(OSError):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

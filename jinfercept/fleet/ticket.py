@@ -44,6 +44,11 @@ class Ticket:
         self._chosen: Route | None = None
         self.route: Route | None = None
 
+    @property
+    def chosen(self) -> str:
+        """The replica that was chosen last; "": none."""
+        return self._chosen.replica if self._chosen is not None else ""
+
     def choose(self, reports: Reports) -> str:
         """The name of a replica among the running ones. Decides again if it is called again for other replicas."""
         if self._chosen is None or self._chosen.replica not in reports:

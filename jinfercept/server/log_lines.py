@@ -12,16 +12,17 @@ FIELDS = "jinfercept_fields"
 """Attribute of a log record: its fields by name."""
 
 
-def begin_logging(log_format: str) -> None:
+def begin_logging(log_format: str, replace: bool = False) -> None:
     """Log to standard error: level info and above of the server and uvicorn, warnings and above of other libraries.
 
     Args:
         log_format: `text` (key=value) or `json`.
+        replace: whether handlers that are there already are removed.
     """
     handler = StderrHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=replace)
     for name in ("jinfercept", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
 

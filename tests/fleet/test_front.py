@@ -79,6 +79,14 @@ def test_an_answer_that_has_not_begun_is_made_by_another_replica(fleet: LocalFle
     assert (fleet.front.routes.totals.lost, fleet.front.routes.totals.retried) == (1, 1)
 
 
+def test_a_replica_that_hangs_is_passed_over(fleet: LocalFleet) -> None:
+    fleet.replicas.hanging = {"a"}
+    answers = [fleet.chat(f"A question of its own, number {number}") for number in range(4)]
+    assert [answer.headers["x-jinfercept-replica"] for answer in answers] == ["b"] * 4
+    fleet.replicas.hanging = {"a", "b"}
+    assert fleet.chat("Nobody answers").json()["error"]["code"] == "no_replica"
+
+
 def test_the_last_replica_that_dies_gives_503_by_name(scripted: Scripted) -> None:
     with local_fleet([scripted.llm]) as fleet:
         fleet.replicas.dies_after = 0

@@ -263,7 +263,7 @@ class Chaos:
                 fleet.up.clear()
                 if time.monotonic() - began_s >= self.seconds:
                     self._end(fleet, clients, child)
-            _, alive = psutil.wait_procs(fleet.family, timeout=15)
+            _, alive = psutil.wait_procs(fleet.family, timeout=60)
             outcome.left += [process.name() for process in alive]
 
     def _kill(self, fleet: Fleet, child: Child, outcome: Outcome, rng: Random, began_s: float) -> None:

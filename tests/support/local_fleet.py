@@ -35,11 +35,13 @@ class LocalReplicas:
 
     Attributes:
         apps: by name; those that were removed do not run any more.
+        hanging: names of replicas that take requests and do nothing.
         dies_after: messages of an answer after which the next replica that answers is killed; None: none.
     """
 
     def __init__(self, apps: dict[str, ReplicaApp]) -> None:
         self.apps = apps
+        self.hanging: set[str] = set()
         self.dies_after: int | None = None
 
     async def _app(self, ticket: Ticket) -> ReplicaApp:
@@ -53,6 +55,8 @@ class LocalReplicas:
     async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
         """See `Replicas`."""
         app = await self._app(ticket)
+        if app.name in self.hanging:
+            await asyncio.Event().wait()
         _, contents = ticket.__reduce__()
         answer = app.answer(call, _contents(contents))
         passed = 0
@@ -137,7 +141,7 @@ def local_fleet(
     async def end() -> None:
         await asyncio.gather(*(app.close(0.0) for app in apps.values()))
 
-    front = FleetFront(connect, settings, "tiny")
+    front = FleetFront(connect, settings, "tiny", begin_s=0.3)
     listener, url = listen(settings)
     server = DrainingServer(create_front(front, fan_out_router(front), end=end), front, listener)
     thread = threading.Thread(target=server.serve_until_signal)
