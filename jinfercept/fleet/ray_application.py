@@ -112,7 +112,7 @@ def bind_fleet(config: FleetConfig) -> Any:
     least, most = config.replicas
     scale = replace(scale_for(config.engine, least), most=most, cpus=config.cpus_per_replica)
     return _deployment(
-        serve.ingress(_to_front)(RayFront),
+        serve.ingress(ToFront())(RayFront),
         name=FRONT,
         num_replicas=1,
         max_ongoing_requests=server.max_connections,
@@ -212,13 +212,16 @@ class RayFront:
         await self.front.drain(0.0)
 
 
-async def _to_front(scope: Any, receive: Any, send: Any) -> None:
-    """The application of the ingress, which Ray Serve calls inside its actor."""
-    if scope["type"] == "lifespan":
-        while True:
-            message = await receive()
+@final
+class ToFront:
+    """The application of the ingress, which Ray Serve calls inside its actor: a function would be a builder to it."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request to the actor's front."""
+        if scope["type"] != "lifespan":
+            front: Any = serve.get_replica_context().servable_object
+            await front.application(scope, receive, send)
+            return
+        while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-    front: Any = serve.get_replica_context().servable_object
-    await front.application(scope, receive, send)
+        await send({"type": "lifespan.shutdown.complete"})

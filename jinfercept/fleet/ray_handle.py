@@ -1,7 +1,8 @@
 """Replicas behind a handle of Ray Serve. Imports Ray."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, final
 
 import grpc
@@ -30,7 +31,7 @@ class RayReplicas:
     async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
         """See `Replicas`."""
         with _errors():
-            response: Any = self._stream.remote(call, ticket=ticket)
+            response: Any = _alone(lambda: self._stream.remote(call, ticket=ticket))
             try:
                 async for messages in response:
                     yield messages
@@ -39,7 +40,7 @@ class RayReplicas:
 
     async def _ask(self, method: str, ticket: Ticket, *args: Any) -> Any:
         with _errors():
-            return await self._handle.options(method_name=method).remote(*args, ticket=ticket)
+            return await _alone(lambda: self._handle.options(method_name=method).remote(*args, ticket=ticket))
 
     async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
         """See `Replicas`."""
@@ -56,6 +57,15 @@ class RayReplicas:
     async def facts(self, ticket: Ticket) -> Any:
         """See `Replicas`."""
         return await self._ask("facts", ticket)
+
+
+def _alone[T](call: Callable[[], T]) -> T:
+    """Make a call outside of the HTTP request that an ingress works on.
+
+    Ray Serve gives the calls of one request one id, and its router finds a waiting call by that id: of two at once it would
+    find one only. These calls are cancelled here, so nothing is lost.
+    """
+    return Context().run(call)
 
 
 @contextmanager

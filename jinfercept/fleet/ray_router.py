@@ -18,6 +18,8 @@ class ConversationRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Ranks of replicas, the best one first."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # before it is asked again; otherwise Ray spins
         ticket = _ticket(pending_request)
         if ticket is None:
             return [list(candidate_replicas)]

@@ -1,0 +1,61 @@
+"""`jinfercept deploy` with a Ray of its own: the front is an ingress behind Ray's proxy."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+import yaml
+
+from tests.soak.model import write_model
+
+ENGINE = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "kv_tokens": 4096,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "swap_space": 0.001,
+    "profile": "paper-gptj-6b-a100",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_deployed_fleet_answers_behind_rays_proxy_and_ends_on_sigterm(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = {"port": port, "served_model_name": ["tiny"], "api_key": ["secret"], "drain_timeout": 5}
+    path = tmp_path / "app.yaml"
+    path.write_text(yaml.safe_dump({"model": str(tmp_path), "replicas": 2, "engine": ENGINE, "server": server}))
+    command = [sys.executable, "-m", "jinfercept", "deploy", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("jinfercept: http"):
+            assert line, "the command has ended"
+        family = psutil.Process(process.pid).children(recursive=True)
+        key = {"authorization": "Bearer secret"}
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=key) as http:
+            for _ in range(5):  # calls of one request to both replicas at once
+                assert http.get("/health").json() == {"status": "ok", "replicas": 2}
+                time.sleep(1.1)
+            assert http.get("/metrics").text.count("vllm:prompt_tokens_total{") == 2
+            body = {"prompt": [70, 71, 72], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+            answers = [http.post("/v1/completions", json=body) for _ in range(4)]
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+            assert all(answer.headers["x-jinfercept-replica"] for answer in answers)
+            assert http.post("/v1/completions", json=body, headers={"authorization": ""}).status_code == 401
+            with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+                assert list(stream.iter_lines())[-2] == "data: [DONE]"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
