@@ -9,9 +9,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from jinfercept.fleet.app_config import FleetConfig
 from ray.serve.schema import ServeDeploySchema
 
+from jinfercept.fleet.app_config import FleetConfig
 from tests.support.deployed import check_restricted
 
 ROOT = Path(__file__).parents[2]
