@@ -4,6 +4,7 @@ Knows requests, tokens and results of calls; no order of plans and no runner. Ev
 list that the caller passes.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
@@ -22,6 +23,9 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sampling_options import draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Sequence, State
+
+MOST_FIRST_TOKENS = 4096
+"""First tokens that are kept for those who want to know."""
 
 
 @final
@@ -43,6 +47,7 @@ class RequestLifecycle:
 
     Attributes:
         num_finished: requests that have finished, since the engine was made.
+        first_tokens: seconds from the arrival of a request to its first token, None if it ended without one, by id: the latest.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class RequestLifecycle:
         self._encode = encode
         self._seed = seed
         self.num_finished = 0
+        self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
         self._num_opened = 0
         self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
         self._sessions: dict[str, Session] = {}
@@ -199,6 +205,7 @@ class RequestLifecycle:
         sequence, text = session.sequence, session.text
         if session.first_token_s is None:
             session.first_token_s = now
+            self.first_tokens.append((sequence.id, now - sequence.arrival_s))
         if session.resumed:
             session.note_context()
         session.stream.append(token)
@@ -326,6 +333,8 @@ class RequestLifecycle:
         if reason not in ("stop", "length") or not self._retained.keep(session, now):
             self._scheduler.finish(sequence, now)
         self.num_finished += 1
+        if session.first_token_s is None:
+            self.first_tokens.append((request.id, None))
         del self._sessions[request.id]
         self._constrained.pop(request.id, None)
         self._reserved.pop(request.id, None)

@@ -162,6 +162,11 @@ class KVManager:
                 return index * size
         return limit
 
+    def computable(self, context: Context, limit: int) -> int:
+        """Tokens of a held context from its first unreadable one on, up to `limit`, that can be computed before any fetch."""
+        self.advance(context)
+        return max(0, self.gap_end(context, limit) - context.ready) if context.ready < limit else 0
+
     def needs_slot(self, context: Context, position: int) -> bool:
         """Whether the token at `position` needs a device slot that its page does not have."""
         index = position // self.page_size

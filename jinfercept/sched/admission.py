@@ -3,6 +3,7 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.load import RunMeans
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
@@ -23,6 +24,7 @@ class Admission:
         queues: the sequences.
         policy: says which pages of paused contexts a request that starts may not take.
         budget: prices steps, and says what the link moves.
+        means: counts what starts.
         recomputes_late: see `Policy`.
     """
 
@@ -32,10 +34,11 @@ class Admission:
         queues: Queues,
         policy: Policy,
         budget: StepBudget,
+        means: RunMeans,
         *,
         recomputes_late: bool,
     ) -> None:
-        self._kv, self._queues, self._policy = kv, queues, policy
+        self._kv, self._queues, self._policy, self._means = kv, queues, policy, means
         self._held_back: tuple[Sequence, float] | None = None  # a new sequence, and since when
         self._recomputes_late = recomputes_late
         self._cost, self._largest, self._page_size = budget.cost, budget.buckets[-1], kv.page_size
@@ -67,6 +70,7 @@ class Admission:
         if sequence.num_cached is None:
             sequence.num_cached = sequence.residency.device + sequence.residency.host
             sequence.retained = sequence.retained and sequence.residency
+        self._means.start(sequence)
         self._policy.resume(sequence, builder.now)
         return True
 

@@ -10,19 +10,22 @@ goes to the others in the same proportion.
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
 a running sequence has a right to one; if its weight is lower than another tenant's and its share less than one sequence, only
 while it has used no more. A tenant that would still run at most half as many as another one after its next, or hold at most
-half as many tokens, each number divided by the weight, and has used no more, has a right to that next: the first if it lacks a
-slot, the second if it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants
+half as many tokens, each number divided by the weight, and has used no more, has a right to that next: the first if it lacks
+a slot, the second if it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants
 above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import final
 
+from jinfercept.kv.context import Context
 from jinfercept.sched.queues import Queues, TenantQueue
 from jinfercept.sched.sequence import Sequence
 
+RIGHT = 2.0
+"""How many times what a tenant holds after its next sequence another one has to hold, for a right to that."""
 _MOST_IDLE = 4096
 """Idle tenants whose use is remembered."""
 
@@ -82,17 +85,20 @@ class FairShare:
         """The last sequence of the service order."""
         return max(self._queues.running, key=self._rank)
 
-    def query_tokens(self, order: list[Sequence], total: int) -> dict[str, int]:
+    def query_tokens(
+        self, order: list[Sequence], total: int, computable: Callable[[Context, int], int]
+    ) -> dict[str, int]:
         """Shares of a step's query tokens, by sequence id: one each, the rest for prompts by their tenant's use.
 
         Args:
             order: the running sequences that are still to be planned.
             total: query tokens of the step.
+            computable: tokens of a context, up to a length, that can be computed before any page is fetched.
         """
         rest = total - len(order)
         shares = {}
         for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
-            wanted = max(0, sequence.length - sequence.context.ready - 1)
+            wanted = computable(sequence.context, sequence.length - 1)
             shares[sequence.id] = 1 + min(wanted, max(0, rest))
             rest -= wanted
         return shares
@@ -144,7 +150,7 @@ class FairShare:
                 name for name, running in others if floor or head.weight >= running[0].weight or self.used(name) >= used
             ]
         size, more = (_num_tokens, head.length) if pages else (_num_running, 1)
-        least = 2 * (size(own) + more / head.weight)
+        least = RIGHT * (size(own) + more / head.weight)
         return [name for name, running in others if size(running) >= least and self.used(name) >= used]
 
     def _has_floor(self, head: Sequence) -> bool:

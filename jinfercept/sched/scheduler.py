@@ -13,6 +13,7 @@ from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
+from jinfercept.sched.load import RunMeans
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
@@ -62,8 +63,8 @@ class Scheduler:
         order: Order | None = None,
     ) -> None:
         self.kv = kv
-        self.counters = Counters()
-        self.max_model_len = max_model_len
+        self.counters, self.means = Counters(), RunMeans()
+        self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._fair = FairShare(self._queues)
@@ -74,7 +75,7 @@ class Scheduler:
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
-        self._admission = Admission(kv, queues, policy, self._budget, recomputes_late=recomputes_late)
+        self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
 
     # -- requests come and go --------------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ class Scheduler:
         was_running = sequence.state is State.RUNNING
         sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
         sequence.void_pending()
+        self.means.end(sequence)
         if was_running:
             self.kv.release(sequence.context)
         for call in () if begun else calls:
@@ -184,6 +186,7 @@ class Scheduler:
             for call in sequence.awaited:
                 self._estimator.observe(call, now - sequence.paused_s + call.head_start_s, clean=False)
         self._policy.resume(sequence, now)
+        self.means.end(sequence)
         sequence.void_pending()
         self._queues.finish(sequence)
         self.kv.close(sequence.context)
@@ -248,7 +251,7 @@ class Scheduler:
     def _run_fairly(self, builder: PlanBuilder) -> None:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use."""
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
-        shares = self._fair.query_tokens(order, builder.query_tokens)
+        shares = self._fair.query_tokens(order, builder.query_tokens, self.kv.computable)
         for sequence in order:
             if sequence.state is State.RUNNING and not self._decode(builder, sequence):
                 self._run(builder, sequence, shares[sequence.id])

@@ -87,6 +87,7 @@ class Sequence:
         "remembered",
         "residency",
         "retained",
+        "run_from",
         "scored",
         "seed",
         "slot",
@@ -164,6 +165,7 @@ class Sequence:
         self.copied_in = 0
         self.recomputed = 0
         self.preemptions = 0
+        self.run_from: int | None = None  # tokens generated when its run began: see `load`
 
     @property
     def length(self) -> int:

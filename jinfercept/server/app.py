@@ -1,5 +1,6 @@
 """The FastAPI application: its routers, its middleware, and its OpenAPI document."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,7 @@ from jinfercept.server import (
 from jinfercept.server.access_log import AccessLog
 from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
+from jinfercept.server.key_file_watch import watch_key_file
 from jinfercept.server.live import live_router, page_router
 from jinfercept.server.metrics import metrics_router
 from jinfercept.server.service import Service
@@ -38,7 +40,9 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
+        watching = asyncio.create_task(watch_key_file(service))
         yield
+        watching.cancel()
         service.close_threads()
         await service.close_state()
 

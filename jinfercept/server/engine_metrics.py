@@ -13,6 +13,15 @@ from jinfercept.sched.plan_builder import Counters
 from jinfercept.server.engine_snapshot import SnapshotValue
 from jinfercept.server.metric_families import LabelledValues, MetricFamilies
 
+REFUSALS = (
+    "queue_full",
+    "overloaded",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "too_many_background_responses",
+)
+"""Codes of errors with status 429."""
+
 
 class Reading(NamedTuple):
     """An engine's numbers between two steps.
@@ -26,6 +35,7 @@ class Reading(NamedTuple):
         link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
         prefix_caching: whether the prefix cache is on.
         pending_calls: asynchronous calls that run.
+        refused: answers of status 429, by the code of their error.
     """
 
     counts: Counts
@@ -41,6 +51,7 @@ class Reading(NamedTuple):
     link_tokens_per_s: int
     prefix_caching: bool
     pending_calls: int
+    refused: Mapping[str, int]
 
 
 def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
@@ -56,6 +67,12 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield from _link(reading, make)
     yield from _steps(reading, make)
     yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
+    refused: LabelledValues = {
+        (code,): number for code, number in {**dict.fromkeys(REFUSALS, 0), **reading.refused}.items()
+    }
+    yield make.counters(
+        "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
+    )
     yield from _tools(reading.counts.tools, make)
     age_s = time.monotonic() - look.at_s
     yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)

@@ -93,7 +93,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorBody, "description": "The body did not arrive in time."},
     413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
     415: {"model": ErrorBody, "description": "The body is not JSON."},
-    429: {"model": ErrorBody, "description": "The queue is full; `Retry-After` says when to retry."},
+    429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
     503: {"model": ErrorBody, "description": "The server is shutting down."},
     "default": {"model": ErrorBody, "description": "Every other error."},
@@ -122,6 +122,8 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
         message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         error = ApiError(error.status_code, message, headers=headers)
+    if error.status_code == 429:
+        request.app.state.service.refused[error.code or ""] += 1
     return _response(request, error)
 
 

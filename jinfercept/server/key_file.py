@@ -7,6 +7,11 @@ key = "a long random text"       # or its digest: sha256 = "…"
 [nightly]
 sha256 = "1f5e…"
 priority = [5, 10]               # range of its requests' priority; a value outside becomes the nearer end
+weight = 0.5                     # its share of memory·time while other keys have work too; 1 is the usual one
+max_concurrent = 8               # requests in progress
+requests_per_minute = 60
+tokens_per_minute = 100_000      # of prompts and answers
+first_token_limit = 20.0         # seconds; instead of --first-token-limit
 
 [admin]
 key = "another long random text"
@@ -27,8 +32,13 @@ from jinfercept.errors import ConfigError
 
 MOST_PRIORITY = 2**31 - 1
 _NAME = re.compile(r"[\w.-]{1,64}")
-_FIX = "give each key a table [NAME] with key or sha256, and optionally operator and priority = [LEAST, MOST]"
+_FIX = (
+    "give each key a table [NAME] with key or sha256, and optionally operator, priority = [LEAST, MOST], weight, "
+    "max_concurrent, requests_per_minute, tokens_per_minute and first_token_limit"
+)
+MOST_WEIGHT = 1e6
 
+Limit = Annotated[int, Field(ge=1, le=MOST_PRIORITY)]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY - 1, le=MOST_PRIORITY)]
 
 
@@ -39,11 +49,20 @@ class KeyRules(NamedTuple):
         name: of the key in logs.
         operator: whether it sees the requests of all keys, and answers the calls of all in the inbox.
         priority: smallest and largest priority of its requests; smaller ones are served first, across keys.
+        weight: while several keys have work, they share memory·time as their weights.
+        max_concurrent: requests in progress; None: no limit.
+        requests_per_minute, tokens_per_minute: limits on average; a minute's worth may come at once. None: no limit.
+        first_token_limit: seconds; requests whose first token is likely to come later are refused. None: as the server says.
     """
 
     name: str
     operator: bool = False
     priority: tuple[int, int] = (0, MOST_PRIORITY)
+    weight: float = 1.0
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    first_token_limit: float | None = None
 
 
 class _Table(BaseModel):
@@ -55,6 +74,11 @@ class _Table(BaseModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     operator: bool = False
     priority: Annotated[list[Priority], Field(min_length=2, max_length=2)] = [0, MOST_PRIORITY]
+    weight: Annotated[float, Field(ge=1 / MOST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)] = 1.0
+    max_concurrent: Limit | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    first_token_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "_Table":
@@ -112,4 +136,13 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
         raise ConfigError("the file of API keys is wrong", got=got, fix=_FIX) from None  # its input is a secret
     digest = read.sha256 if read.key is None else key_digest(read.key)
     assert digest is not None
-    return digest, KeyRules(name, read.operator, (read.priority[0], read.priority[1]))
+    return digest, KeyRules(
+        name,
+        read.operator,
+        (read.priority[0], read.priority[1]),
+        read.weight,
+        read.max_concurrent,
+        read.requests_per_minute,
+        read.tokens_per_minute,
+        read.first_token_limit,
+    )

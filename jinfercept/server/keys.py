@@ -20,6 +20,20 @@ class Keys:
     def __init__(self, rules: Mapping[str, KeyRules]) -> None:
         self._rules = dict(rules)
 
+    def replace(self, rules: Mapping[str, KeyRules]) -> None:
+        """Use other rules from now on. Requests in progress of a key that is gone go on; new ones are refused.
+
+        Args:
+            rules: at least one, and only for a server that has keys.
+        """
+        assert self._rules
+        assert rules
+        self._rules = dict(rules)
+
+    def rules(self, owner: str) -> KeyRules:
+        """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""
+        return self._rules.get(owner) or KeyRules("")
+
     @property
     def needed(self) -> bool:
         """Whether a request needs a key."""
@@ -62,7 +76,7 @@ class Keys:
         Args:
             owner: tenant of the key, from `check`.
         """
-        return None if not owner or self._rules[owner].operator else owner
+        return None if not owner or self.rules(owner).operator else owner
 
     def priority(self, owner: str, asked: int) -> int:
         """The priority of a request: the requested one, clamped to the range of its key if there is one.
@@ -73,12 +87,12 @@ class Keys:
         """
         if not owner:
             return asked
-        least, most = self._rules[owner].priority
+        least, most = self.rules(owner).priority
         return min(max(asked, least), most)
 
     def name(self, owner: str) -> str:
         """The name of a key in logs; "" without keys."""
-        return self._rules[owner].name if owner else ""
+        return self.rules(owner).name
 
 
 def isolation(key: str, cache_salt: str | None) -> str:

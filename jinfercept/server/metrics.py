@@ -95,6 +95,7 @@ def read(service: Service, state: EngineState) -> Reading:
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
         pending_calls=service.pending_calls.total,
+        refused=dict(service.refused),
     )
 
 

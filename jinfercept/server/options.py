@@ -34,7 +34,14 @@ class ServerOptions:
         (), "a key that also sees and answers the calls of all clients in the inbox; other keys: their own"
     )
     api_key_file: str | None = option(
-        None, "a TOML file of API keys, their names, priorities and operators; see docs/serving.md"
+        None,
+        "a TOML file of API keys, their names, priorities, weights and limits; it is read again when it changes; see "
+        "docs/serving.md",
+    )
+    first_token_limit: float | None = option(
+        None,
+        "seconds; requests whose first token is likely to come later are answered 429 at once, with the seconds after "
+        "which it would come in time; default: none is refused for that",
     )
     chat_template: str | None = option(None, "a Jinja file instead of the model's template")
     tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
@@ -142,6 +149,7 @@ class ServerOptions:
             ("state_heartbeat", 0.05),
             ("max_state_bytes", 0),
             ("max_state_bytes_per_key", 0),
+            ("first_token_limit", 0.001),
             ("response_ttl", 0),
             ("max_stored_responses", 0),
             ("max_stored_responses_per_key", 0),

@@ -111,7 +111,8 @@ async def _begun(
         responses.check_background(owner)  # other requests may have begun meanwhile
     usage = UsageCount(chats.requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tool_calls, _logprobs(service, body))
-    generation = Generation(service, service.submit(*chats), writer, stored)
+    stream = service.submit(*chats, patient=bool(body.background))
+    generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = name
     if body.background:
         stored.background = BackgroundRun(generation, replayable=bool(body.stream))

@@ -28,8 +28,11 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.event_bridge import EventBridge
 from jinfercept.server.fair_thread_pool import RETRY_S, FairThreadPool
 from jinfercept.server.heap import trim_heap
+from jinfercept.server.key_file import KeyRules
+from jinfercept.server.key_limits import KeyLimits
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.overload import Overload
 from jinfercept.server.pending_calls import PendingCalls
 from jinfercept.server.responses_repository import ResponseRepository
 from jinfercept.server.responses_store import MOST_BYTES, ResponseStore
@@ -80,6 +83,7 @@ class Service:
         inbox: where calls wait for a person; None if there is no person tool.
         pending_calls: the asynchronous calls that run.
         tracing: traces of requests; None: there are none.
+        refused: answers of status 429, by the code of their error.
     """
 
     def __init__(
@@ -131,11 +135,14 @@ class Service:
             from jinfercept.server.tracing.export import open_tracing
 
             self.trace_to(open_tracing(choice))
+        self.refused = Counter[str]()
+        self._limits = KeyLimits(self.keys.rules, time.monotonic)
+        self._overload = Overload(llm)
         self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
-        self._streams: set[AsyncStream] = set()
+        self._streams: dict[AsyncStream, str] = {}  # with their tenants
         self._busy = 0
         self._idle = asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
@@ -207,8 +214,16 @@ class Service:
             404, f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found"
         )
 
+    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        before, after = ({one: self.keys.rules(one) for one in self.keys.owners}, dict(rules))
+        self.keys.replace(after)
+        self._limits.forget(lambda owner: owner in after)
+        return ", ".join(sorted({of.name for _, of in before.items() ^ after.items()}))
+
     def check_room(self, owner: str, number: int) -> None:
-        """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever.
+        """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
+        are beyond the limits of their key.
 
         In a full queue every key may still have an equal share, so that one key cannot shut out others.
 
@@ -230,6 +245,7 @@ class Service:
                 code="queue_full",
                 headers={"Retry-After": f"{RETRY_S}"},
             )
+        self._limits.check(owner, number, self._preparing[owner])
 
     def _num_waiting_of(self, owner: str) -> int:
         return self.llm.engine.num_waiting_by_tenant((owner,))[owner] + self._preparing[owner]
@@ -276,7 +292,12 @@ class Service:
             self._preparing += Counter()  # drops keys with no requests
 
     def submit(
-        self, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None, *, ends_only: bool = False
+        self,
+        requests: Sequence[Request],
+        readers: Mapping[str, Reader] | None = None,
+        *,
+        ends_only: bool = False,
+        patient: bool = False,
     ) -> AsyncStream:
         """Submit prepared requests to the engine.
 
@@ -284,12 +305,18 @@ class Service:
             requests: are started together.
             readers: of their outputs, by request id.
             ends_only: whether the stream has only the last event of each request.
+            patient: no client waits for the first token, so that there is no limit of its seconds.
 
         Raises:
-            ApiError: 400 if the engine refuses a request, then none is started; 503 after the drain.
+            ApiError: then none is started: 400 if the engine refuses a request, 429 if the first token would come too late,
+                503 after the drain.
         """
         if self._closed:
             raise ApiError(503, "the server gave the request up", code="aborted")
+        owner = requests[0].tenant
+        limit_s = self.keys.rules(owner).first_token_limit or self.options.first_token_limit
+        if limit_s is not None and not patient:
+            self._overload.check(requests, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
         timelines = None if trace is None else trace.attach(requests)
@@ -300,13 +327,20 @@ class Service:
             raise ApiError.of(error) from error
         if trace is not None:
             trace.watch(stream)
-        self._streams.add(stream)
+        self._streams[stream] = owner
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
+        self._limits.began(owner, id(stream), len(requests), num_tokens)
         return stream
 
     async def close(self, stream: AsyncStream) -> None:
         """Abort the unfinished requests of a stream; their pages are free within a step."""
-        self._streams.discard(stream)
-        await stream.aclose()
+        owner = self._streams.pop(stream, None)
+        try:
+            await stream.aclose()
+        finally:
+            if owner is not None:
+                outputs = (one for output in stream.outputs.values() for one in output.outputs)
+                self._limits.ended(owner, id(stream), sum(one.num_generated for one in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""

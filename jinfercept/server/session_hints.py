@@ -23,6 +23,7 @@ class RequestHints:
         session_id: of the session that a follow-up names; None without one.
         expected_s: seconds until the follow-up; None if unknown.
         priority: smaller ones are served first; within the range of the key.
+        weight: of the key.
         release: no follow-up comes, so the context is not retained.
         follows: id of the finished request that this one continues.
     """
@@ -32,6 +33,7 @@ class RequestHints:
     session_id: str | None = None
     expected_s: float | None = None
     priority: int = 0
+    weight: float = 1.0
     release: bool = False
     follows: str | None = None
 
@@ -49,14 +51,15 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     session = (extension.session_id if extension else None) or body.session_id or header or None
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(session)
-    owner = request.scope["jinfercept.key"]
+    owner, keys = request.scope["jinfercept.key"], service_of(request).keys
     asked = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(
         owner=owner,
         salt=isolation(owner, body.cache_salt),
         session_id=session,
         expected_s=extension.expected_s if extension else None,
-        priority=service_of(request).keys.priority(owner, asked),
+        priority=keys.priority(owner, asked),
+        weight=keys.rules(owner).weight,
         release=bool(extension and extension.release),
     )
 
@@ -73,6 +76,7 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
             cache_salt=hints.salt,
             tenant=hints.owner,
             priority=hints.priority,
+            weight=hints.weight,
             follows=hints.follows,
             follow_up=follow_up if request.leader is None else None,
         )

@@ -81,21 +81,31 @@ class RunStats:
         self._ledger.settle(self._clock.now())
 
     def report(
-        self, played: PlayedRun, requests: Sequence[tuple[float, Request]], counters: Counters, kv_tokens: int
+        self,
+        played: PlayedRun,
+        requests: Sequence[tuple[float, Request]],
+        counters: Counters,
+        kv_tokens: int,
+        owners: Mapping[str, str] | None = None,
+        warm_up_s: float = 0.0,
     ) -> Report:
         """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
         get, which is less than its latency would have been. Left out are those of clients that never come back (`abandoned`),
-        which can neither finish nor be unfinished. `useful_tokens` are those generated for requests that finished.
+        which can neither finish nor be unfinished, and refused ones. `useful_tokens` are those of requests that finished.
 
         Args:
             played: the run.
             requests: its requests, with the second at which each arrives.
             counters: the scheduler's.
             kv_tokens: tokens of the device pool.
+            owners: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
+            warm_up_s: what arrives in these first seconds is in no latency and in no goodput.
         """
         asked = {request.id: (at_s, request) for at_s, request in requests}
         abandoned = {request.id for _, request in requests if not ever_returns(request)}
         paper, strict, first, latency, alive_s, num_good = [], [], [], [], 0.0, 0
+        owners = owners or {}
+        tenants: dict[str, list[float]] = {owner: [] for owner in owners.values()}
         for output in (*played.outputs, *played.aborted):
             at_s, request = asked[output.request_id]
             arrival_s = played.started_s + at_s
@@ -106,12 +116,13 @@ class RunStats:
                 tokens = generated + returned_tokens(request)
             served_s = metrics.finished_s - arrival_s - metrics.intercepted_s
             alive_s += served_s
-            if output.request_id in abandoned:
+            if output.request_id in abandoned or at_s < warm_up_s:
                 continue
             latency.append(metrics.finished_s - arrival_s)
             paper.append(1e3 * served_s / tokens)
             strict.append(1e3 * served_s / generated)
             first.append((metrics.finished_s if metrics.first_token_s is None else metrics.first_token_s) - arrival_s)
+            tenants.setdefault(owners.get(output.request_id, ""), []).append(first[-1])
             in_time = first[-1] <= self._limits.first_token_s
             in_time &= served_s - first[-1] <= self._limits.per_token_s * max(1, generated - 1)
             num_good += in_time and completion.finish_reason in ("stop", "length")
@@ -126,7 +137,8 @@ class RunStats:
             "completed_per_s": len(played.outputs) / played.seconds if played.seconds else 0.0,
             "goodput_per_s": num_good / played.seconds if played.seconds else 0.0,
             "limits": self._limits._asdict(),
-            "unfinished": len(requests) - len(abandoned) - len(played.outputs),
+            "refused": len(played.refused),
+            "unfinished": len(requests) - len(abandoned | played.refused) - len(played.outputs),
             "abandoned": len(abandoned),
             "useful_tokens": sum(output.outputs[0].num_generated for output in played.outputs),
             "iterations": self.iterations,
@@ -149,7 +161,7 @@ class RunStats:
             },
             "simulated_s": played.seconds,
             "sim_wall_s": played.wall_s,
-        }
+        } | ({"tenant_ttft_s": tenants} if len(tenants) > 1 else {})
 
 
 def _summary(values: list[float]) -> Mapping[str, float | None]:

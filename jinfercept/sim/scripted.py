@@ -20,6 +20,7 @@ from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.request import Call, Request, RequestOutput, Result, SamplingParams, Tool
 from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.scripted_calls import scripted_tokens
 from jinfercept.sim.workload import Script, Segment
 
@@ -114,7 +115,10 @@ def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[A
         return Segment(count(value.decode), call_s, count(value.returned), value.tool)
 
     return [
-        Arrival(at_s * seconds, Script(script.kind, count(script.prompt), tuple(map(segment, script.segments))))
+        Arrival(
+            at_s * seconds,
+            script._replace(prompt=count(script.prompt), segments=tuple(map(segment, script.segments))),
+        )
         for at_s, script in arrivals
     ]
 
@@ -197,6 +201,7 @@ class PlayedRun(NamedTuple):
     Attributes:
         outputs: requests that were served to their end, in the order of their ends.
         aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
+        refused: ids of requests that were not taken.
         started_s: second of the run's clock at its start.
         seconds: length of the run by that clock.
         wall_s: length of the run by the wall clock.
@@ -204,6 +209,7 @@ class PlayedRun(NamedTuple):
 
     outputs: list[RequestOutput]
     aborted: list[RequestOutput]
+    refused: frozenset[str]
     started_s: float
     seconds: float
     wall_s: float
@@ -218,6 +224,7 @@ def play(
     progress: Progress,
     settle: Callable[[], None],
     host_s: float = 0.0,
+    gate: FirstTokenGate | None = None,
 ) -> PlayedRun:
     """Submit requests at their times and step the engine until all have finished or wait for calls that never return; then,
     or after `most_s` seconds, abort the others.
@@ -229,6 +236,7 @@ def play(
         progress: called a few times a second, by the wall clock.
         settle: called after every step of the engine.
         host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
+        gate: refuses requests whose first token would come too late; None: all are taken.
 
     Raises:
         PluginError: a policy, an order or an estimator of the user's own failed: what is played from then on would say nothing
@@ -242,8 +250,9 @@ def play(
     now, shown = started_s, began
     while (upcoming is not None or len(live) > len(endpoints.lost)) and now < started_s + most_s:
         while upcoming is not None and started_s + upcoming[0] <= now:
-            engine.submit(upcoming[1])
-            live.add(upcoming[1].id)
+            if gate is None or gate.takes(upcoming[1]):
+                engine.submit(upcoming[1])
+                live.add(upcoming[1].id)
             upcoming = next(coming, None)
         endpoints.next_arrival_s = started_s + upcoming[0] if upcoming is not None else float("inf")
         if engine.has_work:
@@ -267,7 +276,8 @@ def play(
     aborted = [event.output for event in engine.step() if isinstance(event, Finished)] if live else []
     served = [output for output in outputs if output.outputs[0].finish_reason in ("stop", "length")]
     failed = [output for output in outputs if output.outputs[0].finish_reason not in ("stop", "length")]
-    return PlayedRun(served, failed + aborted, started_s, now - started_s, time.monotonic() - began)
+    refused = frozenset(() if gate is None else gate.refused)
+    return PlayedRun(served, failed + aborted, refused, started_s, now - started_s, time.monotonic() - began)
 
 
 def _check_failures(ended: Iterable[Finished]) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jinfercept.engine.engine import Engine
@@ -24,6 +24,7 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.call_scripts import CallArrival
+from jinfercept.sim.first_token_gate import FirstTokenGate
 from jinfercept.sim.recording import NO_RECORDS, RecordFiles, Recording
 from jinfercept.sim.run_stats import LIMITS, LatencyLimits, Report, RunStats
 from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
@@ -76,6 +77,9 @@ class Simulation:
         limits: what a request must stay within to count as goodput.
         believed: the profile that the scheduler plans with: S, the link budget and the estimates of its policy; None: the
             true one. Executables that `profile` was measured with stay what they are.
+        warm_up_s: requests that arrive in these first seconds are in no latency and in no goodput.
+        first_token_limit_s: requests whose first token is likely to come later are refused; None: none is.
+        fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
     """
@@ -101,6 +105,9 @@ class Simulation:
     host_s: float = 0.0
     limits: LatencyLimits = LIMITS
     believed: Profile | None = None
+    warm_up_s: float = 0.0
+    first_token_limit_s: float | None = None
+    fair: bool = True
     shared_prefix: float = 0.0
 
     def __post_init__(self) -> None:
@@ -177,9 +184,17 @@ class Simulation:
         opened = self.open_engine(clock, endpoints, open_scripted_text if reads_calls else None, records)
         engine, accounts, recording = opened.engine, opened.accounts, opened.recording
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
+        gate = None
+        if self.first_token_limit_s is not None:
+            believed = self.believed or self.profile
+            gate = FirstTokenGate(engine, believed, opened.buckets[-1], self.first_token_limit_s)
         with recording or nullcontext():
-            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s)
-        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens)
+            played = play(engine, endpoints, clock, requests, self.most_s, progress, accounts.settle, self.host_s, gate)
+        owners = {str(number): one.script.tenant for number, one in enumerate(arrivals) if isinstance(one, Arrival)}
+        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, owners, self.warm_up_s)
+        if gate is not None:
+            report["refused_retry_s"] = list(gate.refused.values())
+            report["first_token_checks_s"] = [list(check) for check in gate.checks]
         return {
             "policy": self.policy_name,
             "profile": self.profile.name,
@@ -229,7 +244,8 @@ class Simulation:
         known_durations = reads_durations(self.estimator)
         if isinstance(arrival, Arrival):
             write = sharing_tokens(arrival.script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
-            return make_request(number, arrival.script, write, known_durations)
+            request = make_request(number, arrival.script, write, known_durations)
+            return replace(request, tenant=arrival.script.tenant) if self.fair else request
         if known_durations:
             fix = f"one of {', '.join(ESTIMATORS)}"
             raise ConfigError("calls in markup carry no durations for an oracle", got=self.estimator_name, fix=fix)

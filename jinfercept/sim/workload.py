@@ -40,11 +40,16 @@ class Segment(NamedTuple):
 
 
 class Script(NamedTuple):
-    """One request: the tokens of its prompt, then its segments. All but the last segment have a call."""
+    """One request: the tokens of its prompt, then its segments. All but the last segment have a call.
+
+    Attributes:
+        tenant: whose it is, where several share the engine.
+    """
 
     kind: str
     prompt: int
     segments: tuple[Segment, ...]
+    tenant: str = ""
 
     @property
     def generated(self) -> int:

@@ -1,6 +1,6 @@
 """Runs engines on an `EngineSetup`, one at a time: what a server asks of an engine. Knows neither prompts nor HTTP."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, final
@@ -16,6 +16,7 @@ from jinfercept.models.in_memory_weights import replacement_params
 from jinfercept.models.protocol import Params
 from jinfercept.request import Request
 from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sched.policies import PolicyChoice
@@ -106,6 +107,18 @@ class EngineHost:
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Requests of each of these tenants that wait for their turn now."""
         return self._engine.num_waiting_by_tenant(tenants)
+
+    def work_of(self, request: Request) -> QueuedWork:
+        """What a request needs before its first token."""
+        return self._engine.work_of(request)
+
+    def load(self) -> EngineLoad:
+        """What a new request would wait behind now."""
+        return self._engine.load()
+
+    def take_first_tokens(self) -> Iterator[tuple[str, float | None]]:
+        """As `Engine.take_first_tokens`; for one caller."""
+        return self._engine.take_first_tokens()
 
     @property
     def counters(self) -> Counters:

@@ -27,7 +27,7 @@ def all_metrics() -> list[Metric]:
         tools={"price": ToolCounts(results=Counter(ok=1))},
     )
     states = {"running": 0, "waiting": 0, "intercepted": 0, "kept": 0}
-    reading = Reading(counts, Counters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, 1, 1, True, 0)
+    reading = Reading(counts, Counters(), Pages(*[1] * len(Pages._fields)), states, 16, 1, 1, 1, 1, 1, 1, True, 0, {})
     return list(families(SnapshotValue(reading, 0.0), "model"))
 
 

@@ -1,0 +1,154 @@
+"""What a new request waits behind: the running and the waiting sequences, the free memory, and what a run takes on average.
+
+A *run* of a sequence lasts from when it starts until it pauses for a call or ends; a preemption does not end it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.sequence import Sequence as SchedulerSequence
+
+_MEMORY = 256
+"""Runs over which the means are taken: older ones count ever less."""
+_PRIOR_RUN_TOKENS = 64.0
+"""Tokens that a run generates, until one has ended."""
+
+
+class RunTotals(NamedTuple):
+    """Means over the latest runs.
+
+    Attributes:
+        generated: tokens that a run generates.
+        computed: query tokens with which a run starts: its prompt, or what its call returned.
+        new: share of the runs that are the first of their request.
+    """
+
+    generated: float = _PRIOR_RUN_TOKENS
+    computed: float = 0.0
+    new: float = 1.0
+
+
+@final
+class RunMeans:
+    """Counts the runs of one scheduler.
+
+    Attributes:
+        totals: the means; replaced, never changed, so that any thread may read them.
+    """
+
+    def __init__(self) -> None:
+        self.totals = RunTotals()
+        self._started = self._ended = 0
+
+    def start(self, sequence: SchedulerSequence) -> None:
+        """A sequence starts: a run begins, unless the sequence was preempted in one."""
+        if sequence.run_from is not None:
+            return
+        sequence.run_from = sequence.generated
+        self._started += 1
+        share, old = max(1 / self._started, 1 / _MEMORY), self.totals
+        computed, new = max(1, sequence.length - sequence.context.ready), not sequence.generated
+        self.totals = old._replace(
+            computed=old.computed + share * (computed - old.computed), new=old.new + share * (new - old.new)
+        )
+
+    def end(self, sequence: SchedulerSequence) -> None:
+        """A sequence pauses or ends: its run is over, if it is in one."""
+        if sequence.run_from is None:
+            return
+        generated, sequence.run_from = sequence.generated - sequence.run_from, None
+        self._ended += 1
+        share, old = max(1 / self._ended, 1 / _MEMORY), self.totals
+        self.totals = old._replace(generated=old.generated + share * (generated - old.generated))
+
+
+class QueuedWork(NamedTuple):
+    """A request that waits, or that asks to.
+
+    Attributes:
+        tenant: its tenant.
+        weight: of the tenant.
+        priority: smaller ones go first.
+        num_tokens: tokens of its context, for which it needs device memory.
+        uncomputed: those of them that have to be computed.
+    """
+
+    tenant: str
+    weight: float
+    priority: int
+    num_tokens: int
+    uncomputed: int
+
+
+class EngineLoad(NamedTuple):
+    """An engine at one moment.
+
+    Attributes:
+        num_running: sequences that run.
+        running_tokens: tokens of their contexts.
+        running_uncomputed: those of them that have still to be computed.
+        running_by_tenant: tokens of the running contexts of each tenant, each over its weight, and the number of them.
+        free_tokens: tokens of device memory that a new sequence may take.
+        free_slots: sequences that may start.
+        queued: the waiting sequences, in order of arrival.
+        means: of the latest runs.
+    """
+
+    num_running: int
+    running_tokens: int
+    running_uncomputed: int
+    running_by_tenant: dict[str, tuple[float, int]]
+    free_tokens: int
+    free_slots: int
+    queued: Sequence[QueuedWork]
+    means: RunTotals
+
+
+def read_load(
+    kv: KVManager,
+    running: Sequence[SchedulerSequence],
+    waiting: Iterable[SchedulerSequence],
+    arriving: Iterable[QueuedWork],
+    max_num_seqs: int,
+    means: RunTotals,
+    *,
+    protects_paused: bool,
+) -> EngineLoad:
+    """The load of one scheduler. From any thread: of a step that is being planned it may see a part.
+
+    Args:
+        kv: its pages.
+        running, waiting: copies of its queues.
+        arriving: requests that the scheduler has not seen.
+        max_num_seqs: sequences that may run at once.
+        means: of its runs.
+        protects_paused: no page of a paused context is taken while a sequence runs.
+    """
+    store, size = kv.store, kv.page_size
+    held = dict[str, tuple[float, int]]()
+    tokens = uncomputed = 0
+    for one in running:
+        length = one.length
+        tokens += length
+        uncomputed += max(0, length - one.context.ready - 1)
+        before, count = held.get(one.tenant, (0.0, 0))
+        held[one.tenant] = before + length / one.weight, count + 1
+    free = store.num_free + store.num_cached + (0 if protects_paused else store.num_paused)
+    return EngineLoad(
+        len(running),
+        tokens,
+        uncomputed,
+        held,
+        max(0, (free - len(running)) * size - uncomputed),
+        max_num_seqs - len(running),
+        [*(_queued(one) for one in waiting), *arriving],
+        means,
+    )
+
+
+def _queued(sequence: SchedulerSequence) -> QueuedWork:
+    length = sequence.length
+    return QueuedWork(
+        sequence.tenant, sequence.weight, sequence.priority, length, max(1, length - sequence.max_computed)
+    )
