@@ -18,6 +18,9 @@ COMMANDS: Mapping[str, Entry] = {
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),
+    "overload": Entry(
+        "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
+    ),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
@@ -119,6 +122,38 @@ class FleetLoad:
             check_least(f"--{name}", getattr(self, name), 1)
         shape = FleetShape(self.replicas, self.sessions, self.turns, self.system_tokens)
         return fleet_command(shape, self.seed, self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOverload:
+    """The command."""
+
+    own: OwnModel = None
+    seconds: float = 30.0
+    """of every load"""
+    limit: float = 2.0
+    """seconds to a first token: what counts as goodput, and the server's --first-token-limit"""
+    prompt_tokens: int = 24
+    """of every request"""
+    new_tokens: int = 96
+    """of every request"""
+    clients: int = 32
+    """that ask at a time to measure what the server serves"""
+    seed: int = 0
+    """of the arrivals"""
+    out: Maybe[str] = None
+    """folder to write a page and a picture to"""
+    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
+
+    def run(self) -> int:
+        """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""
+        from benchmarks.overload import OverloadBench, overload_command
+
+        if self.own is None:
+            raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
+        tokens = (self.prompt_tokens, self.new_tokens)
+        bench = OverloadBench(self.own, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
+        return overload_command(bench, self.out)
 
 
 @dataclass(frozen=True)

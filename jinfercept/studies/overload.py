@@ -1,12 +1,11 @@
 """More load than the machine carries: goodput with early refusals and without, and a greedy key beside modest ones.
 
-Requests are InferCept's kinds with short calls, on its constants for GPT-J-6B on an A100. What arrives while the machine fills
-up is not counted.
+Requests are InferCept's mix, and its kinds with short calls alone, on its constants for GPT-J-6B on an A100. What arrives while
+the machine fills up is not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from random import Random
 from statistics import fmean
 from typing import NamedTuple
@@ -26,11 +25,12 @@ from jinfercept.studies.steady_state import demand, steady_state
 
 MACHINE = "paper-gptj-6b-a100"
 KV_TOKENS = 53_000
-LOADS = (0.5, 0.75, 1.0, 1.5, 2.0)
+LOADS = (0.5, 1.0, 1.5, 2.0)
 """Shares of what the machine carries on paper."""
-ARRIVING_S, WARM_UP_S, DRAIN_S = 40.0, 10.0, 60.0
-KINDS: Mapping[str, float] = {"math": 1.0, "qa": 1.0, "ve": 1.0}
-"""InferCept's kinds whose calls take less than a few seconds, so that a short run is a steady one."""
+ARRIVING_S, WARM_UP_S, DRAIN_S = 40.0, 15.0, 150.0
+KINDS: Mapping[str, Mapping[str, float] | None] = {"mixed": None, "short calls": {"math": 1.0, "qa": 1.0, "ve": 1.0}}
+"""Weights of the kinds of requests; None: as in the mix. Calls of the second take less than a few seconds, and come after a few
+tokens each, so that every step that is full costs such a request a large part of what it may take per token."""
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.15
 """Keys that stay within their share, and the load of each."""
 GREEDY, GREEDY_LOAD = "greedy", 2.0
@@ -60,15 +60,15 @@ class OverloadRuns(NamedTuple):
     """What the runs found.
 
     Attributes:
-        rate: requests per second that the machine carries on paper.
-        by_load: a report for each way and load.
-        by_sharing: reports with the greedy key by way of sharing, one for each seed; and those without it.
+        rates: requests per second that the machine carries on paper, by the kinds of requests.
+        by_load: a report for each way, kinds and load.
+        by_sharing: a report with the greedy key by way of sharing, and one without it.
         counted_s: seconds of arrivals that count.
     """
 
-    rate: float
-    by_load: Mapping[tuple[str, float], Report]
-    by_sharing: Mapping[str, Sequence[Report]]
+    rates: Mapping[str, float]
+    by_load: Mapping[tuple[str, str, float], Report]
+    by_sharing: Mapping[str, Report]
     counted_s: float
 
 
@@ -78,26 +78,36 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     loads = (0.5, 2.0) if effort.quick else LOADS
     ways = [name for name in WAYS if not effort.quick or name != "as vLLM queues"]
     sharing = [name for name in SHARING if not effort.quick or name == "fair"]
-    seeds = [effort.seed] if effort.quick else [effort.seed, effort.seed + 1]
-    rate = _rate()
-    first = [(way, load) for way in ways for load in loads]
-    runs = [_run(WAYS[way], f"{way}, {load:g}", [("", load)], rate, effort.seed, seconds) for way, load in first]
+    rates = {kinds: _rate(kinds) for kinds in (("mixed",) if effort.quick else KINDS)}
+    first = [(way, kinds, load) for kinds in rates for way in ways for load in loads if kinds == "mixed" or load >= 1.0]
+    runs = [
+        _run(WAYS[way], f"{way}, {load:g}", [("", load)], kinds, rates[kinds], effort.seed, seconds)
+        for way, kinds, load in first
+    ]
     modest = [(name, MODEST_LOAD) for name in MODEST]
     crowd = [*modest, (GREEDY, GREEDY_LOAD)]
-    second = [(name, seed) for name in (ALONE, *sharing) for seed in seeds]
+    second = (ALONE, *sharing)
     runs += [
-        _run(SHARING.get(name, OURS), name, modest if name == ALONE else crowd, rate, seed, seconds)
-        for name, seed in second
+        _run(
+            SHARING.get(name, OURS),
+            name,
+            modest if name == ALONE else crowd,
+            "mixed",
+            rates["mixed"],
+            effort.seed,
+            seconds,
+        )
+        for name in second
     ]
     reports = iter(effort.play(runs))
     by_load = {key: next(reports) for key in first}
-    by_sharing = {name: [next(reports) for _ in keys] for name, keys in groupby(second, key=lambda key: key[0])}
-    return answer(OverloadRuns(rate, by_load, by_sharing, seconds[0] - seconds[1]))
+    by_sharing = {name: next(reports) for name in second}
+    return answer(OverloadRuns(rates, by_load, by_sharing, seconds[0] - seconds[1]))
 
 
 def answer(found: OverloadRuns) -> StudyAnswer:
     """Tables, findings and panels."""
-    reports = [*found.by_load.values(), *(report for of in found.by_sharing.values() for report in of)]
+    reports = [*found.by_load.values(), *found.by_sharing.values()]
     return StudyAnswer(
         "What happens beyond saturation, and what does one greedy key cost the others?",
         [_load_table(found), _forecast_table(found), _sharing_table(found)],
@@ -107,14 +117,14 @@ def answer(found: OverloadRuns) -> StudyAnswer:
     )
 
 
-def _draw(rng: Random) -> Script:
-    return draw("mixed", rng, weights=KINDS)
+def _draw(rng: Random, kinds: str) -> Script:
+    return draw("mixed", rng, weights=KINDS[kinds])
 
 
-def _rate() -> float:
+def _rate(kinds: str) -> float:
     """Requests per second that the machine carries on paper if pauses cost nothing."""
     rng = Random(0)
-    need = demand([_draw(rng) for _ in range(_SAMPLES)])
+    need = demand([_draw(rng, kinds) for _ in range(_SAMPLES)])
     return steady_state(OURS.profile, need, KV_TOKENS, OURS.profile.saturation).rate
 
 
@@ -122,6 +132,7 @@ def _run(
     simulation: Simulation,
     name: str,
     keys: Sequence[tuple[str, float]],
+    kinds: str,
     rate: float,
     seed: int,
     seconds: tuple[float, float],
@@ -131,7 +142,7 @@ def _run(
     coming = list[Arrival]()
     for key, load in keys:
         rng = Random(f"{key} {seed}")
-        drawn = arrivals(lambda rng=rng: _draw(rng), load * rate, arriving_s, rng)
+        drawn = arrivals(lambda rng=rng: _draw(rng, kinds), load * rate, arriving_s, rng)
         coming += [Arrival(at_s, script._replace(tenant=key)) for at_s, script in drawn]
     simulation = replace(simulation, duration_s=arriving_s, warm_up_s=warm_up_s, drain_s=DRAIN_S)
     total = sum(load for _, load in keys) * rate
@@ -143,9 +154,9 @@ def _row(report: Report) -> Report:
     return {key: value for key, value in report.items() if not (isinstance(value, list) or key == "tenant_ttft_s")}
 
 
-def _modest_s(reports: Sequence[Report]) -> list[float]:
+def _modest_s(report: Report) -> list[float]:
     """Seconds to the first token of all requests of the modest keys that were taken."""
-    return [seconds for report in reports for key in MODEST for seconds in report["tenant_ttft_s"].get(key, ())]
+    return [seconds for key in MODEST for seconds in report["tenant_ttft_s"].get(key, ())]
 
 
 def _p99_s(found: OverloadRuns, name: str) -> float:
@@ -158,19 +169,22 @@ def _p99_s(found: OverloadRuns, name: str) -> float:
 
 def _load_table(found: OverloadRuns) -> TextTable:
     rows = []
-    for (way, load), report in found.by_load.items():
+    for (way, kinds, load), report in found.by_load.items():
         first = [number_text(report["ttft_s"][part] or 0.0) for part in ("mean", "p50", "p99")]
         goodput = num_good(report) / found.counted_s
-        rows.append([way, f"{load:g}", f"{goodput:.2f}", *first, str(report["refused"]), str(report["preemptions"])])
+        rows.append(
+            [kinds, way, f"{load:g}", f"{goodput:.2f}", *first, str(report["refused"]), str(report["preemptions"])]
+        )
     one = next(iter(found.by_load.values()))
-    title = f"By load, 1 being {found.rate:.2f} requests/s; first token in seconds, of those taken; {limits_text(one)}."
-    columns = ["", "load", "goodput/s", "first token, mean", "p50", "p99", "refused", "preemptions"]
+    rates = ", ".join(f"{rate:.2f} requests/s ({kinds})" for kinds, rate in found.rates.items())
+    title = f"By load, 1 being {rates}; first token in seconds, of those taken; {limits_text(one)}."
+    columns = ["requests", "", "load", "goodput/s", "first token, mean", "p50", "p99", "refused", "preemptions"]
     return TextTable(title, columns, rows)
 
 
 def _forecast_table(found: OverloadRuns) -> TextTable:
     rows = []
-    for (way, load), report in found.by_load.items():
+    for (way, kinds, load), report in found.by_load.items():
         told = [(said, came) for said, came in report.get("first_token_checks_s", ()) if came > 0.25 or said > 0.25]
         if way != REFUSING or not told:
             continue
@@ -178,21 +192,28 @@ def _forecast_table(found: OverloadRuns) -> TextTable:
         errors = fmean([abs(one - other) for one, other in told])
         retry = report["refused_retry_s"]
         cells = [f"{len(told)}", *(number_text(value) for value in (said, came, errors))]
-        rows.append([f"{load:g}", *cells, number_text(fmean(retry)) if retry else "-"])
+        rows.append([kinds, f"{load:g}", *cells, number_text(fmean(retry)) if retry else "-"])
     title = "Forecasts of first tokens against what came, in seconds, where either is over 0.25 s."
-    columns = ["load", "requests", "predicted, mean", "actual, mean", "absolute error, mean", "Retry-After, mean"]
+    columns = [
+        "requests",
+        "load",
+        "compared",
+        "predicted, mean",
+        "actual, mean",
+        "absolute error, mean",
+        "Retry-After, mean",
+    ]
     return TextTable(title, columns, rows)
 
 
 def _sharing_table(found: OverloadRuns) -> TextTable:
     rows, alone_s = [], _p99_s(found, ALONE)
-    for name, reports in found.by_sharing.items():
-        modest = _modest_s(reports)
+    for name, report in found.by_sharing.items():
+        modest = _modest_s(report)
         spread = percentiles(modest, (50, 90, 99)) or dict.fromkeys(("mean", "p50", "p90", "p99"), 0.0)
         ratio = spread["p99"] / alone_s if alone_s else 0.0
         served = len(_modest_s(found.by_sharing[ALONE]))
-        greedy = sum(len(report["tenant_ttft_s"].get(GREEDY, ())) for report in reports)
-        goodput = fmean([num_good(report) / found.counted_s for report in reports])
+        greedy, goodput = len(report["tenant_ttft_s"].get(GREEDY, ())), num_good(report) / found.counted_s
         first = [number_text(spread[part]) for part in ("p50", "p90", "p99")]
         rows.append([name, *first, f"{ratio:.2f}", f"{len(modest)} of {served}", str(greedy), f"{goodput:.2f}"])
     title = (
@@ -207,16 +228,17 @@ def _sharing_table(found: OverloadRuns) -> TextTable:
 
 
 def _findings(found: OverloadRuns) -> Iterator[str]:
-    ways = list(dict.fromkeys(way for way, _ in found.by_load))
-    heaviest = max(load for _, load in found.by_load)
-    for way in ways:
+    heaviest = max(load for *_, load in found.by_load)
+    for way, kinds in dict.fromkeys((way, kinds) for way, kinds, _ in found.by_load):
         goodputs = {
-            load: num_good(report) / found.counted_s for (name, load), report in found.by_load.items() if name == way
+            load: num_good(report) / found.counted_s
+            for (*key, load), report in found.by_load.items()
+            if key == [way, kinds]
         }
         best = max(goodputs, key=lambda load: goodputs[load])
-        kept, p99 = goodputs[heaviest] / (goodputs[best] or 1.0), found.by_load[way, heaviest]["ttft_s"]["p99"]
+        kept, p99 = goodputs[heaviest] / (goodputs[best] or 1.0), found.by_load[way, kinds, heaviest]["ttft_s"]["p99"]
         yield (
-            f"{way}: goodput is highest at load {best:g} with {goodputs[best]:.2f} requests/s; at {heaviest:g} it is "
+            f"{way}, {kinds}: goodput is highest at load {best:g} with {goodputs[best]:.2f} requests/s; at {heaviest:g} it is "
             f"{kept:.2f} of that, and the 99th percentile of first tokens {p99 or 0.0:.2f} s."
         )
     alone_s = _p99_s(found, ALONE)
@@ -231,15 +253,15 @@ def _findings(found: OverloadRuns) -> Iterator[str]:
 
 
 def _panels(found: OverloadRuns) -> list[CurvePanel]:
-    ways = list(dict.fromkeys(way for way, _ in found.by_load))
+    ways = list(dict.fromkeys(way for way, *_ in found.by_load))
     goodputs, firsts = list[PlottedCurve](), list[PlottedCurve]()
     for way in ways:
-        of = [(load, report) for (name, load), report in found.by_load.items() if name == way]
+        of = [(load, report) for (*key, load), report in found.by_load.items() if key == [way, "mixed"]]
         goodputs.append(
             PlottedCurve(way, [(load, point(max(0.01, num_good(one) / found.counted_s))) for load, one in of])
         )
         firsts.append(PlottedCurve(way, [(load, point(one["ttft_s"]["p99"] or 0.01)) for load, one in of]))
-    axis = f"load; 1 is {found.rate:.1f} requests/s"
+    axis = f"load; 1 is {found.rates['mixed']:.1f} requests/s"
     places = [(float(number), point(_p99_s(found, name) or 0.01)) for number, name in enumerate(found.by_sharing)]
     return [
         CurvePanel("goodput", goodputs, unit="requests/s within the limits", axis=axis),
