@@ -1,7 +1,7 @@
 """`python -m benchmarks overload`: a server past saturation, and a greedy key beside modest ones, with real clients over HTTP.
 
 Requests arrive as Poisson processes, whether the server keeps up or not. What it serves in a second is measured first, by more
-clients than it runs requests. One server takes everything; another one has `--first-token-limit`.
+clients than it runs requests, for each server anew. One server takes everything; another one has `--first-token-limit`.
 """
 
 import asyncio
@@ -75,10 +75,11 @@ class OverloadBench(NamedTuple):
                 by_load = dict(self._loads("takes all", taking, rate, console))
                 by_key = dict(self._keys("fair", taking, rate, console))
             with child_server(self.model, {**flags, "first_token_limit": self.limit_s}) as refusing:
-                asyncio.run(self._saturation(refusing, 1.0))
+                console.print("saturation")
+                rate = asyncio.run(self._saturation(refusing))
                 by_load |= self._loads("refuses early", refusing, rate, console)
                 by_key |= self._keys("fair, refuses early", refusing, rate, console)
-        return self._answer(rate, by_load, by_key)
+        return self._answer(by_load, by_key)
 
     def _loads(
         self, way: str, url: str, rate: float, console: Console
@@ -147,7 +148,6 @@ class OverloadBench(NamedTuple):
 
     def _answer(
         self,
-        rate: float,
         by_load: Mapping[tuple[str, float], Sequence[KeyReply]],
         by_key: Mapping[str, Sequence[KeyReply]],
     ) -> StudyAnswer:
@@ -159,7 +159,7 @@ class OverloadBench(NamedTuple):
             spread = _first_tokens(replies)
             goodput.setdefault(f"{load:g}", {})[way], p99.setdefault(f"{load:g}", {})[way] = good, spread["p99"]
             shown = [number_text(spread[part]) for part in ("p50", "p99")]
-            loads.append([way, f"{load:g}", f"{len(replies)}", f"{good:.2f}", *shown, *_errors(replies)])
+            loads.append([way, f"{load:g}", f"{len(replies) / of_s:.2f}", f"{good:.2f}", *shown, *_errors(replies)])
         for name, replies in by_key.items():
             modest = [one for one in replies if one.key != GREEDY]
             spread = _first_tokens(modest)
@@ -171,13 +171,13 @@ class OverloadBench(NamedTuple):
             shown = [number_text(spread[part]) for part in ("p50", "p90", "p99")]
             keys.append([name, f"{len(modest)}", *shown, f"{ratio:.2f}" if ratio != 1.0 else "", *_errors(modest)])
         size = f"{self.prompt_tokens} prompt tokens and {self.new_tokens} generated ones"
-        title = f"{self.model}, {size}; load 1 is {rate:.2f} requests/s. Goodput: first token in {self.limit_s:g} s."
+        title = f"{self.model}, {size}; load 1 is what was served at saturation. Goodput: first token in {self.limit_s:g} s."
         first = ["first token p50, s", "p99"]
         few = f"{len(MODEST)} keys of {MODEST_LOAD:.0%} each, beside one of {GREEDY_LOAD:.0%}: seconds to their first token."
         return StudyAnswer(
             f"Overload on a real server: {self.model}",
             [
-                TextTable(title, ["", "load", "requests", "goodput/s", *first, "refused", "other errors"], loads),
+                TextTable(title, ["", "load", "requests/s", "goodput/s", *first, "refused", "other errors"], loads),
                 TextTable(
                     few, ["", "requests", "p50", "p90", "p99", "p99 over alone", "refused", "other errors"], keys
                 ),

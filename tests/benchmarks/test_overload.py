@@ -18,7 +18,7 @@ def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves
     by_load = {("takes all", 1.0): replies("a", 0.5, 12), ("takes all", 2.0): replies("a", 3.0, 24)}
     by_load |= {("refuses early", 1.0): replies("a", 0.5, 12), ("refuses early", 2.0): replies("a", 0.9, 12, 12)}
     by_key = {"fair, no greedy key": replies("b", 0.2, 4), "fair": [*replies("b", 0.3, 4), *replies("greedy", 9.0, 40)]}
-    answer = BENCH._answer(2.0, by_load, by_key)  # pyright: ignore[reportPrivateUsage]
+    answer = BENCH._answer(by_load, by_key)  # pyright: ignore[reportPrivateUsage]
     loads, keys = answer.tables
     assert [row[3] for row in loads.rows] == ["2.00", "0.00", "2.00", "2.00"], "of the six seconds that count"
     assert [row[-2] for row in loads.rows] == ["0", "0", "0", "12"]
