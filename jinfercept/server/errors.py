@@ -91,11 +91,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
     404: {"model": ErrorBody, "description": "There is no such model, response, call or route."},
     408: {"model": ErrorBody, "description": "The body did not arrive in time."},
+    409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
     413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
     415: {"model": ErrorBody, "description": "The body is not JSON."},
     429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
-    503: {"model": ErrorBody, "description": "The server is shutting down."},
+    503: {"model": ErrorBody, "description": "The server is shutting down, or its database does not answer."},
     "default": {"model": ErrorBody, "description": "Every other error."},
 }
 """Error responses of the OpenAPI document, by status."""

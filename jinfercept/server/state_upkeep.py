@@ -30,6 +30,8 @@ from jinfercept.server.state.upkeep import Heartbeat, StateLimits
 LOST_BEATS = 5
 """Heartbeats without which a server is lost."""
 _SWEEP_S = 10.0
+_MOST_SWEEPS = 50
+"""Maximum sweeps between two heartbeats."""
 _SWEEP_PART = 16
 """A sweep begins early when this part of the limit has been written."""
 
@@ -107,7 +109,9 @@ class StateUpkeep:
         much = self._database.written_bytes * _SWEEP_PART > self._limits.most_bytes
         if much or now - self._swept_s >= _SWEEP_S:
             self._swept_s, self._database.written_bytes = now, 0
-            while self._attempt(lambda session: upkeep.sweep(session, self._server, self._limits)):
+            for _ in range(_MOST_SWEEPS):
+                if not self._attempt(lambda session: upkeep.sweep(session, self._server, self._limits)):
+                    break
                 self._attempt(lambda session: upkeep.beat(session, self._server, self._responses.open))
         return beat, answers or []
 

@@ -54,7 +54,8 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(scripted, "It costs 23. " * 30 + END)
-    monkeypatch.setattr(served.service, "responses", ResponseStore(10.0, 9, most_bytes=20_000))
+    cache = ResponseStore(10.0, 9, most_bytes=20_000)
+    monkeypatch.setattr(served.service.responses, "_cache", cache)
     whole = answer(served, background=True, stream=True)
     name = next(iter(whole)).response.id
     with pytest.raises(openai.APIError, match="no room to keep events"):
@@ -62,7 +63,7 @@ def test_events_for_which_there_is_no_room_are_not_kept(
     until(lambda: served.client.responses.retrieve(name).status == "completed")
     with pytest.raises(openai.BadRequestError, match="events were not kept"):
         served.client.responses.retrieve(name, stream=True)
-    assert len(served.service.responses) == 1
+    assert len(cache) == 1
 
 
 def _is_stored(client: OpenAI, name: str) -> bool:

@@ -69,9 +69,9 @@ def sweep(session: Session, server: ServerClock, limits: StateLimits) -> bool:
         return False
     now = clock(session)
     _close_lost(session, now, server.lost_s)
-    session.execute(delete(ConversationRow).where(ConversationRow.expires_at <= now, ConversationRow.turn_id.is_(None)))
-    _shrink(session, limits)
-    return _remove_responses(session, now)
+    more = _remove_conversations(session, now)
+    more |= _shrink(session, limits)
+    return _remove_responses(session, now) or more
 
 
 def excess(sizes: Mapping[str, int], limits: StateLimits) -> dict[str, int]:
@@ -107,17 +107,25 @@ def _free_turns(session: Session, wanted: ColumnElement[bool]) -> None:
     session.execute(update(ConversationRow).where(wanted).values(turn_id=None, turn_server_id=None))
 
 
-def _shrink(session: Session, limits: StateLimits) -> None:
-    """Delete the oldest responses and conversations of owners that hold too much."""
+def _remove_conversations(session: Session, now: float) -> bool:
+    """Remove conversations that have expired; whether more may be left."""
+    expired = ConversationRow.expires_at <= now, ConversationRow.turn_id.is_(None)
+    found = session.scalars(select(ConversationRow.id).where(*expired).limit(_AT_ONCE)).all()
+    session.execute(delete(ConversationRow).where(ConversationRow.id.in_(found), *expired))
+    return len(found) == _AT_ONCE
+
+
+def _shrink(session: Session, limits: StateLimits) -> bool:
+    """Delete the oldest responses and conversations of owners that hold too much; whether more are to be deleted."""
     sizes: dict[str, int] = {}
     for table in (ResponseRow, ConversationRow):
         for owner, size in session.execute(select(table.owner, func.sum(table.num_bytes)).group_by(table.owner)):
             sizes[owner] = sizes.get(owner, 0) + int(size)
-    for owner, too_many in excess(sizes, limits).items():
-        _delete_oldest(session, owner, too_many)
+    left = [_delete_oldest(session, owner, too_many) for owner, too_many in excess(sizes, limits).items()]
+    return any(left)
 
 
-def _delete_oldest(session: Session, owner: str, num_bytes: int) -> None:
+def _delete_oldest(session: Session, owner: str, num_bytes: int) -> bool:
     final = ResponseRow.status.not_in(OPEN), ~ResponseRow.is_deleted
     at = ResponseRow.created_at
     responses = select(at, ResponseRow.id, ResponseRow.num_bytes).where(ResponseRow.owner == owner, *final)
@@ -127,13 +135,14 @@ def _delete_oldest(session: Session, owner: str, num_bytes: int) -> None:
     found = [*session.execute(responses.order_by(at).limit(_AT_ONCE)).tuples()]
     found += session.execute(conversations.order_by(changed).limit(_AT_ONCE)).tuples()
     chosen: list[str] = []
-    for _, row_id, size in sorted(found):
+    for _, row_id, size in sorted(found)[:_AT_ONCE]:  # the oldest of both tables
         if num_bytes <= 0:
             break
         chosen.append(row_id)
         num_bytes -= size
     session.execute(update(ResponseRow).where(ResponseRow.id.in_(chosen)).values(is_deleted=True))
     session.execute(delete(ConversationRow).where(ConversationRow.id.in_(chosen), *idle))
+    return num_bytes > 0 and len(chosen) == _AT_ONCE
 
 
 def _remove_responses(session: Session, now: float) -> bool:
