@@ -105,8 +105,6 @@ class Played(NamedTuple):
 def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
     """Run the command; returns 1 if an answer differs, or a request fails."""
     with tempfile.TemporaryDirectory() as folder, ray_running(None):
-        from ray import serve
-
         from jinfercept.fleet.ray_application import Scale, run_replicas
         from jinfercept.fleet.ray_replica import ReplicaSpec
 
@@ -123,7 +121,6 @@ def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
                 placer.way = way
                 results[way] = asyncio.run(_play(url, shape, seed, way))
                 print(f"{way}: {results[way].seconds:.1f} s", file=sys.stderr)
-        serve.shutdown()
     different = {
         way: sum(played.texts[key] != text for key, text in results["one"].texts.items())
         for way, played in results.items()
@@ -149,15 +146,20 @@ def _write_model(folder: Path) -> None:
 
 @contextmanager
 def _front(options: ServerOptions, placer: "SwitchedPlacer") -> Iterator[str]:
-    """A front of the fleet at a free port, in a thread."""
+    """A front of the fleet at a free port, in a thread. The fleet ends with it."""
+    from ray import serve
+
     from jinfercept.fleet.ray_application import open_replicas
 
     async def connect() -> Replicas:
         return await open_replicas(APPLICATION)
 
+    async def end() -> None:
+        await asyncio.to_thread(serve.shutdown)
+
     front = FleetFront(connect, options, MODEL, placer.begin)
     listener, url = listen(options)
-    server = DrainingServer(create_front(front, fan_out_router(front)), front, listener)
+    server = DrainingServer(create_front(front, fan_out_router(front), end=end), front, listener)
     thread = threading.Thread(target=server.serve_until_signal)
     thread.start()
     while not server.started:

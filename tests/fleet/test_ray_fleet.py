@@ -207,3 +207,16 @@ def test_a_replica_that_cannot_start_is_said_in_one_line(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "kv_tokens" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_replica_with_several_gpus_is_one_bundle_on_one_node() -> None:
+    from jinfercept.fleet.ray_application import Scale
+
+    options = Scale(2, 2, cpus=4.0, gpus=2).options(30.0)
+    assert options["ray_actor_options"] == {"num_cpus": 4.0, "num_gpus": 2}
+    assert options["placement_group_bundles"] == [{"CPU": 4.0, "GPU": 2}]
+    assert (options["placement_group_strategy"], options["num_replicas"]) == ("STRICT_PACK", 2)
+    scaling = Scale(1, 8).options(30.0)
+    assert (scaling["autoscaling_config"].min_replicas, scaling["autoscaling_config"].max_replicas) == (1, 8)
+    assert "placement_group_bundles" not in scaling
+    assert scaling["ray_actor_options"] == {"num_cpus": 0.0}

@@ -1,0 +1,39 @@
+"""What a replica reports to routers, and the last event of a stream that is lost."""
+
+import json
+
+import pytest
+
+from jinfercept.fleet.held_contexts import REPORTED_S, HeldContexts
+from jinfercept.fleet.lost_stream import last_event, lost_error
+
+
+def test_the_contexts_used_last_are_held_and_lost_ones_are_reported_as_such() -> None:
+    now = 0.0
+    held = HeldContexts(100, lambda: now)
+    held.use("a", (b"1", b"one"), 60)
+    now = 1.0
+    held.use("a", (b"2",), 30)
+    assert set(held.report()) == {("a", b"1", 60), ("a", b"one", 60), ("a", b"2", 30)}
+    held.use("b", (b"3",), 40)  # 130 tokens: the oldest goes
+    assert ("a", b"1", 0) in held.report()
+    assert ("b", b"3", 40) in held.report()
+    now = 1.5 + REPORTED_S
+    assert held.report() == []
+    assert ("a", b"2", 30) in held.report(everything=True)
+    held.use("a", (b"1",), 50)
+    assert ("a", b"1", 50) in held.report()
+    assert ("a", b"1", 0) not in held.report(everything=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "number"),
+    [("/v1/messages", "error", None), ("/v1/responses", "error", 8), ("/v1/completions", "", None)],
+)
+def test_a_lost_stream_ends_in_the_dialect_of_its_route(path: str, name: str, number: int | None) -> None:
+    last = b'event: x\ndata: {"type":"x","sequence_number":6}\n\nevent: x\ndata: {"type":"x","sequence_number":7}\n\n'
+    lines = last_event(lost_error(), path, last).decode().splitlines()
+    assert lines[0].startswith(f"event: {name}" if name else "data: ")
+    data = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+    assert data.get("sequence_number") == number
+    assert "replica" in data.get("message", "") or "replica" in data["error"]["message"]
