@@ -15,9 +15,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
 
-from rich.console import Console
-from rich.table import Table
-
 from jinfercept.fleet.cluster import ClusterReport, play_cluster
 from jinfercept.fleet.routing_policies import ROUTING_POLICIES
 from jinfercept.fleet.sessions import SYSTEM_TOKENS, draw_sessions
@@ -25,10 +22,13 @@ from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.tables import TextTable, show
 from jinfercept.sim.workload import Script, Segment
 
 PROFILE = "paper-gptj-6b-a100-attention"
 TURNS = 5
+COMPARED = ("sessions/s", "first token, mean s", "coarse", "turn, mean s", "coarse", "within limits", "coarse")
+CELLS = ("turns", "within limits", "first token p99 s", "known tokens found", "busiest", "µs/turn", "processor s")
 RATE = 0.8
 """Sessions per second and replica of the large fleet."""
 
@@ -80,35 +80,21 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    console = Console()
-    table = Table(title="4 replicas: coarse over stepped")
-    for column in ("sessions/s", "first token, mean s", "coarse", "turn, mean s", "coarse", "within limits", "coarse"):
-        table.add_column(column, justify="right")
+    rows = list[tuple[str, ...]]()
     for rate in (2.0, 4.0, 6.0):
         (fine, _), (rough, _) = (play_cell(4, rate, 60.0, 1, coarse) for coarse in (False, True))
         cells = [fine.first_token_s[0], rough.first_token_s[0], fine.turn_s[0], rough.turn_s[0]]
         shares = [f"{report.good_share:.1%}" for report in (fine, rough)]
-        table.add_row(f"{rate:g}", *(f"{value:.3f}" for value in cells), *shares)
-    console.print(table)
+        rows.append((f"{rate:g}", *(f"{value:.3f}" for value in cells), *shares))
+    show(TextTable("4 replicas: engines that step, and coarse ones", COMPARED, rows).shown())
     jobs = options.jobs
     cell = options.replicas // jobs, RATE * options.replicas / jobs, options.sessions / (RATE * options.replicas)
     began = time.monotonic()
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         played = list(pool.map(play_cell, *zip(*((*cell, seed) for seed in range(jobs)), strict=True)))
     wall_s = time.monotonic() - began
-    table = Table(title=f"{options.replicas} replicas in {jobs} cells")
-    for column in (
-        "turns",
-        "within limits",
-        "first token p99 s",
-        "known tokens found",
-        "busiest",
-        "µs/turn",
-        "processor s",
-    ):
-        table.add_column(column, justify="right")
-    for report, cpu_s in played:
-        table.add_row(
+    rows = [
+        (
             f"{report.turns:,}",
             f"{report.good_share:.1%}",
             f"{report.first_token_s[2]:.3f}",
@@ -117,8 +103,10 @@ def main() -> None:
             f"{cpu_s / report.turns * 1e6:.0f}",
             f"{cpu_s:.0f}",
         )
-    console.print(table)
-    console.print(f"wall: {wall_s:.0f} s; with a core for each job: {max(cpu_s for _, cpu_s in played):.0f} s")
+        for report, cpu_s in played
+    ]
+    show(TextTable(f"{options.replicas} replicas in {jobs} cells", CELLS, rows).shown())
+    print(f"wall: {wall_s:.0f} s; with a core for each job: {max(cpu_s for _, cpu_s in played):.0f} s")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ import argparse
 from collections.abc import Callable
 from random import Random
 
-from rich.console import Console
-from rich.table import Table
-
 from jinfercept.fleet.cluster import play_cluster
 from jinfercept.fleet.routing_policies import ROUTING_POLICIES
 from jinfercept.fleet.sessions import SYSTEM_TOKENS, draw_sessions
@@ -21,9 +18,11 @@ from jinfercept.fleet.simulated_replicas import SteppedReplica
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.tables import TextTable, show
 from jinfercept.sim.workload import Script, Segment
 
 TURNS = 10
+COLUMNS = ("", "found", "of known", "at home", "busiest", "first token s", "p99", "turn s", "good", "goodput/s")
 
 
 def agents(rng: Random) -> Callable[[], Script]:
@@ -48,10 +47,7 @@ def main() -> None:
         profile, "copy_ahead", kv_tokens=80_000, host_tokens=300_000, max_model_len=16_384, prefix_caching=True
     )
     for rate in map(float, options.rates.split(",")):
-        table = Table(title=f"{options.sessions} sessions at {rate:g}/s, {options.replicas} replicas")
-        names = ("", "found", "of known", "at home", "busiest", "first token s", "p99", "turn s", "good", "goodput/s")
-        for name in names:
-            table.add_column(name, justify="right")
+        rows = list[tuple[str, ...]]()
         for name, make in ROUTING_POLICIES.items():
             drawn = draw_sessions(agents, rate, 2 * options.sessions / rate, 1, SYSTEM_TOKENS)
             sessions = [session for session, _ in zip(drawn, range(options.sessions), strict=False)]
@@ -61,8 +57,10 @@ def main() -> None:
             first_s, _, first_p99_s = report.first_token_s
             times = (f"{value:.3f}" for value in (first_s, first_p99_s, report.turn_s[0]))
             good = (f"{report.good_share:.0%}", f"{report.goodput_per_s:.1f}")
-            table.add_row(name, *(f"{share:.1%}" for share in shares), *times, *good)
-        Console().print(table)
+            rows.append((name, *(f"{share:.1%}" for share in shares), *times, *good))
+        show(
+            TextTable(f"{options.sessions} sessions at {rate:g}/s, {options.replicas} replicas", COLUMNS, rows).shown()
+        )
 
 
 if __name__ == "__main__":

@@ -15,15 +15,14 @@ import tracemalloc
 from statistics import median, quantiles
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from jinfercept.fleet.conversations import KeyedPrefix, RoutingHint, find_conversation
 from jinfercept.fleet.replica_load import ReplicaState
 from jinfercept.fleet.routing import Router
 from jinfercept.sched.profile import load_profile
+from jinfercept.sim.tables import TextTable, show
 
 SECRET = b"a secret of this benchmark"
+COLUMNS = ("messages", "median µs", "p99 µs", "hashing µs", "keys", "MB", "bytes per key")
 TENANTS = 100
 SYSTEM_TOKENS, MESSAGE_TOKENS = 2000, 100
 
@@ -79,9 +78,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=4_000)
     options = parser.parse_args()
     replicas = tuple(ReplicaState(f"replica-{number}") for number in range(options.replicas))
-    rng, table = random.Random(0), Table(title=f"{options.conversations:,} conversations, {options.replicas} replicas")
-    for column in ("messages", "median µs", "p99 µs", "hashing µs", "keys", "MB", "bytes per key"):
-        table.add_column(column, justify="right")
+    rng, rows = random.Random(0), list[tuple[str, ...]]()
     tracemalloc.start()
     router = filled(options.conversations, replicas)
     gc.collect()
@@ -103,8 +100,8 @@ def main() -> None:
             hashing.append((time.thread_time() - started) * 1e6)
         p99 = quantiles(took, n=100)[-1]
         row = (median(took), p99, median(hashing), num_known, held / 1e6, held / num_known)
-        table.add_row(str(messages), *(f"{value:,.0f}" for value in row))
-    Console().print(table)
+        rows.append((str(messages), *(f"{value:,.0f}" for value in row)))
+    show(TextTable(f"{options.conversations:,} conversations, {options.replicas} replicas", COLUMNS, rows).shown())
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ class RoutingHint:
         opening: key of the prompt up to its first user message, which tells apart the conversations under one name.
         prefixes: of the prompt, longest first; empty where the body shows none.
         prompt_tokens: estimated, of the body; the context of `follows` is not in it.
+        grows: whether `follows` is a conversation, whose context is longer after every answer.
         stored_at, stored_tokens: replica that the stored row of `follows` names and the tokens of its context, for a router
             that does not know the key; "": unknown.
     """
@@ -87,6 +88,7 @@ class RoutingHint:
     opening: bytes | None = None
     prefixes: tuple[KeyedPrefix, ...] = ()
     prompt_tokens: int = 0
+    grows: bool = False
     stored_at: str = ""
     stored_tokens: int = 0
 
@@ -114,11 +116,13 @@ def find_conversation(
         chain, num_tokens = _text_chain(keys, content)
     else:
         chain, num_tokens, opening = _message_chain(keys, content)
+    followed, follows = _followed(path, content)
     return RoutingHint(
         tenant=tenant,
         named=keys.of(named_by, name) if name else None,
         named_by=named_by,
-        follows=_followed(keys, path, content),
+        follows=keys.of(followed, follows) if follows else None,
+        grows=followed == "conversation",
         opening=opening,
         prefixes=tuple(reversed(_shortened(chain))),
         prompt_tokens=num_tokens,
@@ -197,18 +201,18 @@ def _claude_session(body: Mapping[str, Any]) -> str:
     return ""
 
 
-def _followed(keys: _Keys, path: str, body: Mapping[str, Any]) -> bytes | None:
-    """The key of what a body or a path names: a stored response or conversation."""
+def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:
+    """What a body or a path names: "response" or "conversation", and its id; empty texts without one."""
     if previous := _text(body.get("previous_response_id")):
-        return keys.of("response", previous)
+        return "response", previous
     conversation = body.get("conversation")
     if name := _text(conversation.get("id") if isinstance(conversation, Mapping) else conversation):
-        return keys.of("conversation", name)
+        return "conversation", name
     if found := _STORED_RESPONSE.match(path):
-        return keys.of("response", found[1])
+        return "response", found[1]
     if found := _STORED_CONVERSATION.match(path):
-        return keys.of("conversation", found[1])
-    return None
+        return "conversation", found[1]
+    return "", ""
 
 
 def _text(value: object) -> str:

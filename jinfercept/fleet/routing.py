@@ -168,8 +168,8 @@ class Router:
                 share = cached_tokens / max(1, min(known.tokens, prompt_tokens))
                 known.trust += _TRUST_STEP * (min(1.0, share) - known.trust)
             known.tokens, known.confirmed = context_tokens, True
-        for key in (response_key, hint.follows):
-            if key is not None and (key == response_key or response_key is None):
+        for key in (response_key, hint.follows if hint.grows else None):
+            if key is not None:
                 known = self._known.touch(hint.tenant, key, context_tokens)
                 known.tokens, known.confirmed = context_tokens, True
                 known.move_to(load.holder)

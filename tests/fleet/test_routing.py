@@ -120,6 +120,20 @@ def test_a_stored_response_leads_to_its_replica_also_by_the_row_that_names_it():
     assert router.locate(RoutingHint(follows=b"unknown"), replicas) is None
 
 
+def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
+    router, replicas, found_tokens = Router(PROFILE), fleet(3), {True: list[int](), False: list[int]()}
+    for grows, found in found_tokens.items():
+        hint = RoutingHint(follows=b"conversation" if grows else b"response", grows=grows, prompt_tokens=10)
+        first = turn(int(grows), 0)
+        home = router.route(first, replicas, 0.0).replica
+        router.finished(first, home, 1000, 0, response_key=hint.follows)
+        for number in range(1, 4):
+            route = router.route(hint, replicas, 10.0 * number)
+            router.finished(hint, route.replica, 1000 * (number + 1), 0, response_key=f"{grows} {number}".encode())
+            found.append(route.found_tokens)
+    assert found_tokens == {True: [1000, 2000, 3000], False: [1000, 1000, 1000]}
+
+
 def test_a_name_that_many_conversations_share_does_not_draw_them_all_to_one_replica():
     router, replicas, homes = Router(PROFILE), fleet(4), Counter()
     for session in range(40):
