@@ -6,6 +6,7 @@ Requests that concern all replicas are in `fan_out`. No Ray.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -27,7 +28,7 @@ from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.fleet.ticket import Ticket
 from jinfercept.server.access_log import DETAILS, AccessLog
-from jinfercept.server.anthropic_dialect import REQUEST_ID
+from jinfercept.server.anthropic_dialect import REQUEST_ID, authorizations
 from jinfercept.server.disconnection import disconnected
 from jinfercept.server.errors import ApiError, add_handlers
 from jinfercept.server.keys import Keys
@@ -196,7 +197,7 @@ class FleetFront:
 
     def check_key(self, request: Request) -> str:
         """The tenant of a request. Raises 401."""
-        owner = self.keys.check(*request.headers.getlist("authorization"))
+        owner = self.keys.check(*authorizations(request.scope))
         if owner:
             request.scope[DETAILS]["key"] = self.keys.name(owner)
         return owner
@@ -339,7 +340,7 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
         await end()
 
     app = FastAPI(lifespan=lifespan, redirect_slashes=False, openapi_url=None)
-    app.state.front = front
+    app.state.front, app.state.refused = front, Counter[str]()
     add_handlers(app)
     for router in routers:
         app.include_router(router)

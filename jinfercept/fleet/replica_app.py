@@ -15,7 +15,6 @@ from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.server.access_log import DETAILS as LOGGED
 from jinfercept.server.app import create_app
 from jinfercept.server.engine_snapshot import EngineSnapshot
-from jinfercept.server.errors import ApiError
 from jinfercept.server.metrics import collect
 from jinfercept.server.service import Service
 
@@ -92,11 +91,7 @@ class ReplicaApp:
         if kind == "call":
             inbox = self.service.inbox
             return self.name, inbox is not None and any(call.id == name for call in inbox.pending(owner))
-        try:
-            self.service.responses.get(name, owner or "", asyncio.get_running_loop().time())
-        except ApiError:
-            return self.name, False
-        return self.name, True
+        return self.name, self.service.responses.holds(name, owner or "")
 
     def facts(self) -> ReplicaFacts:
         """See `Replicas.facts`."""
@@ -139,6 +134,7 @@ class ReplicaApp:
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLOSE_S)
         self.service.close_threads()
+        await self.service.close_state()
 
 
 @final

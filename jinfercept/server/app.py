@@ -55,7 +55,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,  # a redirect would repeat the host and the scheme that the client sent
         openapi_url=None,  # FastAPI's own /docs and /redoc load scripts from other hosts
     )
-    app.state.service = service
+    app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
     for router in (health.router, metrics_router(service), page_router(), docs_router()):
         app.include_router(router)

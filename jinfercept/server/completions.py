@@ -18,9 +18,10 @@ from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.logprob_limits import check_report
+from jinfercept.server.request_checks import check_length, check_requests
 from jinfercept.server.request_outputs import finished
 from jinfercept.server.sampling import sampling_params
-from jinfercept.server.service import Service, check_length, check_requests, service_of
+from jinfercept.server.service import Service, service_of
 from jinfercept.server.session_hints import RequestHints, read_hints, with_hints
 from jinfercept.server.sse import EventStream
 from jinfercept.server.unsupported_fields import check_extras

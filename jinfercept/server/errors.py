@@ -124,7 +124,7 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
         headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
         error = ApiError(error.status_code, message, headers=headers)
     if error.status_code == 429:
-        request.app.state.service.refused[error.code or ""] += 1
+        request.app.state.refused[error.code or ""] += 1
     return _response(request, error)
 
 

@@ -84,6 +84,11 @@ class ResponseRepository:
 
     # -- found ---------------------------------------------------------------------------------------------------------
 
+    def holds(self, response_id: str, owner: str) -> bool:
+        """Whether this process has a response of an owner in memory: it writes the response, or has answered with it."""
+        mine = self.open.get(response_id)
+        return self._cache.has(response_id, owner, _now()) if mine is None else mine.owner == owner
+
     async def find(self, response_id: str, owner: str) -> StoredResponse:
         """A response of an owner. Those that it continues are known only if this process holds it. Raises 404."""
         if not self._database.outlives:

@@ -115,6 +115,12 @@ class ResponseStore:
             self._settle(stored)
             self._shrink(stored.owner)
 
+    def has(self, response_id: str, owner: str, now: float) -> bool:
+        """Whether a response of an owner is stored."""
+        self._expire(now)
+        stored = self._stored.get(response_id)
+        return stored is not None and stored.owner == owner
+
     def get(self, response_id: str, owner: str, now: float) -> StoredResponse:
         """A response of an owner. Raises 404."""
         self._expire(now)

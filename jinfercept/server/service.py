@@ -17,7 +17,6 @@ from starlette.requests import Request as HttpRequest
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.endpoints.inbox import Inbox
-from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.streaming import Reader
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
@@ -393,24 +392,3 @@ class Service:
 def service_of(request: HttpRequest) -> Service:
     """The service of the application that a request was sent to."""
     return request.app.state.service
-
-
-def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
-    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer.
-
-    Args:
-        param: field of the prompts.
-    """
-    for request in requests:
-        check_length(service, len(request.prompt_token_ids), param)
-        try:
-            check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
-        except RequestError as error:
-            raise ApiError.of(error, param) from error
-
-
-def check_length(service: Service, num_tokens: int, param: str) -> None:
-    """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
-    if num_tokens >= service.max_model_len:
-        message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
-        raise ApiError.bad(message, param, "context_length_exceeded")
