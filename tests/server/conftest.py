@@ -57,8 +57,14 @@ def postgres_server() -> Iterator[Postgres]:
         yield one
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has servers with quick heartbeats miss many of them on a busy machine before they are lost."""
+    monkeypatch.setattr("jinfercept.server.state_upkeep.LOST_BEATS", 600)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def state_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def state_url(request: pytest.FixtureRequest, tmp_path: Path, _patient: None) -> str:
     """URL of a database for stored state; tests share PostgreSQL's tables."""
     if request.param == "sqlite":
         return str(tmp_path / "state.db")

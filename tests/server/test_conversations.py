@@ -17,7 +17,7 @@ LONG: Any = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(params=["memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.slow)])
-def talking(request: pytest.FixtureRequest, scripted: Scripted, tmp_path: Path) -> Iterator[Running]:
+def talking(request: pytest.FixtureRequest, scripted: Scripted, tmp_path: Path, _patient: None) -> Iterator[Running]:
     """A server without a database, and one with each kind."""
     url = None if request.param == "memory" else str(tmp_path / "state.db")
     if request.param == "postgresql":
