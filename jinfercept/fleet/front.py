@@ -6,8 +6,9 @@ Requests that concern all replicas are in `fan_out`. No Ray.
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any, final
@@ -31,6 +32,9 @@ from jinfercept.server.access_log import DETAILS, AccessLog
 from jinfercept.server.anthropic_dialect import REQUEST_ID, authorizations
 from jinfercept.server.disconnection import disconnected
 from jinfercept.server.errors import ApiError, add_handlers
+from jinfercept.server.key_file import KeyRules
+from jinfercept.server.key_file_watch import watch_key_file
+from jinfercept.server.key_limits import KeyLimits
 from jinfercept.server.keys import Keys
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.request_body import read_body
@@ -79,6 +83,7 @@ class FleetFront:
         self._replicas: Replicas | None = None
         self.draining = False
         self.keys = Keys(options.key_rules())
+        self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None
         self._routes: Routes | None = None
         self._busy = 0
@@ -107,6 +112,11 @@ class FleetFront:
             with suppress(ReplicaLostError, NoReplicaError):
                 facts = await self.replicas.facts(Ticket(self._routes, RoutingHint(), name))
                 self._routes.learn(facts.replica, facts.held)
+
+    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        self._limits.forget(rules.__contains__)
+        return self.keys.replace(rules)
 
     # -- requests in progress --------------------------------------------------------------------------------------
 
@@ -147,6 +157,10 @@ class FleetFront:
             await send(message)
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
+        limited = call.path in _GENERATING
+        if limited:
+            self._limits.check(hint.tenant, 1, 0)
+            self._limits.began(hint.tenant, id(call), 1, 0)
         answering = asyncio.ensure_future(self._answer(call, hint, prefer, salt, scope[DETAILS], send_noting))
         leaving = asyncio.ensure_future(disconnected(receive))
         self._tasks.add(answering)
@@ -165,6 +179,9 @@ class FleetFront:
                 answering.cancel()
                 with suppress(asyncio.CancelledError):
                     await answering
+            if limited:
+                used = (scope[DETAILS].get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
+                self._limits.ended(hint.tenant, id(call), sum(used))
 
     async def read(self, request: Request) -> tuple[HttpCall, RoutingHint, str, str]:
         """A request with its body, its hint, the replica that shall answer if it runs, and its cache salt.
@@ -336,7 +353,9 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await front.start()
+        watching = asyncio.create_task(watch_key_file(front))
         yield
+        watching.cancel()
         await end()
 
     app = FastAPI(lifespan=lifespan, redirect_slashes=False, openapi_url=None)

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.service import Service
+from jinfercept.server.key_file import KeyRules
+from jinfercept.server.options import ServerOptions
 
 log = logging.getLogger("jinfercept.server")
 
@@ -13,7 +16,17 @@ POLL_S = 2.0
 """Seconds between two looks at the file."""
 
 
-async def watch_key_file(service: Service) -> None:
+class ChecksKeys(Protocol):
+    """What has API keys: the service of a server, or the front of a fleet."""
+
+    options: ServerOptions
+
+    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        ...
+
+
+async def watch_key_file(service: ChecksKeys) -> None:
     """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
     path = service.options.api_key_file
     if path is None:
@@ -28,7 +41,7 @@ async def watch_key_file(service: Service) -> None:
             await _read(service, path)
 
 
-async def _read(service: Service, path: str) -> None:
+async def _read(service: ChecksKeys, path: str) -> None:
     try:
         rules = await asyncio.to_thread(service.options.key_rules)
     except ConfigError as error:  # its text has no secrets

@@ -20,15 +20,18 @@ class Keys:
     def __init__(self, rules: Mapping[str, KeyRules]) -> None:
         self._rules = dict(rules)
 
-    def replace(self, rules: Mapping[str, KeyRules]) -> None:
-        """Use other rules from now on. Requests in progress of a key that is gone go on; new ones are refused.
+    def replace(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules from now on; returns the names of keys whose rules changed, with commas.
+
+        Requests in progress of a key that is gone go on; new ones are refused.
 
         Args:
             rules: at least one, and only for a server that has keys.
         """
         assert self._rules
         assert rules
-        self._rules = dict(rules)
+        before, self._rules = self._rules, dict(rules)
+        return ", ".join(sorted({of.name for _, of in before.items() ^ self._rules.items()}))
 
     def rules(self, owner: str) -> KeyRules:
         """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""

@@ -215,10 +215,8 @@ class Service:
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        before, after = ({one: self.keys.rules(one) for one in self.keys.owners}, dict(rules))
-        self.keys.replace(after)
-        self._limits.forget(lambda owner: owner in after)
-        return ", ".join(sorted({of.name for _, of in before.items() ^ after.items()}))
+        self._limits.forget(rules.__contains__)
+        return self.keys.replace(rules)
 
     def check_room(self, owner: str, number: int) -> None:
         """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
