@@ -3,7 +3,7 @@
     python benchmarks/fleet_scale.py [--replicas 1000] [--sessions 1000000] [--jobs 2]
 
 Sessions are agents of five turns under a system prompt of 2,000 tokens. The first table compares the coarse replica with the
-real scheduler on four replicas, at three loads. The second plays the large fleet; with several jobs, each plays a cell of the
+real scheduler on four replicas, at four loads. The second plays the large fleet; with several jobs, each plays a cell of the
 fleet behind a router of its own, as fleets of that size are built.
 """
 
@@ -81,8 +81,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     rows = list[tuple[str, ...]]()
-    for rate in (2.0, 4.0, 6.0):
-        (fine, _), (rough, _) = (play_cell(4, rate, 60.0, 1, coarse) for coarse in (False, True))
+    for rate in (2.0, 4.0, 6.0, 9.0):
+        (fine, _), (rough, _) = (play_cell(4, rate, 40.0, 1, coarse) for coarse in (False, True))
         cells = [fine.first_token_s[0], rough.first_token_s[0], fine.turn_s[0], rough.turn_s[0]]
         shares = [f"{report.good_share:.1%}" for report in (fine, rough)]
         rows.append((f"{rate:g}", *(f"{value:.3f}" for value in cells), *shares))

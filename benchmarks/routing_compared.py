@@ -1,6 +1,6 @@
 """Ways of routing side by side: interleaved agent sessions that share a system prompt, on simulated engines.
 
-    python benchmarks/routing_compared.py [--sessions 64] [--replicas 4] [--rates 2,4]
+    python benchmarks/routing_compared.py [--sessions 64] [--replicas 4] [--rates 2,4] [--coarse]
 
 The scheduler of every replica is the real one, and so is the router; the clients send no name of a session. `found` is the
 share of the prompt tokens that were not recomputed, `of known` the same over tokens that some replica had computed before,
@@ -14,7 +14,7 @@ from random import Random
 from jinfercept.fleet.cluster import play_cluster
 from jinfercept.fleet.routing_policies import ROUTING_POLICIES
 from jinfercept.fleet.sessions import SYSTEM_TOKENS, draw_sessions
-from jinfercept.fleet.simulated_replicas import SteppedReplica
+from jinfercept.fleet.simulated_replicas import CoarseReplica, SteppedReplica
 from jinfercept.sched.profile import load_profile
 from jinfercept.sim.run_stats import LIMITS
 from jinfercept.sim.simulation import Simulation
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--rates", default="2,4")
+    parser.add_argument("--coarse", action="store_true", help="coarse replicas instead of engines")
     options = parser.parse_args()
     profile = load_profile("paper-gptj-6b-a100-attention")
     simulation = Simulation(
@@ -51,7 +52,8 @@ def main() -> None:
         for name, make in ROUTING_POLICIES.items():
             drawn = draw_sessions(agents, rate, 2 * options.sessions / rate, 1, SYSTEM_TOKENS)
             sessions = [session for session, _ in zip(drawn, range(options.sessions), strict=False)]
-            replicas = [SteppedReplica(simulation) for _ in range(options.replicas)]
+            replica = CoarseReplica if options.coarse else SteppedReplica
+            replicas = [replica(simulation) for _ in range(options.replicas)]
             report = play_cluster(replicas, make(profile, 0), sessions, LIMITS)
             shares = (report.found_share, report.known_share, report.home_share, report.busiest_share)
             first_s, _, first_p99_s = report.first_token_s

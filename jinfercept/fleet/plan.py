@@ -267,4 +267,4 @@ def deployment(sizing: Sizing, model: str, name: str = "jinfercept") -> dict[str
     }
     if sizing.kind.num_devices > 1:
         engine["tensor_parallel_size"] = sizing.kind.num_devices
-    return {"name": name, "model": model, "replicas": sizing.replicas, "engine": engine, "server": {"host": "0.0.0.0"}}
+    return {"name": name, "model": model, "replicas": sizing.replicas, "engine": engine}
