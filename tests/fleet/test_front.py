@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -131,6 +133,22 @@ def test_keys_and_limits_are_checked_before_a_replica_is_asked(scripted: Scripte
             assert fleet.http.request(method, path, headers=anonymous).status_code == 401
         large = fleet.http.post("/v1/completions", json={"prompt": "x" * 3000})
         assert (large.status_code, large.headers["connection"]) == (413, "close")
+
+
+def test_limits_of_keys_hold_over_all_replicas(scripted: Scripted, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[slow]\nkey = "slow"\nrequests_per_minute = 2\n[other]\nkey = "other"\n')
+    with local_fleet([scripted.llm, scripted.llm], api_key_file=str(keys)) as fleet:
+        slow, other = ({"authorization": f"Bearer {key}"} for key in ("slow", "other"))
+        body = {"prompt": "Hi", "max_tokens": 2}
+        answers = [fleet.http.post("/v1/completions", json=body, headers=slow) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(answers[2].headers["retry-after"]) >= 1
+        messages = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+        anthropic = httpx2.post(f"{fleet.url}/v1/messages", json=messages, headers={"x-api-key": "other"}, timeout=20)
+        assert (anthropic.status_code, anthropic.json().get("type")) == (200, "message"), anthropic.text
+        assert fleet.http.post("/v1/completions", json=body, headers=other).status_code == 200
 
 
 def test_what_a_replica_answers_to_bad_requests_is_passed_on(fleet: LocalFleet) -> None:
