@@ -78,7 +78,8 @@ class Played(NamedTuple):
 
     Attributes:
         prompt, found: tokens of all turns after the first, and those that the replica held.
-        shared: tokens of the system prompt in these turns.
+        known: of them, the tokens that the turn before had ended with.
+        shared: of them, the tokens of the system prompt.
         replicas: requests by replica.
         reasons: requests by reason.
         texts: answers, by session and turn.
@@ -88,6 +89,7 @@ class Played(NamedTuple):
 
     prompt: int
     found: int
+    known: int
     shared: int
     replicas: Counter[str]
     reasons: Counter[str]
@@ -97,8 +99,8 @@ class Played(NamedTuple):
 
     @property
     def own_share(self) -> float:
-        """Found tokens of those that belong to one session only; the shared ones count as found."""
-        own = self.prompt - self.shared
+        """Found tokens of those that were known and belong to one session only; the shared ones count as found."""
+        own = self.known - self.shared
         return max(0.0, self.found - self.shared) / own if own else 0.0
 
 
@@ -180,6 +182,7 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
     async def session(client: AsyncOpenAI, number: int) -> None:
         rng = Random(f"{seed} {number}")
         messages: Any = [{"role": "system", "content": _text(Random(seed), shape.system_tokens)}]
+        known = 0
         for turn in range(shape.turns):
             await asyncio.sleep(rng.expovariate(4.0))  # the agent's tool runs
             messages.append({"role": "user", "content": _text(rng, shape.turn_tokens)})
@@ -203,15 +206,18 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
             replicas[raw.headers["x-jinfercept-replica"]] += 1
             reasons[raw.headers["x-jinfercept-route"]] += 1
             if turn:
+                usage["known"] += known
                 usage["prompt"] += answer.usage.prompt_tokens
                 usage["found"] += (details.cached_tokens if details else 0) or 0
                 usage["shared"] += shape.system_tokens
+            known = answer.usage.total_tokens
             messages.append({"role": "assistant", "content": text})
 
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         await asyncio.gather(*(session(client, number) for number in range(shape.sessions)))
     seconds = time.monotonic() - began_s
-    return Played(usage["prompt"], usage["found"], usage["shared"], replicas, reasons, texts, seconds, usage["failed"])
+    counts = (usage["prompt"], usage["found"], usage["known"], usage["shared"])
+    return Played(*counts, replicas, reasons, texts, seconds, usage["failed"])
 
 
 def _text(rng: Random, length: int) -> str:
@@ -300,7 +306,7 @@ def _show(results: dict[str, Played], different: dict[str, int]) -> None:
     for name in (
         "routing",
         "found",
-        "of a session's own",
+        "of a session's own, known before",
         "requests at the busiest",
         "seconds",
         "failed",

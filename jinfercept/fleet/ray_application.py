@@ -81,11 +81,19 @@ def scale_for(engine: EngineOptions, num_replicas: int) -> Scale:
     return Scale(num_replicas, num_replicas, gpus=(engine.get("tensor_parallel_size") or 1) if has_gpus else 0)
 
 
-def replica_options(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """Options of a replica's server: the front answers for other origins, and its key of the environment goes along."""
+def replica_options(options: ServerOptions, environment: Mapping[str, str], folder: str | None = None) -> ServerOptions:
+    """Options of a replica's server.
+
+    The front answers for other origins. A key and a database of the environment go along, since a replica may have another one.
+
+    Args:
+        folder: where the replicas of one machine share stored responses and conversations if no database is named; None: they
+            share none.
+    """
     key = environment.get(KEY_VARIABLE)
     keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
-    return replace(options, api_key=keys, allowed_origins=(), uds=None)
+    state = options.database_url() or (None if folder is None else f"sqlite:///{folder}/state.sqlite")
+    return replace(options, api_key=keys, allowed_origins=(), uds=None, state_url=state)
 
 
 def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
@@ -103,11 +111,11 @@ def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
     ).bind(spec)
 
 
-def bind_fleet(config: FleetConfig) -> Any:
-    """The application of a file: replicas, and a front as the ingress of Ray's proxies."""
+def bind_fleet(config: FleetConfig, folder: str | None = None) -> Any:
+    """The application of a file: replicas, and a front as the ingress of Ray's proxies. `folder`: see `replica_options`."""
     server = config.server
     spec = ReplicaSpec(
-        config.model, config.engine, replica_options(server, os.environ), config.secret, config.fingerprint
+        config.model, config.engine, replica_options(server, os.environ, folder), config.secret, config.fingerprint
     )
     least, most = config.replicas
     scale = replace(scale_for(config.engine, least), most=most, cpus=config.cpus_per_replica)
@@ -121,7 +129,7 @@ def bind_fleet(config: FleetConfig) -> Any:
     ).bind(bind_replicas(spec, scale), config.model, server)
 
 
-def run_fleet(config: FleetConfig) -> bool:
+def run_fleet(config: FleetConfig, folder: str | None = None) -> bool:
     """Deploy the application of a file, or update the one of its name: Ray Serve replaces its replicas in parts.
 
     Returns:
@@ -135,7 +143,7 @@ def run_fleet(config: FleetConfig) -> bool:
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
     if runs(config.name) and asyncio.run(_fingerprint(config.name)) == config.fingerprint:
         return False
-    _run(bind_fleet(config), config.name, "/")
+    _run(bind_fleet(config, folder), config.name, "/")
     return True
 
 

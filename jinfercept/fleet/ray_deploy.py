@@ -27,12 +27,12 @@ def deploy(config: FleetConfig, address: str | None) -> None:
     else:
         url = f"http://{config.server.host}:{config.server.port}"
     ended = threading.Event()
-    with ray_running(address):
+    with ray_running(address) as folder:
         from ray import serve
 
         from jinfercept.fleet.ray_application import run_fleet
 
-        if not run_fleet(config):
+        if not run_fleet(config, folder):
             print(f"jinfercept: {config.name} runs as the file says", file=sys.stderr)
         print(f"jinfercept: {url}", flush=True)
         if address is not None:

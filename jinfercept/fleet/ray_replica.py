@@ -54,9 +54,10 @@ class EngineReplica:
         self._ends = ExitStack()
         sys.setswitchinterval(SWITCH_S)
         service = await asyncio.to_thread(self._start)
-        await service.warm_up()
         name = serve.get_replica_context().replica_id.unique_id
-        self._app = ReplicaApp(name, service, spec.secret, time.monotonic)
+        app = ReplicaApp(name, service, spec.secret, time.monotonic)
+        await app.start()
+        self._app = app
 
     def _start(self) -> Service:
         spec = self._spec

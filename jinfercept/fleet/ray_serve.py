@@ -41,14 +41,15 @@ def serve_fleet(
     EngineConfig.from_options(engine)
     locate(model)
     listener, url = listen(options)
-    with ray_running(address):
+    with ray_running(address) as folder:
         from ray import serve
 
         from jinfercept.fleet.ray_application import open_replicas, replica_options, run_replicas, runs, scale_for
         from jinfercept.fleet.ray_replica import ReplicaSpec
 
         if address is None or not runs(APPLICATION):
-            spec = ReplicaSpec(model, engine, replica_options(options, os.environ), secrets.token_bytes(_SECRET_BYTES))
+            shared = replica_options(options, os.environ, folder)
+            spec = ReplicaSpec(model, engine, shared, secrets.token_bytes(_SECRET_BYTES))
             run_replicas(APPLICATION, spec, scale_for(engine, num_replicas))
         else:
             print(f"jinfercept: the application {APPLICATION} runs there already, as it was deployed", file=sys.stderr)

@@ -52,11 +52,14 @@ def require_ray() -> None:
 
 
 @contextmanager
-def ray_running(address: str | None) -> Iterator[None]:
+def ray_running(address: str | None) -> Iterator[str | None]:
     """Connect to Ray, and disconnect at the end.
 
     Args:
         address: of a cluster; None: start Ray on this machine, and end it at the end with everything in it.
+
+    Yields:
+        The private folder of a local Ray, which is removed at the end; None for a cluster.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
@@ -76,7 +79,7 @@ def ray_running(address: str | None) -> Iterator[None]:
                 fix="auto, or HOST:PORT of its head",
             ) from error
         try:
-            yield
+            yield arguments.get("_temp_dir")
         finally:
             ray.shutdown()
 

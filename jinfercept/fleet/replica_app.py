@@ -39,12 +39,17 @@ class ReplicaApp:
         self.name, self.service = name, service
         self._secret = secret
         self._app = create_app(service)
+        self._lifespan = self._app.router.lifespan_context(self._app)
         plan = service.llm.memory_plan
         self.held = HeldContexts(plan.kv_tokens + plan.host_tokens, now)
         self._load = EngineSnapshot(lambda: service.llm.engine.ask(self._read_load), _FRESH_S)
         self._state = EngineSnapshot(service.llm.engine.snapshot)
         self._numbers = 0
         self._running = set[asyncio.Task[None]]()
+
+    async def start(self) -> None:
+        """Warm the server up, and begin what it does beside requests."""
+        await self._lifespan.__aenter__()
 
     async def answer(self, call: HttpCall, contents: Contents) -> AsyncGenerator[Messages]:
         """See `Replicas.answer`."""
@@ -133,8 +138,7 @@ class ReplicaApp:
         await self.service.drain(timeout_s)
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLOSE_S)
-        self.service.close_threads()
-        await self.service.close_state()
+        await self._lifespan.__aexit__(None, None, None)
 
 
 @final

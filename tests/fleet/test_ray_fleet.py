@@ -200,6 +200,19 @@ def test_a_killed_replica_is_an_error_by_name_and_then_replaced(fleet: Fleet) ->
     assert fleet.chat("And now both.").status_code == 200
 
 
+def test_a_stored_response_outlives_the_replica_that_made_it(fleet: Fleet) -> None:
+    body = {"input": "Hi", "max_output_tokens": 4, "temperature": 0}
+    made = fleet.http.post("/v1/responses", json=body)
+    [maker] = [one for one in fleet.replicas() if _writes_log_of(one, made.headers["x-jinfercept-replica"])]
+    maker.kill()
+    _until(lambda: fleet.http.get(f"/v1/responses/{made.json()['id']}").status_code == 200, 30)
+    shown = fleet.http.get(f"/v1/responses/{made.json()['id']}")
+    assert shown.headers["x-jinfercept-replica"] != made.headers["x-jinfercept-replica"]
+    assert shown.json()["output"] == made.json()["output"]
+    follow = {"input": "Go on.", "previous_response_id": made.json()["id"], "max_output_tokens": 4}
+    assert fleet.http.post("/v1/responses", json=follow).status_code == 200
+
+
 def test_a_replica_that_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
     write_model(tmp_path)
     flags = ["--load-format", "dummy", "--kv-tokens", "64", "--max-model-len", "2048", "--replicas", "1", "--port", "0"]

@@ -134,8 +134,11 @@ def local_fleet(
         for name, llm in zip("abcd", llms, strict=False)
     }
     replicas = LocalReplicas(dict(apps))
+    fresh = list(apps.values())
 
     async def connect() -> Replicas:
+        await asyncio.gather(*(app.start() for app in fresh))
+        fresh.clear()
         return replicas
 
     async def end() -> None:
