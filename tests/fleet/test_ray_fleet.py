@@ -213,6 +213,7 @@ def test_a_stored_response_outlives_the_replica_that_made_it(fleet: Fleet) -> No
     assert fleet.http.post("/v1/responses", json=follow).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_replica_that_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
     write_model(tmp_path)
     flags = ["--load-format", "dummy", "--kv-tokens", "64", "--max-model-len", "2048", "--replicas", "1", "--port", "0"]

@@ -36,6 +36,8 @@ NAMED = ("replica_lost", "no_replica", "draining", "aborted", "queue_full", "eng
 _PROMPTS, _TOKENS, _TURN = 24, 64, 24
 _PATIENCE_S = 120.0
 _START_S = 300.0
+_LEFT_S = 150.0
+"""Seconds in which everything of a killed command ends: Ray's agents first try to reach its head."""
 _FLAGS: dict[str, Any] = {
     "load_format": "dummy",
     "dtype": "float32",
@@ -245,6 +247,7 @@ class Chaos:
     def _play(self, fleet: Fleet, outcome: Outcome, lock: threading.Lock) -> None:
         rng, began_s = Random(self.seed), 0.0
         clients: list[Client] = []
+        families: list[psutil.Process] = []
         while not began_s or time.monotonic() - began_s < self.seconds:
             with fleet.child() as child:
                 _wait(fleet)
@@ -263,8 +266,9 @@ class Chaos:
                 fleet.up.clear()
                 if time.monotonic() - began_s >= self.seconds:
                     self._end(fleet, clients, child)
-            _, alive = psutil.wait_procs(fleet.family, timeout=60)
-            outcome.left += [process.name() for process in alive]
+            families += fleet.family
+        _, alive = psutil.wait_procs(families, timeout=_LEFT_S)
+        outcome.left += [process.name() for process in alive]
 
     def _kill(self, fleet: Fleet, child: Child, outcome: Outcome, rng: Random, began_s: float) -> None:
         """Kill until the front is killed, or the time is over."""
