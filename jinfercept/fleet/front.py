@@ -243,7 +243,8 @@ class FleetFront:
             return known
         watched = self.keys.watched_by(owner) if kind == "call" else owner
         asked = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
-        return next((replica for replica, held in asked if held), "")
+        held, replica = max(((held, replica) for replica, held in asked), default=(0, ""))
+        return replica if held else ""
 
     async def ask_all[T](self, ask: Callable[[Ticket], Awaitable[T]], timeout_s: float = 5.0) -> list[T]:
         """The answers of all replicas that answer in time."""

@@ -84,10 +84,10 @@ class ResponseRepository:
 
     # -- found ---------------------------------------------------------------------------------------------------------
 
-    def holds(self, response_id: str, owner: str) -> bool:
-        """Whether this process has a response of an owner in memory: it writes the response, or has answered with it."""
+    def holds(self, response_id: str, owner: str) -> int:
+        """Whether this process has a response of an owner in memory: 0 if not, 2 if it generates the response now."""
         mine = self.open.get(response_id)
-        return self._cache.has(response_id, owner, _now()) if mine is None else mine.owner == owner
+        return int(self._cache.has(response_id, owner, _now())) if mine is None else 2 * (mine.owner == owner)
 
     async def find(self, response_id: str, owner: str) -> StoredResponse:
         """A response of an owner. Those that it continues are known only if this process holds it. Raises 404."""
