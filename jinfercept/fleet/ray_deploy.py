@@ -9,6 +9,9 @@ from jinfercept.fleet.app_config import FleetConfig
 from jinfercept.fleet.ray_start import ray_running
 from jinfercept.server.serve import listen
 
+_END_S = 30.0
+"""Seconds that Ray Serve may take to end, beside the drain."""
+
 
 def deploy(config: FleetConfig, address: str | None) -> None:
     """Deploy a fleet, or update the one of the same name.
@@ -40,7 +43,9 @@ def deploy(config: FleetConfig, address: str | None) -> None:
         before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             ended.wait()
-            serve.shutdown()
+            ending = threading.Thread(target=serve.shutdown, daemon=True)
+            ending.start()
+            ending.join(config.server.drain_timeout + _END_S)  # then Ray ends with everything in it
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
