@@ -39,7 +39,7 @@ class FirstTokenDecision(NamedTuple):
     Attributes:
         forecast_s: predicted seconds to its first token.
         raw_s: the same before it is corrected by what was learned.
-        retry_s: seconds after which a request like it would be taken, if nobody else came; None: it is taken now.
+        retry_s: seconds after which a request like it would be taken, if no other request came; None: it is taken now.
     """
 
     forecast_s: float

@@ -86,7 +86,7 @@ def test_a_replica_that_hangs_is_passed_over(fleet: LocalFleet) -> None:
     answers = [fleet.chat(f"A question of its own, number {number}") for number in range(4)]
     assert [answer.headers["x-jinfercept-replica"] for answer in answers] == ["b"] * 4
     fleet.replicas.hanging = {"a", "b"}
-    assert fleet.chat("Nobody answers").json()["error"]["code"] == "no_replica"
+    assert fleet.chat("No replica answers").json()["error"]["code"] == "no_replica"
 
 
 def test_the_last_replica_that_dies_gives_503_by_name(scripted: Scripted) -> None:
