@@ -1,4 +1,4 @@
-"""Tenants with weights: shares of memory·time over the long run, what idle tenants leave to others, and that no tenant starves."""
+"""Tenants with weights: shares of memory·time over the long run, what idle tenants leave to others, and that none starves."""
 
 from collections import Counter
 from collections.abc import Mapping
