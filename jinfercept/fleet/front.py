@@ -14,7 +14,6 @@ from random import Random
 from typing import Any, final
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.routing import Route
@@ -28,7 +27,7 @@ from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.fleet.ticket import Ticket
-from jinfercept.server.access_log import DETAILS, AccessLog
+from jinfercept.server.access_log import DETAILS
 from jinfercept.server.anthropic_dialect import REQUEST_ID, authorizations
 from jinfercept.server.disconnection import disconnected
 from jinfercept.server.errors import ApiError, add_handlers
@@ -36,6 +35,7 @@ from jinfercept.server.key_file import KeyRules
 from jinfercept.server.key_file_watch import watch_key_file
 from jinfercept.server.key_limits import KeyLimits
 from jinfercept.server.keys import Keys
+from jinfercept.server.middleware import add_middleware
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.request_body import read_body
 
@@ -365,15 +365,5 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     for router in routers:
         app.include_router(router)
     app.router.routes.append(Route("/{path:path}", front))
-    options = front.options
-    if options.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=options.allowed_origins,
-            allow_methods=options.allowed_methods,
-            allow_headers=options.allowed_headers,
-            allow_credentials=options.allow_credentials,
-            expose_headers=["x-request-id", "x-jinfercept-replica", "x-jinfercept-route"],
-        )
-    app.add_middleware(AccessLog, service=front)
+    add_middleware(app, front.options, front, ("x-jinfercept-replica", "x-jinfercept-route"))
     return app

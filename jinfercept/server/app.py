@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.security import HTTPBearer
 
 from jinfercept import __version__
@@ -20,12 +19,12 @@ from jinfercept.server import (
     responses,
     tokens,
 )
-from jinfercept.server.access_log import AccessLog
 from jinfercept.server.api_docs import docs_router
 from jinfercept.server.errors import ERRORS, add_handlers
 from jinfercept.server.key_file_watch import watch_key_file
 from jinfercept.server.live import live_router, page_router
 from jinfercept.server.metrics import metrics_router
+from jinfercept.server.middleware import add_middleware
 from jinfercept.server.service import Service
 
 _DESCRIPTION = (
@@ -65,14 +64,5 @@ def create_app(service: Service) -> FastAPI:
     guarded = [module.router for module in modules]
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)
-    if options.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=options.allowed_origins,
-            allow_methods=options.allowed_methods,
-            allow_headers=options.allowed_headers,
-            allow_credentials=options.allow_credentials,
-            expose_headers=["x-request-id", "request-id"],
-        )
-    app.add_middleware(AccessLog, service=service)
+    add_middleware(app, options, service)
     return app

@@ -1,0 +1,32 @@
+"""The middleware that a server's application and a fleet's front have alike: the access log, and CORS."""
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from jinfercept.server.access_log import AccessLog, RequestCounter
+from jinfercept.server.options import ServerOptions
+
+_NAMES = ("x-request-id", "request-id")
+
+
+def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter, shown: Sequence[str] = ()) -> None:
+    """Log and count all requests of an application; answer web pages of allowed origins, if there are any.
+
+    Args:
+        app: the application.
+        options: of the server.
+        counter: counts the requests in progress.
+        shown: further headers of responses that web pages may read.
+    """
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=[*_NAMES, *shown],
+        )
+    app.add_middleware(AccessLog, service=counter)
