@@ -70,7 +70,15 @@ def test_tables_of_a_newer_version_are_refused_by_name(empty_url: str) -> None:
         ("sqlite:///:memory:", "names no file"),
         ("postgresql://me:hunter2@host:port/db", "no URL"),
         ("postgresql://me:hunter2@127.0.0.1:1/db", "cannot be opened"),
+        ("postgresql://me@127.0.0.1:1/db?password=hunter2&sslpassword=hunter2", "cannot be opened"),
+        ("postgresql://me:a@hunter2@127.0.0.1:1/db", "more than one @"),
+        ("postgresql:me:hunter2@host/db", "no URL"),
+        ("mysql+hunter2://host/db", "not supported"),
+        ("sqlite://hunter2/state.db", "a path only"),
+        ("sqlite:///state.db?timeout=hunter2", "a path only"),
         ("/no/such/folder/state.db", "cannot be written"),
+        ("a\0b", "cannot be written"),
+        ("\udcff.db", "no URL"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, said: str) -> None:

@@ -7,13 +7,13 @@ if it is run twice. Encryption is left to the database and its file system.
 
 import asyncio
 import os
+import re
 import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any, final
 from weakref import WeakSet
 
@@ -34,8 +34,11 @@ _MAX_WAITING = 256
 """Maximum waiting jobs of one key."""
 _PAUSE_S = 0.1
 """Seconds before work is repeated."""
+_SCHEME = re.compile(r"(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
+"""Begins a URL, also one that lacks its slashes."""
 _ONLY_READS = "jinfercept_only_reads"
 _FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE"
+_AT_FIX = "write an @ in a password as %40"
 
 
 @final
@@ -58,7 +61,7 @@ class StateDatabase:
     def __init__(self, url: str | None, timeout_s: float = 5.0) -> None:
         self.outlives = url is not None
         parsed = URL.create("sqlite") if url is None else _parsed(url)
-        self.name = parsed.render_as_string(hide_password=True)
+        self.name = parsed.set(query={}).render_as_string(hide_password=True)  # parameters may have passwords too
         self.written_bytes = 0
         self._timeout_s = timeout_s
         self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
@@ -144,19 +147,25 @@ def _is_absent(error: DBAPIError) -> bool:
 
 def _parsed(url: str) -> URL:
     try:
-        parsed = make_url(url) if "://" in url else URL.create("sqlite", database=url)
+        url.encode()  # bytes of a flag that are not UTF-8 cannot be
+        is_url = "://" in url or _SCHEME.match(url)
+        parsed = make_url(url) if is_url else URL.create("sqlite", database=url)
     except (ArgumentError, ValueError):
         raise ConfigError("state_url is no URL", got="a text that cannot be parsed", fix=_FIX) from None
     kind = parsed.drivername.partition("+")[0]
     if kind in ("postgresql", "postgres"):
+        if parsed.host is not None and "@" in parsed.host:  # a piece of the password
+            raise ConfigError("state_url has more than one @", got="a text that cannot be parsed", fix=_AT_FIX)
         return parsed.set(drivername="postgresql+psycopg")
     if kind != "sqlite":
-        raise ConfigError("state_url names a database that is not supported", got=parsed.drivername, fix=_FIX)
+        raise ConfigError("state_url names a database that is not supported", got=kind, fix=_FIX)
     path = parsed.database
     if not path or path == ":memory:" or path.startswith("file:"):
         raise ConfigError(
             "state_url names no file", got=url[:200], fix="leave it out to store in memory, or give a path"
         )
+    if parsed.host is not None or parsed.query:
+        raise ConfigError("a URL of SQLite has a path only", got="a host, or parameters", fix=_FIX)
     return parsed.set(drivername="sqlite+pysqlite")
 
 
@@ -233,8 +242,6 @@ def _create_private(path: str) -> None:
     """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a text that can be no path
         fix = "give a file in a folder that exists and may be written"
-        raise ConfigError(
-            "the file of the stored state cannot be written", got=f"{Path(path)}: {error}", fix=fix
-        ) from None
+        raise ConfigError("the file of the stored state cannot be written", got=f"{path!r}: {error}", fix=fix) from None
