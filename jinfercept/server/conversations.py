@@ -117,10 +117,11 @@ async def create_items(conversation_id: str, body: NewItemsBody, request: Reques
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
     owner, ttl_s, write = _owner(request), service_of(request).options.response_ttl, uuid.uuid4().hex
-    service_of(request).database.written_bytes += await _run(
+    num_bytes = await _run(
         request,
         lambda session: conversation_rows.add_items(session, conversation_id, owner, items, write=write, ttl_s=ttl_s),
     )
+    service_of(request).database.written_bytes += num_bytes
     first_id, last_id = (items[0]["id"], items[-1]["id"]) if items else (None, None)
 
     def page() -> Response:

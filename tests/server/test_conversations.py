@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from jinfercept.server.state import conversation_rows
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -216,3 +217,16 @@ def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.
             ask()
         assert refused.value.code == "too_many_items"
     talking.client.conversations.items.create(made.id, items=[user("c")])
+
+
+def test_bytes_that_others_write_meanwhile_are_counted(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jinfercept.server.state_upkeep._SWEEP_S", float("inf"))
+    made, add_items = served.client.conversations.create(), conversation_rows.add_items
+
+    def added(*args: Any, **options: Any) -> int:
+        served.service.database.written_bytes += 10**6  # of a transaction that ends meanwhile
+        return add_items(*args, **options)
+
+    monkeypatch.setattr(conversation_rows, "add_items", added)
+    served.client.conversations.items.create(made.id, items=[user("a")])
+    assert served.service.database.written_bytes > 10**6
