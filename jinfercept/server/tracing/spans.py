@@ -18,6 +18,8 @@ from jinfercept.request import Call, Request, RequestOutput, Result
 
 MOST_CHARS = 16384
 """Maximum characters of one text in an attribute."""
+_MOST_INT = 2**63 - 1
+"""Largest integer that OTLP can carry; the SDK logs a traceback for each larger one."""
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ def request_attributes(requests: Sequence[Request]) -> dict[str, Any]:
         "presence_penalty": params.presence_penalty,
         "choice.count": len(requests),
     }
-    return {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
+    known = {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
+    return {name: max(-_MOST_INT, min(_MOST_INT, value)) for name, value in known.items()}
 
 
 @final

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -247,3 +248,14 @@ def test_tools_get_the_context_of_their_call(untraced: Running, scripted: Script
         assert span_id == f"{call.context.span_id:016x}"
     else:
         assert spans.none
+
+
+def test_numbers_too_large_for_a_collector_are_exported_as_the_largest(
+    untraced: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    spans = traced(untraced)
+    assert untraced.chat(max_tokens=10**30, seed=2**64 - 1, stop_token_ids=list(range(256))).status_code == 200
+    [root, *_] = spans()
+    assert attributes(root)["gen_ai.request.seed"] == attributes(root)["gen_ai.request.max_tokens"] == 2**63 - 1
+    encode_spans(spans())
+    assert not caplog.records
