@@ -32,6 +32,8 @@ LOST_BEATS = 5
 _SWEEP_S = 10.0
 _MOST_SWEEPS = 50
 """Maximum sweeps between two heartbeats."""
+_WHY_CHARS = 300
+"""Maximum characters of the database's own error in the log."""
 _SWEEP_PART = 16
 """A sweep begins early when this part of the limit has been written."""
 
@@ -125,7 +127,8 @@ class StateUpkeep:
             result = self._database.run_now(work)
         except SQLAlchemyError as error:
             if not self._failing:
-                log.error("the database of the stored state fails: %s: %s", self._database.name, type(error).__name__)
+                why = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:_WHY_CHARS]
+                log.error("the database of the stored state fails: %s: %s", self._database.name, why)
             self._failing = True
             return None
         if self._failing:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from jinfercept.errors import ConfigError
 from jinfercept.server.errors import ApiError
 from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.tables import StateTable
+from jinfercept.server.state.upkeep import StateLimits
+from jinfercept.server.state_upkeep import StateUpkeep, new_server
 from tests.support.live_server import until
 from tests.support.postgres import Postgres
 
@@ -202,3 +205,21 @@ def test_a_postgresql_that_crashes_or_hangs_is_503_until_it_answers_again(
 
 def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
     return set(threading.enumerate()) - before
+
+
+def test_the_log_says_why_the_database_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.2)
+    responses: Any = SimpleNamespace(open={})
+    upkeep = StateUpkeep(database, new_server(0.01), responses, lambda: None, StateLimits(2**20, None), 0.01)
+    database.run_now(lambda session: session.execute(text("DROP TABLE servers")))
+
+    async def tried() -> None:
+        upkeep.start()
+        async with asyncio.timeout(10):
+            while "the database of the stored state fails" not in caplog.text:
+                await asyncio.sleep(0.005)
+        await upkeep.stop(1.0)
+
+    asyncio.run(tried())
+    database.close()
+    assert "no such table: servers" in caplog.text
