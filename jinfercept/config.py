@@ -279,11 +279,12 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
     found = group(**{f.name: options[f.name] for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
-        _check_type(name, getattr(found, name), hint)
+        check_type(name, getattr(found, name), hint)
     return found
 
 
-def _check_type(name: str, value: Any, hint: Any) -> None:
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
     if value is None and NoneType in get_args(hint):
         return
     wanted = without_none(hint)

@@ -14,13 +14,13 @@ server: {host: 0.0.0.0, port: 8000, served_model_name: [assistant]}
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_origin, get_type_hints
 
 import yaml
 
-from jinfercept.config import EngineConfig, EngineOptions
+from jinfercept.config import EngineConfig, EngineOptions, check_type
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.server.options import ServerOptions
 
@@ -103,11 +103,6 @@ class FleetConfig:
             raise ConfigError("cpus_per_replica is a number of CPUs", got=cpus, fix="0 or more")
         engine = dict(_table(values.get("engine", {}), "engine", None))
         EngineConfig.from_options(engine)  # pyright: ignore[reportArgumentType] # it checks the names
-        names = tuple(f.name for f in fields(ServerOptions))
-        server = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in _table(values.get("server", {}), "server", names).items()
-        }
         return cls(
             model,
             name,
@@ -115,17 +110,25 @@ class FleetConfig:
             _range(values.get("replicas", 1)),
             float(cpus),
             engine,  # pyright: ignore[reportArgumentType]
-            _server(server),
+            _server(values.get("server", {})),
         )
 
 
-def _server(values: Mapping[str, Any]) -> ServerOptions:
-    try:
-        return ServerOptions(**values)
-    except TypeError as error:  # a value of another type is compared with a bound
-        raise ConfigError(
-            "an option under server has a wrong type", got=error, fix="see jinfercept serve --help"
-        ) from error
+def _server(data: Any) -> ServerOptions:
+    """The server's options, their types checked. A text is no list of one: its letters would be API keys."""
+    hints = get_type_hints(ServerOptions)
+    values = dict(_table(data, "server", tuple(hints)))
+    for name, value in values.items():
+        if get_origin(hints[name]) is not tuple:
+            check_type(name, value, hints[name])
+        elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+            values[name] = tuple(value)
+        else:
+            shown = "a text" if isinstance(value, str) else type(value).__name__  # it may be a secret
+            raise ConfigError(f"{name} has the wrong type", got=shown, fix=f"a list of texts: {name}: [ONE, OTHER]")
+    if values.get("uds") is not None:
+        raise ConfigError("a deployed fleet listens on no Unix socket", got=values["uds"], fix="give host and port")
+    return ServerOptions(**values)
 
 
 def _table(data: Any, what: str, names: tuple[str, ...] | None) -> Mapping[str, Any]:
