@@ -145,8 +145,8 @@ class PlanFleet:
             ("--max-num-seqs", self.max_num_seqs, 1),
             ("--max-model-len", self.max_model_len, 2),
             ("--most-replicas", self.most_replicas, 1),
-            ("--first-token-limit", self.first_token_limit, 0),
-            ("--per-token-limit", self.per_token_limit, 0),
+            ("--first-token-limit", self.first_token_limit, 0.001),
+            ("--per-token-limit", self.per_token_limit, 0.0001),
         ):
             check_least(flag, value, least)
         if not 0.0 < self.share <= 1.0:

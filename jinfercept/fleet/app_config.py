@@ -83,6 +83,8 @@ class FleetConfig:
             return cls.parse(yaml.safe_load(text.decode()))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("the fleet's file cannot be read", got=error, fix="give a YAML file") from error
+        except RecursionError:
+            raise ConfigError("the fleet's file is nested too deeply", got=path, fix="correct it") from None
         except yaml.YAMLError as error:
             raise ConfigError(
                 "the fleet's file is not YAML", got=" ".join(str(error).split()), fix="correct it"
@@ -106,7 +108,7 @@ class FleetConfig:
         return cls(
             model,
             name,
-            str(values.get("version", "")),
+            "" if values.get("version") is None else str(values["version"]),
             _range(values.get("replicas", 1)),
             float(cpus),
             engine,  # pyright: ignore[reportArgumentType]

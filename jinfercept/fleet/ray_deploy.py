@@ -31,8 +31,6 @@ def deploy(config: FleetConfig, address: str | None) -> None:
         url = f"http://{config.server.host}:{config.server.port}"
     ended = threading.Event()
     with ray_running(address) as folder:
-        from ray import serve
-
         from jinfercept.fleet.ray_application import run_fleet
 
         if not run_fleet(config, folder):
@@ -43,12 +41,20 @@ def deploy(config: FleetConfig, address: str | None) -> None:
         before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             ended.wait()
-            ending = threading.Thread(target=serve.shutdown, daemon=True)
+            ending = threading.Thread(target=_end, args=(config.name,), daemon=True)
             ending.start()
             ending.join(config.server.drain_timeout + _END_S)  # then Ray ends with everything in it
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _end(name: str) -> None:
+    """End an application when its requests in progress have ended, and then Ray Serve."""
+    from ray import serve
+
+    serve.delete(name)  # Ray Serve drains the front and the replicas; its shutdown does not
+    serve.shutdown()
 
 
 def application(args: dict[str, Any]) -> Any:

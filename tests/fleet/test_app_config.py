@@ -99,3 +99,11 @@ def test_the_file_and_the_commands_of_the_documentation_are_right() -> None:
     assert len(ours) >= 4
     for words in ours:
         parse_command_line(PROG, COMMANDS, words)
+
+
+def test_a_deep_file_is_an_error_and_an_empty_version_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text("model: " + "[" * 5000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        FleetConfig.read(path)
+    assert FleetConfig.parse({"model": "m", "version": None}).version == ""

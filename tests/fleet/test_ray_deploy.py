@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 from tests.soak.model import write_model
+from tests.support.live_server import until
 
 ENGINE = {
     "load_format": "dummy",
@@ -23,6 +26,16 @@ ENGINE = {
     "swap_space": 0.001,
     "profile": "paper-gptj-6b-a100",
 }
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process, which is killed if the test fails."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
@@ -36,14 +49,15 @@ def test_a_deployed_fleet_answers_behind_rays_proxy_and_ends_on_sigterm(tmp_path
     path = tmp_path / "app.yaml"
     path.write_text(yaml.safe_dump({"model": str(tmp_path), "replicas": 2, "engine": ENGINE, "server": server}))
     command = [sys.executable, "-m", "jinfercept", "deploy", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with running(command) as process:
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("jinfercept: http"):
             assert line, "the command has ended"
         family = psutil.Process(process.pid).children(recursive=True)
         key = {"authorization": "Bearer secret"}
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=key) as http:
-            for _ in range(5):  # calls of one request to both replicas at once
+            until(lambda: http.get("/health").json()["replicas"] == 2)
+            for _ in range(4):  # calls of one request to both replicas at once
                 assert http.get("/health").json() == {"status": "ok", "replicas": 2}
                 time.sleep(1.1)
             assert http.get("/metrics").text.count("vllm:prompt_tokens_total{") == 2
@@ -55,7 +69,12 @@ def test_a_deployed_fleet_answers_behind_rays_proxy_and_ends_on_sigterm(tmp_path
             assert http.post("/v1/completions", json=body, headers={"authorization": ""}).status_code == 401
             with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
                 assert list(stream.iter_lines())[-2] == "data: [DONE]"
-        process.send_signal(signal.SIGTERM)
+            long = body | {"stream": True, "max_tokens": 400}
+            with http.stream("POST", "/v1/completions", json=long) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                assert list(lines)[-2] == "data: [DONE]"
         assert process.wait(60) == 0
         _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive
