@@ -55,7 +55,7 @@ DUMMY_MODEL = ModelConfig(
 MODES = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER, OUR_SWAP, AUTO)
 OVER_TIME = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER)
 SIZES = OverflowSizes(
-    page_sizes=(8, 16, 32),
+    page_sizes=(8, 32),
     evicted=(128, 256, 512),
     lengths=(64, 128, 192),
     batch=at_once(16, 48, 32, page_size=8),
@@ -66,7 +66,6 @@ SIZES = OverflowSizes(
 """The poster's 32 requests with a 40th of the tokens, three quarters of them output, so that as many are preempted as in its
 runs: contexts that grow by a few pages overflow rarely. Pools are shares of the demand here too."""
 MODEL_SIZES = SIZES._replace(
-    page_sizes=(8, 32),
     evicted=(128, 384),
     lengths=(32, 64),
     batch=at_once(16, 48, 12, page_size=8),
@@ -75,7 +74,6 @@ MODEL_SIZES = SIZES._replace(
 )
 """For a real model, a step of which takes twenty times as long as one of `DUMMY_MODEL`."""
 QUICK_SIZES = SIZES._replace(
-    page_sizes=(8, 32),
     evicted=(128, 256),
     lengths=(32, 64),
     batch=at_once(16, 32, 12, page_size=8),
