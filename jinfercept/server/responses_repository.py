@@ -1,7 +1,7 @@
 """Stored responses: those that this process works on in memory (`ResponseStore`), all of them in a database if there is one.
 
-A response is committed when it begins, before a client sees its id, and when it ends, before a client sees its end. Each use of
-a stored response asks the database whether it still exists, since another server may have deleted it.
+A response is committed when it begins, before a client sees its id, and when it ends, before a client sees its end.
+Each use of a stored response asks the database whether it still exists, since another server may have deleted it.
 """
 
 import asyncio
@@ -192,7 +192,7 @@ class ResponseRepository:
     # -- written -------------------------------------------------------------------------------------------------------
 
     def check_background(self, owner: str) -> None:
-        """Raise 429 if an owner has the maximum of responses in the background at this server."""
+        """See `ResponseStore.check_background`."""
         self._cache.check_background(owner)
 
     async def begin_turn(self, conversation_id: str, owner: str, response_id: str, number: int) -> ConversationTurn:
@@ -270,14 +270,13 @@ class ResponseRepository:
         self._begin_task(undone())
 
     def charge(self, response_id: str, num_bytes: int) -> bool:
-        """Count bytes of events in memory (`ResponseStore.charge`)."""
+        """See `ResponseStore.charge`."""
         return self._cache.charge(response_id, num_bytes)
 
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation.
 
-        Raises:
-            ApiError: 503 `state_unavailable`, or `server_lost`.
+        Raises `ApiError`: 503 `state_unavailable`, or `server_lost`.
         """
         mine = self.open.get(stored.name)
         if mine is not None:
@@ -313,18 +312,22 @@ class ResponseRepository:
                     return
                 raise
 
+    def inserted(self) -> list[str]:
+        """Ids of those in `open` that have a row."""
+        return [response_id for response_id, mine in self.open.items() if mine.is_inserted]
+
     def heard(self, beat: Heartbeat, before: Sequence[str]) -> None:
         """Cancel the responses in the background that clients of other servers have cancelled or deleted.
 
         Args:
             beat: what the database knows of this server's responses.
-            before: ids of `open` before the heartbeat.
+            before: `inserted` before the heartbeat.
         """
         for response_id in before:
             mine = self.open.get(response_id)
             if mine is None or mine.stored is None or mine.stored.background is None or mine.finishing is not None:
                 continue
-            if response_id in beat.cancelled or (mine.is_inserted and response_id not in beat.open):
+            if response_id in beat.cancelled or response_id not in beat.open:
                 self._begin_task(mine.stored.background.cancel())
 
     async def close(self, timeout_s: float) -> None:

@@ -90,7 +90,7 @@ class StateUpkeep:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            before = list(self._responses.open)
+            before = self._responses.inserted()
             inbox = self._inbox()
             try:
                 beat, answers = await loop.run_in_executor(self._thread, self._beat, inbox)

@@ -1,8 +1,9 @@
 """Stored responses in a database: found, continued, cancelled and deleted at every server; failed by name if theirs is lost."""
 
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +12,12 @@ import openai
 import pytest
 from openai import OpenAI
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
+from jinfercept.server.state import response_rows, upkeep
+from jinfercept.server.state.queries import ServerClock
 from jinfercept.server.state.tables import ResponseRow
+from jinfercept.server.state.upkeep import Heartbeat
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -150,6 +155,33 @@ def test_a_response_whose_server_is_lost_fails_by_name_and_is_never_in_progress_
     for server in pair:
         last: Any = server.client.responses.retrieve(begun.id)
         assert (last.status, last.error.code) == ("failed", "server_lost")
+
+
+def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_one(
+    pair: Pair, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, has_read, beat, insert = pair.first.service, threading.Event(), upkeep.beat, response_rows.insert_response
+
+    def slow_beat(session: Session, server: ServerClock, of_server: Container[str]) -> Heartbeat:
+        found = beat(session, server, of_server)
+        if server is mine.server and mine.responses.open and not has_read.is_set():
+            session.commit()
+            has_read.set()
+            until(mine.responses.inserted)
+        return found
+
+    def late_insert(*arguments: Any, **more: Any) -> None:
+        assert has_read.wait(10)
+        return insert(*arguments, **more)
+
+    monkeypatch.setattr(upkeep, "beat", slow_beat)
+    monkeypatch.setattr(response_rows, "insert_response", late_insert)
+    scripted.follow()
+    begun = answer(pair.first, background=True, **LONG)
+    heard = len(mine.responses.inserted())
+    time.sleep(0.3)  # a few heartbeats
+    assert heard == 1 and pair.first.client.responses.retrieve(begun.id).status == "in_progress"
+    pair.first.client.responses.cancel(begun.id)
 
 
 def test_a_response_expires_at_all_servers_and_its_row_is_removed(

@@ -243,7 +243,10 @@ def text_of(response: Mapping[str, Any]) -> str:
 
 
 def _json(answer: httpx2.Response) -> dict[str, Any]:
-    data = answer.json()
+    try:
+        data = answer.json()
+    except ValueError:
+        raise _Ended(f"HTTP {answer.status_code} {answer.headers}: {answer.text[:100]!r}") from None
     if answer.status_code != 200:
         raise _Ended(_code(data))
     return data

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+import psutil
 import pytest
 
 _PASSWORD = "secret-word"
@@ -63,8 +64,11 @@ class Postgres:
         self._run("pg_ctl", "-D", self._folder / "data", "-m", mode, "-w", "stop")
 
     def kill(self) -> None:
-        """End all its processes at once with SIGKILL, as a machine without memory does."""
+        """End all its processes with SIGKILL, as a machine without memory does, and wait until they are gone."""
+        found = psutil.Process(self._postmaster())
+        processes = [found, *found.children(recursive=True)]
         self._signal(signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=10)
 
     def pause(self) -> None:
         """Have it answer nothing, with all its connections open."""
@@ -74,8 +78,11 @@ class Postgres:
         """Have it answer again."""
         self._signal(signal.SIGCONT)
 
+    def _postmaster(self) -> int:
+        return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+
     def _signal(self, number: int) -> None:
-        first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        first = self._postmaster()
         children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
         for process in (first, *map(int, children)):
             os.kill(process, number)
