@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -35,7 +35,7 @@ from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.sim.reports import write_json
 
-_LETTERS = list(range(64, 90))
+LETTERS = list(range(64, 90))
 """Tokens of the tiny model's letters, so that a turn has the same tokens when it comes again as text."""
 APPLICATION = "benchmark"
 MODEL = "tiny"
@@ -110,7 +110,7 @@ def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
         from jinfercept.fleet.ray_application import Scale, run_replicas
         from jinfercept.fleet.ray_replica import ReplicaSpec
 
-        _write_model(Path(folder))
+        write_long_model(Path(folder))
         options = ServerOptions(port=0, served_model_name=(MODEL,), drain_timeout=2.0)
         spec = ReplicaSpec(folder, _ENGINE, options, secrets.token_bytes(32))
         began_s = time.monotonic()
@@ -118,7 +118,7 @@ def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
         print(f"{shape.replicas} replicas in {time.monotonic() - began_s:.1f} s", file=sys.stderr)
         results: dict[str, Played] = {}
         placer = SwitchedPlacer(seed)
-        with _front(options, placer) as url:
+        with fleet_front(APPLICATION, options, placer.begin) as url:
             for way in WAYS:
                 placer.way = way
                 results[way] = asyncio.run(_play(url, shape, seed, way))
@@ -135,7 +135,8 @@ def fleet_command(shape: FleetShape, seed: int, json_path: str | None) -> int:
     return int(any(different.values()) or any(played.failed for played in results.values()))
 
 
-def _write_model(folder: Path) -> None:
+def write_long_model(folder: Path) -> None:
+    """Write a tiny model with a long context."""
     import json
 
     from tests.soak.model import write_model
@@ -147,19 +148,21 @@ def _write_model(folder: Path) -> None:
 
 
 @contextmanager
-def _front(options: ServerOptions, placer: "SwitchedPlacer") -> Iterator[str]:
-    """A front of the fleet at a free port, in a thread. The fleet ends with it."""
+def fleet_front(
+    application: str, options: ServerOptions, begin: Callable[[ReplicaFacts], RequestPlacer]
+) -> Iterator[str]:
+    """A front of an application's replicas at a free port, in a thread. The fleet ends with it."""
     from ray import serve
 
     from jinfercept.fleet.ray_application import open_replicas
 
     async def connect() -> Replicas:
-        return await open_replicas(APPLICATION)
+        return await open_replicas(application)
 
     async def end() -> None:
         await asyncio.to_thread(serve.shutdown)
 
-    front = FleetFront(connect, options, MODEL, placer.begin)
+    front = FleetFront(connect, options, MODEL, begin)
     listener, url = listen(options)
     server = DrainingServer(create_front(front, fan_out_router(front), end=end), front, listener)
     thread = threading.Thread(target=server.serve_until_signal)
@@ -181,18 +184,18 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
 
     async def session(client: AsyncOpenAI, number: int) -> None:
         rng = Random(f"{seed} {number}")
-        messages: Any = [{"role": "system", "content": _text(Random(seed), shape.system_tokens)}]
+        messages: Any = [{"role": "system", "content": text_of(Random(seed), shape.system_tokens)}]
         known = 0
         for turn in range(shape.turns):
             await asyncio.sleep(rng.expovariate(4.0))  # the agent's tool runs
-            messages.append({"role": "user", "content": _text(rng, shape.turn_tokens)})
+            messages.append({"role": "user", "content": text_of(rng, shape.turn_tokens)})
             try:
                 raw = await client.chat.completions.with_raw_response.create(
                     model=MODEL,
                     messages=messages,
                     max_tokens=shape.new_tokens,
                     temperature=0,
-                    extra_body={"cache_salt": way, "ignore_eos": True, "allowed_token_ids": _LETTERS},
+                    extra_body={"cache_salt": way, "ignore_eos": True, "allowed_token_ids": LETTERS},
                 )
                 answer = raw.parse()
             except Exception as error:
@@ -220,7 +223,7 @@ async def _play(url: str, shape: FleetShape, seed: int, way: str) -> Played:
     return Played(*counts, replicas, reasons, texts, seconds, usage["failed"])
 
 
-def _text(rng: Random, length: int) -> str:
+def text_of(rng: Random, length: int) -> str:
     """So many characters, each a token of the tiny model."""
     words = list[str]()
     while sum(map(len, words)) + len(words) <= length:

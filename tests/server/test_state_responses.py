@@ -180,7 +180,8 @@ def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_on
     begun = answer(pair.first, background=True, **LONG)
     heard = len(mine.responses.inserted())
     time.sleep(0.3)  # a few heartbeats
-    assert heard == 1 and pair.first.client.responses.retrieve(begun.id).status == "in_progress"
+    assert heard == 1
+    assert pair.first.client.responses.retrieve(begun.id).status == "in_progress"
     pair.first.client.responses.cancel(begun.id)
 
 
