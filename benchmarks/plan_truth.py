@@ -1,6 +1,6 @@
 """What `jinfercept plan` predicts of four replicas, beside four real ones: requests and tokens per second, and times of a turn.
 
-The replicas are those of `jinfercept serve --replicas 4`: actors of Ray, the front, the router, engines with pages, a tiny model.
+The replicas are those of `jinfercept serve --replicas 4`: actors of Ray, the front, the router, engines, a tiny model.
 The model sleeps in each step for a stated time and for one that grows with the bucket's tokens, so that four of them do not
 compete for the cores of this machine. The plan's simulator gets the profile that the first replica measures at its start.
 """
@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -37,7 +37,7 @@ from jinfercept.models.blocks import Attend
 from jinfercept.models.dummy import random_params
 from jinfercept.models.load import read_config
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import ModelDimensions, Params, Weights
+from jinfercept.models.protocol import ModelDimensions, Weights
 from jinfercept.server.options import ServerOptions
 from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import LIMITS
@@ -93,8 +93,11 @@ class Throughput(NamedTuple):
 class PacedModel:
     """A model whose steps take a stated time: it sleeps where it looks up its tokens."""
 
-    def __init__(self, model: Model, step_s: float, token_s: float) -> None:
-        self._model, self._step_s, self._token_s = model, step_s, token_s
+    def __init__(self, model: Model, folder: str) -> None:
+        self._model, self._folder = model, folder
+
+    def __reduce__(self) -> tuple[Callable[[str], "PacedModel"], tuple[str]]:
+        return paced_model, (self._folder,)
 
     @property
     def config(self) -> ModelDimensions:
@@ -103,7 +106,7 @@ class PacedModel:
 
     def embed(self, params: Weights, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
         """See `ServedModel`."""
-        seconds = self._step_s + self._token_s * len(tokens)
+        seconds = STEP_S + TOKEN_S * len(tokens)
 
         def sleep(tokens: np.ndarray) -> np.ndarray:
             time.sleep(seconds)
@@ -123,27 +126,32 @@ class PacedModel:
         return self._model.head(params, x)
 
 
+def paced_model(folder: str) -> PacedModel:
+    """The model of a folder, slowed down."""
+    return PacedModel(Model(read_config(folder)), folder)
+
+
 @final
-class MadeThere:
-    """Stands for an object that the process makes which unpickles it."""
+class PacedOptions(Mapping[str, Any]):
+    """Options of a replica's `LLM` that goes to its process as the name of a folder: weights and tokenizer are made there."""
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self._how = make, arguments
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._how
+    def __getitem__(self, name: str) -> Any:
+        match name:
+            case "params":
+                return random_params(read_config(self._folder), "float32", 0)
+            case "tokenizer":
+                return load_tokenizer(Path(self._folder))
+            case _:
+                return _ENGINE[name]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_ENGINE, "params", "tokenizer"))
 
-def _paced(folder: str) -> PacedModel:
-    return PacedModel(Model(read_config(folder)), STEP_S, TOKEN_S)
-
-
-def _params(folder: str) -> Params:
-    return random_params(read_config(folder), "float32", 0)
-
-
-def _tokenizer(folder: str) -> Any:
-    return load_tokenizer(Path(folder))
+    def __len__(self) -> int:
+        return len(_ENGINE) + 2
 
 
 def _scripts(rng: Random) -> Callable[[], Script]:
@@ -220,9 +228,9 @@ class PlanTruth(NamedTuple):
             cloudpickle.register_pickle_by_value(sys.modules[__name__])
             write_long_model(Path(folder))
             options = ServerOptions(port=0, served_model_name=(MODEL,), drain_timeout=2.0)
-            made: dict[str, Any] = {"params": MadeThere(_params, folder), "tokenizer": MadeThere(_tokenizer, folder)}
-            model: Any = MadeThere(_paced, folder)
-            spec = ReplicaSpec(model, {**_ENGINE, **made}, options, secrets.token_bytes(32))  # pyright: ignore
+            model: Any = paced_model(folder)
+            paced: Any = PacedOptions(folder)
+            spec = ReplicaSpec(model, paced, options, secrets.token_bytes(32))
             run_replicas(APPLICATION, spec, Scale(self.replicas, self.replicas))
             placer = _RememberedFacts()
             with fleet_front(APPLICATION, options, placer.begin) as url:
@@ -344,7 +352,7 @@ class _RememberedFacts:
         profile = replace(self._facts.profile, tables={})
         profile.save(folder / "profile.json")
         host_tokens = int(_ENGINE["swap_space"] * 2**30 / profile.kv_bytes_per_token)
-        sizes = {"max_model_len": _ENGINE["max_model_len"], "max_num_seqs": _ENGINE["max_num_seqs"]}
+        sizes = {name: _ENGINE[name] for name in ("max_model_len", "max_num_seqs")} | {"policy": "copy_ahead"}
         return profile_kind(str(folder / "profile.json"), _ENGINE["kv_tokens"], host_tokens, 1.0, **sizes)
 
 
