@@ -134,7 +134,7 @@ class TruthOfPlan:
     replicas: int = 4
     """of a tiny model that sleeps, on this machine"""
     rate: Several = ()
-    """sessions per second (default: 1.5, 3 and 6)"""
+    """sessions per second (default: 1.5, 3, 6 and 9)"""
     seconds: float = 45.0
     """in which sessions begin, at each rate; the first third is not counted"""
     seed: int = 0
@@ -146,7 +146,7 @@ class TruthOfPlan:
         """Serve and simulate; returns 0. Raises `ConfigError` if the options make no sense."""
         from benchmarks.plan_truth import PlanTruth, plan_truth_command
 
-        rates = numbers("--rate", self.rate or ("1.5,3,6",), float)
+        rates = numbers("--rate", self.rate or ("1.5,3,6,9",), float)
         return plan_truth_command(PlanTruth(self.replicas, rates, self.seconds, self.seed), self.out)
 
 

@@ -73,6 +73,11 @@ class PageStore:
     # -- numbers of slots ------------------------------------------------------------------------------------------
 
     @property
+    def num_device_pages(self) -> int:
+        """Device slots."""
+        return self._device.size
+
+    @property
     def num_free(self) -> int:
         """Free device slots."""
         return self._device.num_free

@@ -14,6 +14,10 @@ half as many tokens, each number divided by the weight, and has used no more, ha
 a slot, the second if it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants
 above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
 
+A tenant that stays within its share on average has bursts that exceed it, for which a tenant that takes all that is left would
+leave no pages. So a tenant has a right to its next sequence, whatever it holds, against one that has used more than it by the
+whole pool for `BEHIND_S` seconds. The difference is counted up to the whole pool for `CREDIT_S`, so that the right ends.
+
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
 
@@ -26,6 +30,10 @@ from jinfercept.sched.sequence import Sequence
 
 RIGHT = 2.0
 """How many times what a tenant holds after its next sequence another one has to hold, for a right to that."""
+BEHIND_S = 2.0
+"""Seconds of the whole pool by which a tenant has used less than another one, for a right to its next sequence."""
+CREDIT_S = 20.0
+"""Seconds of the whole pool by which a tenant is counted as having used less than another one, at most."""
 _MOST_IDLE = 4096
 """Idle tenants whose use is remembered."""
 
@@ -38,10 +46,12 @@ class FairShare:
 
     Args:
         queues: the sequences of all tenants.
+        pool_tokens: tokens that the device pool holds.
     """
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, pool_tokens: int) -> None:
         self._queues = queues
+        self._behind, self._credit = BEHIND_S * pool_tokens, CREDIT_S * pool_tokens
         self._used: dict[str, float] = {}  # token·seconds by tenant
         self._active: set[str] = set()  # tenants that ran or waited at the last plan
         self._at_s = 0.0  # of the last plan
@@ -63,6 +73,9 @@ class FairShare:
         for tenant, queue in queues.items():
             before = used.get(tenant, 0.0) if tenant in self._active else max(used.pop(tenant, 0.0), least)
             used[tenant] = before + elapsed_s * sum([len(one.tokens) / one.weight for one in queue.running])
+        lowest = max(used[tenant] for tenant in queues) - self._credit
+        for tenant in queues:
+            used[tenant] = max(used[tenant], lowest)
         self._active = set(queues)
         weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
         self._weights, self._most_weight = sum(weights), max(weights)
@@ -151,7 +164,11 @@ class FairShare:
             ]
         size, more = (_num_tokens, head.length) if pages else (_num_running, 1)
         least = RIGHT * (size(own) + more / head.weight)
-        return [name for name, running in others if size(running) >= least and self.used(name) >= used]
+        return [
+            name
+            for name, running in others
+            if self.used(name) >= used + (0.0 if size(running) >= least else self._behind)
+        ]
 
     def _has_floor(self, head: Sequence) -> bool:
         """Whether a tenant has a right to one running sequence whatever it has used: none weighs more, or its share is one."""

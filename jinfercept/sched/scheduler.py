@@ -67,7 +67,7 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
-        self._fair = FairShare(self._queues)
+        self._fair = FairShare(self._queues, kv.store.num_device_pages * kv.page_size)
         self._transfers = Transfers(kv, policy, self.counters, observer)
         has_host = kv.store.num_host_pages > 0
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)

@@ -14,7 +14,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
 from jinfercept.request import Request, SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.fairness import FairShare
+from jinfercept.sched.fairness import BEHIND_S, CREDIT_S, FairShare
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.profile import load_profile
@@ -153,7 +153,7 @@ def test_a_tenant_takes_no_slot_of_one_that_has_a_single_sequence() -> None:
 
 
 def test_slots_are_shared_until_no_tenant_runs_twice_as_many_as_one_that_waits() -> None:
-    bench = SchedulerBench(preserve(), max_num_seqs=8, buckets=(4, 64))
+    bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=400, buckets=(4, 64))
     for number in range(20):
         bench.add(f"m{number}", 4, max_tokens=90, tenant="many")
     bench.steps(3)
@@ -181,6 +181,25 @@ def test_pages_are_shared_until_no_tenant_holds_twice_as_many_tokens_as_one_that
     bench.drain()
 
 
+def test_a_burst_of_a_tenant_that_has_used_little_takes_pages_of_one_that_has_used_much() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=20, num_pages=40, buckets=(4, 64))
+    for number in range(12):
+        bench.add(f"g{number}", 12, max_tokens=120, tenant="greedy")
+    bench.add("modest", 4, max_tokens=120, tenant="modest")
+    pool, fair = 160, bench.scheduler._fair  # pyright: ignore[reportPrivateUsage]
+    while fair.used("greedy") < fair.used("modest") + BEHIND_S * pool:
+        bench.step()
+    before = bench.scheduler.counters.preemptions
+    burst = [bench.add(f"m{number}", 20, max_tokens=4, tenant="modest") for number in range(4)]
+    bench.steps(3)
+    assert all(sequence.generated for sequence in burst)
+    assert bench.scheduler.counters.preemptions >= before + 3
+    while bench.scheduler.waiting:
+        assert fair.used("greedy") <= fair.used("modest") + CREDIT_S * pool
+        bench.step()
+    bench.drain()
+
+
 def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None:
     bench = SchedulerBench(preserve(), max_num_seqs=2, buckets=(4, 64))
     large = bench.add("large", 40, max_tokens=5, tenant="large")
@@ -199,7 +218,7 @@ def test_of_two_tenants_the_one_that_has_used_less_memory_time_is_next() -> None
 def fair_queues(*used: tuple[str, int]) -> tuple[FairShare, Queues, SchedulerBench]:
     """Tenants that ran one sequence of so many tokens for a second each."""
     queues, bench = Queues(10), SchedulerBench(preserve())
-    fair = FairShare(queues)
+    fair = FairShare(queues, pool_tokens=1000)
     for tenant, num_tokens in used:
         sequence = Sequence(tenant, [1] * num_tokens, bench.kv.open(), max_tokens=1, tenant=tenant)
         queues.put_last(sequence)
