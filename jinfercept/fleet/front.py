@@ -15,7 +15,7 @@ from typing import Any, final
 
 from fastapi import FastAPI
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -26,7 +26,7 @@ from jinfercept.fleet.relay import Relay
 from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.fleet.ticket import Ticket
+from jinfercept.fleet.ticket import AskedRequest, Ticket
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.anthropic_dialect import REQUEST_ID, authorizations
 from jinfercept.server.disconnection import disconnected
@@ -46,7 +46,8 @@ BEGIN_S = 10.0
 _DRAINED_S = 5
 _COUNTED_S = 5.0
 _DRAINED = "drained"
-_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_RESPONSES = "/v1/responses"
+_GENERATING = ("/v1/chat/completions", "/v1/completions", _RESPONSES, "/v1/messages")
 _SMALL_BYTES = 2**14
 _STORED = "/v1/responses/"
 
@@ -148,45 +149,62 @@ class FleetFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a request answered by one replica."""
-        request = Request(scope, receive)
-        call, hint, prefer, salt = await self.read(request)
-        ended = False
+        request, details = Request(scope, receive), scope[DETAILS]
+        try:
+            asked = await self.read(request)
+        except ClientDisconnect:
+            details["disconnected"] = True
+            return
+        call, hint = asked.call, asked.hint
+        ended = asyncio.Event()
+        left = False
 
         async def send_noting(message: Message) -> None:
-            nonlocal ended
-            await send(message)
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not left:
+                await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                ended.set()
 
         limited = call.path in _GENERATING
         if limited:
             self._limits.check(hint.tenant, 1, 0)
             self._limits.began(hint.tenant, id(call), 1, 0)
-        answering = asyncio.ensure_future(self._answer(call, hint, prefer, salt, scope[DETAILS], send_noting))
-        leaving = asyncio.ensure_future(disconnected(receive))
+        self.request_started()
+        answering = asyncio.ensure_future(self._answer(asked, details, send_noting))
         self._tasks.add(answering)
+
+        def uncount(answering: asyncio.Task[None]) -> None:
+            self._tasks.discard(answering)
+            if limited:
+                used = (details.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
+                self._limits.ended(hint.tenant, id(call), sum(used))
+            self.request_ended()
+
+        answering.add_done_callback(uncount)
+        leaving = asyncio.ensure_future(disconnected(receive))
+        ending = asyncio.ensure_future(ended.wait())
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if ended:  # what follows are the counts of the request
+            await asyncio.wait((answering, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+            if ended.is_set() and not asked.background:  # what follows are the counts of the request
                 await asyncio.wait((answering,), timeout=_COUNTED_S)
             if answering.done():
                 answering.result()
-            elif not ended:
-                scope[DETAILS]["disconnected"] = True
+            elif not ended.is_set():
+                details["disconnected"] = True
         finally:
+            left = True
             leaving.cancel()
-            self._tasks.discard(answering)
-            if not answering.done():
+            ending.cancel()
+            if not answering.done() and not asked.background:
                 answering.cancel()
                 with suppress(asyncio.CancelledError):
                     await answering
-            if limited:
-                used = (scope[DETAILS].get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
-                self._limits.ended(hint.tenant, id(call), sum(used))
 
-    async def read(self, request: Request) -> tuple[HttpCall, RoutingHint, str, str]:
-        """A request with its body, its hint, the replica that shall answer if it runs, and its cache salt.
+    async def read(self, request: Request) -> AskedRequest:
+        """A request with its body, and what its replica is chosen by.
 
         Raises:
+            ClientDisconnect: the client closed the connection before the end of the body.
             ApiError: 401, 408, 413; 503 while the front drains.
         """
         scope, path = request.scope, request.url.path
@@ -200,13 +218,15 @@ class FleetFront:
         if reads:
             body = await read_body(request, self.options.max_body_size, self.options.body_timeout)
         call = HttpCall.of(scope, body, {"x-request-id": scope[REQUEST_ID]})
-        hint, salt = await self._hint(request, body, owner)
+        hint, fields = await self._hint(request, body, owner)
         prefer = ""
         if path.startswith(_STORED):
             prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], owner)
         elif path.startswith("/inbox/"):
             prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], owner)
-        return call, hint, prefer, salt
+        salt = fields.get("cache_salt")
+        background = path == _RESPONSES and fields.get("background") is True
+        return AskedRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
 
     def plain_call(self, request: Request) -> HttpCall:
         """A request without its body."""
@@ -219,20 +239,21 @@ class FleetFront:
             request.scope[DETAILS]["key"] = self.keys.name(owner)
         return owner
 
-    async def _hint(self, request: Request, body: bytes, owner: str) -> tuple[RoutingHint, str]:
-        """The hint of a request, and its cache salt. A body that is not JSON has none: the replica says so."""
+    async def _hint(self, request: Request, body: bytes, owner: str) -> tuple[RoutingHint, Mapping[str, Any]]:
+        """The hint of a request, and its fields. A body that is not JSON has none: the replica says so."""
         headers = {name.lower(): value for name, value in request.headers.items()}
 
-        def find() -> tuple[RoutingHint, str]:
+        def find() -> tuple[RoutingHint, Mapping[str, Any]]:
             try:
                 parsed = from_json(body, allow_inf_nan=False) if body else None
             except ValueError:
                 parsed = None
             fields = parsed if isinstance(parsed, dict) else {}
             assert self._facts is not None
-            hint = find_conversation(request.method, request.url.path, headers, fields, owner, self._facts.secret)
-            salt = fields.get("cache_salt")
-            return hint, salt if isinstance(salt, str) else ""
+            return (
+                find_conversation(request.method, request.url.path, headers, fields, owner, self._facts.secret),
+                fields,
+            )
 
         return find() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(find)
 
@@ -262,13 +283,21 @@ class FleetFront:
         answers = await asyncio.gather(*map(one, names))
         return [answer for answer in answers if answer is not None]
 
-    async def _answer(
-        self, call: HttpCall, hint: RoutingHint, prefer: str, salt: str, logged: dict[str, Any], send: Send
-    ) -> None:
-        """Relay the answer of one replica, or of a second one if the first is lost before anything was sent."""
+    async def _answer(self, asked: AskedRequest, logged: dict[str, Any], send: Send) -> None:
+        """Relay the answer of one replica, or of a second one if the first is lost before anything was sent.
+
+        Of a response in the background it returns at the response's own end.
+        """
+        call, hint, prefer = asked.call, asked.hint, asked.prefer
+
+        async def send_noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(asked, ticket, relay, logged)
+            await send(message)
+
         for last in (False, True):
             ticket = Ticket(self.routes, hint, prefer)
-            relay = Relay(call.path, ticket, send)
+            relay = Relay(call.path, ticket, send_noting)
             try:
                 answer = await self._begun(call, ticket)
                 if answer is not None:
@@ -291,7 +320,7 @@ class FleetFront:
                     raise
                 await relay.fail(ApiError(503, "the server gave the request up", code="aborted"))
             finally:
-                self._note(call, hint, ticket, relay, salt, logged)
+                self._count(asked, ticket, relay, logged)
             return
 
     def _repeatable(self) -> bool:
@@ -312,23 +341,23 @@ class FleetFront:
             raise
         return answer
 
-    def _note(
-        self, call: HttpCall, hint: RoutingHint, ticket: Ticket, relay: Relay, salt: str, logged: dict[str, Any]
-    ) -> None:
+    def _note(self, asked: AskedRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
+        """Note what the replica says about a request, and which response it makes."""
+        if (route := ticket.route) is not None:
+            logged.update(relay.details)
+            logged.update(replica=route.replica, route=route.reason)
+            if asked.call.path == _RESPONSES and "id" in relay.details:
+                self.routes.made(relay.details["id"], route.replica)
+
+    def _count(self, asked: AskedRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
         """Count a request that has ended."""
-        route = ticket.route
-        if route is None:
-            return
-        logged.update(relay.details)
-        logged.update(replica=route.replica, route=route.reason)
-        name = relay.details.get("id", "")
-        key = None
-        if name and call.path == "/v1/responses":
-            assert self._facts is not None
-            self.routes.made(name, route.replica)
-            key = response_key(name, hint.tenant, self._facts.secret, salt)
-        if call.path in _GENERATING:
-            self.routes.finished(hint, route.replica, relay.details, key)
+        self._note(asked, ticket, relay, logged)
+        if ticket.route is not None and asked.call.path in _GENERATING:
+            key = None
+            if asked.call.path == _RESPONSES and "id" in relay.details:
+                assert self._facts is not None
+                key = response_key(relay.details["id"], asked.hint.tenant, self._facts.secret, asked.salt)
+            self.routes.finished(asked.hint, ticket.route.replica, relay.details, key)
 
 
 class _NoPrices:

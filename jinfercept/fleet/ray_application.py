@@ -99,10 +99,11 @@ def replica_options(options: ServerOptions, environment: Mapping[str, str], fold
 def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
     """The deployment of the replicas, bound to what they serve."""
     config: Any = RequestRouterConfig
+    server = spec.server
     return _deployment(
         EngineReplica,
         name=REPLICAS,
-        max_ongoing_requests=spec.server.max_connections + spec.server.max_queue_len,
+        max_ongoing_requests=sum((server.max_connections, server.max_queue_len, server.max_background_responses)),
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         max_constructor_retry_count=2,

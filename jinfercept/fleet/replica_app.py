@@ -16,6 +16,7 @@ from jinfercept.server.access_log import DETAILS as LOGGED
 from jinfercept.server.app import create_app
 from jinfercept.server.engine_snapshot import EngineSnapshot
 from jinfercept.server.metrics import collect
+from jinfercept.server.responses_run import BACKGROUND, BackgroundRun
 from jinfercept.server.service import Service
 
 _MOST_BYTES = 2**20
@@ -61,6 +62,8 @@ class ReplicaApp:
         try:
             async for messages in running.messages():
                 yield messages
+            if running.background is not None:  # the front counts its tokens, and lets it end before a drain does
+                await running.background.ended()
             details = running.details
             if contents.keys and "cached_tokens" in details:
                 tokens = details.get("prompt_tokens", 0) + details.get("completion_tokens", 0)
@@ -164,6 +167,11 @@ class _Running:
     def details(self) -> dict[str, Any]:
         """Fields of the request's log line."""
         return dict(self._scope.get(LOGGED, {}))
+
+    @property
+    def background(self) -> BackgroundRun | None:
+        """The generation of a response in the background; None: the request has another answer."""
+        return self._scope.get(BACKGROUND)
 
     def leave(self) -> None:
         """Note that the client has disconnected."""

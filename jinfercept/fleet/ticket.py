@@ -5,13 +5,32 @@ ticket brings the router the front's tables; a replica gets the keys alone. No R
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.fleet.conversations import RoutingHint
+from jinfercept.fleet.http_call import HttpCall
 from jinfercept.fleet.routing import Route
 
 type Reports = Mapping[str, Mapping[str, Any]]
 """Last routing stats of the running replicas, by their names."""
+
+
+class AskedRequest(NamedTuple):
+    """A request that was read.
+
+    Attributes:
+        call: the request.
+        hint: of it.
+        prefer: the replica that shall answer if it runs; "": any.
+        salt: the cache salt.
+        background: whether it asks for a response in the background.
+    """
+
+    call: HttpCall
+    hint: RoutingHint
+    prefer: str
+    salt: str
+    background: bool
 
 
 class RouteTable(Protocol):

@@ -22,7 +22,7 @@ from jinfercept.server.responses_chat import check_supported, make_response_chat
 from jinfercept.server.responses_items import Item, check_length, messages_of, read_items, references
 from jinfercept.server.responses_objects import DeletedResponse, ItemList, ResponseObject
 from jinfercept.server.responses_protocol import ResponsesBody
-from jinfercept.server.responses_run import BackgroundRun, Generation, reply, write, written
+from jinfercept.server.responses_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service, service_of
@@ -115,7 +115,7 @@ async def _begun(
     generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = name
     if body.background:
-        stored.background = BackgroundRun(generation, replayable=bool(body.stream))
+        request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
     responses.start(stored)
     return generation
 

@@ -25,6 +25,8 @@ _ABORT_S = 1.0
 """Seconds that an aborted request may take to end."""
 _EVENT_BYTES = 64
 """Overhead of a stored event in memory."""
+BACKGROUND = "jinfercept.background"
+"""Key of a request's scope: the `BackgroundRun` of its response, if that is generated in the background."""
 _MOST_JOINED = 256
 """Maximum stored events that are sent at a time."""
 
@@ -177,6 +179,10 @@ class BackgroundRun:
             responses.charge(response_id, -sum(_EVENT_BYTES + len(stored) for stored in self._events))
             self._events.clear()
         self._changed.set()
+
+    async def ended(self) -> None:
+        """Return when the response has ended."""
+        await asyncio.wait((self._task,))
 
     async def cancel(self) -> None:
         if self._running is not None:

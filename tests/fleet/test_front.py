@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,51 @@ def test_limits_of_keys_hold_over_all_replicas(scripted: Scripted, tmp_path: Pat
         anthropic = httpx2.post(f"{fleet.url}/v1/messages", json=messages, headers={"x-api-key": "other"}, timeout=20)
         assert (anthropic.status_code, anthropic.json().get("type")) == (200, "message"), anthropic.text
         assert fleet.http.post("/v1/completions", json=body, headers=other).status_code == 200
+
+
+def test_responses_in_the_background_count_until_their_own_end_at_all_replicas(
+    scripted: Scripted, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[two]\nkey = "two"\nmax_concurrent = 2\n[few]\nkey = "few"\ntokens_per_minute = 40\n')
+    with local_fleet([scripted.llm, scripted.llm], api_key_file=str(keys)) as fleet:
+
+        def ask(key: str, number: int, tokens: int) -> httpx2.Response:
+            body = {"input": f"Question {number}", "background": True, "max_output_tokens": tokens, "ignore_eos": True}
+            return fleet.http.post("/v1/responses", json=body, headers={"authorization": f"Bearer {key}"})
+
+        answers = [ask("two", number, 1900) for number in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        assert answers[2].json()["error"]["code"] == "concurrency_limit_exceeded"
+        for answer in answers[:2]:
+            path = f"/v1/responses/{answer.json()['id']}/cancel"
+            assert fleet.http.post(path, headers={"authorization": "Bearer two"}).json()["status"] == "cancelled"
+        until(lambda: ask("two", 4, 1).status_code == 200)
+        assert ask("few", 0, 60).status_code == 200
+        until(lambda: ask("few", 1, 60).status_code == 429)
+
+
+def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, tmp_path: Path) -> None:
+    state = str(tmp_path / "state.db")
+    with local_fleet([scripted.llm, scripted.llm], drain_timeout=20.0, state_url=state) as fleet:
+        begun = fleet.client.responses.create(
+            model=MODEL, input="Hi", background=True, max_output_tokens=1900, extra_body={"ignore_eos": True}
+        )
+        assert any(begun.id in app.service.responses.open for app in fleet.replicas.apps.values())
+    with local_fleet([scripted.llm], state_url=state) as fleet:
+        ended = fleet.client.responses.retrieve(begun.id)
+        assert (ended.status, ended.usage and ended.usage.output_tokens) == ("incomplete", 1900)
+
+
+def test_a_client_that_leaves_within_its_body_is_one_line_of_the_log(
+    fleet: LocalFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    address = fleet.http.base_url
+    with socket.create_connection((address.host, address.port or 80)) as leaving:
+        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+    until(lambda: "disconnected=true" in caplog.text.lower())
+    assert "Traceback" not in caplog.text
 
 
 def test_what_a_replica_answers_to_bad_requests_is_passed_on(fleet: LocalFleet) -> None:
