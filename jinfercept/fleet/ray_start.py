@@ -18,13 +18,14 @@ from typing import Any
 import psutil
 
 from jinfercept.errors import ConfigError
+from jinfercept.fleet.proxy_headers import CALLBACK
 
 HANDLE_VARIABLES = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # flow control between front and replica, and 1 ms less per message
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
 """Environment of a process that has a front; read when `ray.serve` is imported."""
-_LOCAL_VARIABLES = {
+LOCAL_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's address is 127.0.0.1, on Linux too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray runs its workers at 15
@@ -33,9 +34,11 @@ _LOCAL_VARIABLES = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
+"""Environment of a Ray on this machine."""
 _PREFIX = "jinfercept-ray-"
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Ray's smallest is 75 MiB; requests and responses do not go through it."""
@@ -99,7 +102,7 @@ def _prepared(address: str | None) -> Iterator[dict[str, Any]]:
     if address is not None:
         yield {"log_to_driver": False}
         return
-    os.environ.update(_LOCAL_VARIABLES)
+    os.environ.update(LOCAL_VARIABLES)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_ADDRESS", None)
     _remove_old_folders()
