@@ -15,6 +15,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from jinfercept.errors import ConfigError
@@ -209,7 +210,7 @@ def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
 
 def test_the_log_says_why_the_database_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.2)
-    responses: Any = SimpleNamespace(open={})
+    responses: Any = SimpleNamespace(open={}, inserted=set)
     upkeep = StateUpkeep(database, new_server(0.01), responses, lambda: None, StateLimits(2**20, None), 0.01)
     database.run_now(lambda session: session.execute(text("DROP TABLE servers")))
 
@@ -223,3 +224,23 @@ def test_the_log_says_why_the_database_fails(tmp_path: Path, caplog: pytest.LogC
     asyncio.run(tried())
     database.close()
     assert "no such table: servers" in caplog.text
+
+
+def test_a_file_that_is_moved_away_takes_no_more_writes_until_it_is_back(tmp_path: Path) -> None:
+    path, moved = tmp_path / "state.db", tmp_path / "moved.db"
+    database = StateDatabase(str(path), timeout_s=0.2)
+    try:
+        path.rename(moved)
+        for work in ("DELETE FROM servers", "SELECT 1"):
+            with pytest.raises(OperationalError, match="was moved or replaced"):
+                database.run_now(lambda session, work=work: session.execute(text(work)))
+        with pytest.raises(ApiError, match="does not answer") as refused:
+            asyncio.run(database.run("", lambda session: session.execute(text("SELECT 1"))))
+        assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
+        path.touch()
+        with pytest.raises(OperationalError, match="was moved or replaced"):
+            database.run_now(lambda session: session.execute(text("SELECT 1")))
+        moved.rename(path)
+        assert database.run_now(lambda session: session.execute(text("SELECT 1")).scalar()) == 1
+    finally:
+        database.close()

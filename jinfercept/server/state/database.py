@@ -60,7 +60,7 @@ class StateDatabase:
 
     def __init__(self, url: str | None, timeout_s: float = 5.0) -> None:
         self.outlives = url is not None
-        parsed = URL.create("sqlite") if url is None else _parsed(url)
+        parsed = URL.create("sqlite") if url is None else parse_url(url)
         self.name = parsed.set(query={}).render_as_string(hide_password=True)  # parameters may have passwords too
         self.written_bytes = 0
         self._timeout_s = timeout_s
@@ -145,7 +145,8 @@ def _is_absent(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
 
-def _parsed(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """The URL of a database, with its driver. Raises `ConfigError` for one that cannot be used."""
     try:
         url.encode()  # bytes of a flag that are not UTF-8 cannot be
         is_url = "://" in url or _SCHEME.match(url)
@@ -204,8 +205,7 @@ def _engine(url: URL, timeout_s: float) -> Engine:
 
 def _sqlite(url: URL, timeout_s: float) -> Engine:
     memory = url.database is None
-    if url.database is not None:
-        _create_private(url.database)
+    opened = None if url.database is None else _create_private(url.database)
     arguments = {"check_same_thread": False, "timeout": timeout_s}
     engine = (
         create_engine(url, connect_args=arguments, hide_parameters=True, poolclass=StaticPool)
@@ -230,6 +230,9 @@ def _sqlite(url: URL, timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
+        if url.database is not None and _identity(url.database) != opened:  # SQLite would write into the moved file
+            gone = sqlite3.OperationalError(f"{url.database} was moved or replaced: move it back, or start again")
+            raise OperationalError("BEGIN", None, gone)
         reads = connection.get_execution_options().get(_ONLY_READS)
         connection.exec_driver_sql(
             "BEGIN" if reads else "BEGIN IMMEDIATE"
@@ -238,10 +241,24 @@ def _sqlite(url: URL, timeout_s: float) -> Engine:
     return engine
 
 
-def _create_private(path: str) -> None:
-    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions."""
+def _create_private(path: str) -> tuple[int, int] | None:
+    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions.
+
+    Returns:
+        Its identity.
+    """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        return _identity(path)
     except (OSError, ValueError) as error:  # ValueError: a text that can be no path
         fix = "give a file in a folder that exists and may be written"
         raise ConfigError("the file of the stored state cannot be written", got=f"{path!r}: {error}", fix=fix) from None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of a file; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
