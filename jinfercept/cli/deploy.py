@@ -17,7 +17,7 @@ class Deploy:
     """a Ray cluster's HOST:PORT, or auto; the fleet outlives this command (default: Ray is started on this machine, and ends
     with this command)"""
     check: Switch = False
-    """only check the file"""
+    """only check the file, and whether the database's URL and the files of tools can be read; nothing is started"""
 
     def run(self) -> int:
         """Deploy, or update what is deployed under the same name; returns 0. Raises `ConfigError`."""
@@ -25,6 +25,7 @@ class Deploy:
 
         config = FleetConfig.read(self.file)
         if self.check:
+            config.check_files()
             least, most = config.replicas
             print(f"{config.name}: {config.model}, {least if least == most else f'{least} to {most}'} replicas")
             return 0

@@ -13,6 +13,8 @@ server: {host: 0.0.0.0, port: 8000, served_model_name: [assistant]}
 
 import hashlib
 import json
+import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +29,21 @@ from jinfercept.server.options import ServerOptions
 MOST_REPLICAS = 10_000
 MOST_FILE_BYTES = 2**20
 _NAMES = ("name", "model", "version", "replicas", "cpus_per_replica", "engine", "server")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML takes the last of several equal keys; YAML allows none."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A table. Raises an error for a key that comes twice."""
+        seen = set[str]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} comes twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 class ReplicaRange(NamedTuple):
@@ -73,6 +90,21 @@ class FleetConfig:
         """Secret of the fleet's conversation keys: the same for every process that reads the same file."""
         return hashlib.sha256(f"{self.name}/{sorted(self.server.key_rules())}".encode()).digest()
 
+    def check_files(self) -> None:
+        """Raise `ConfigError` for a URL of a database that cannot be used, and for files of tools that cannot be read here.
+
+        Connects to no database and runs no tools; nodes of a cluster may have other files.
+        """
+        if (url := self.server.database_url()) is not None:
+            from jinfercept.server.state.database import parse_url
+
+            parse_url(url)
+        for path in self.server.tools:
+            if not os.access(path, os.R_OK):
+                raise ConfigError(
+                    "a file of tools cannot be read", got=path, fix="give a file that ends in .py or .toml"
+                )
+
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """The contents of a YAML file. Raises `ConfigError` if it cannot be used."""
@@ -80,7 +112,7 @@ class FleetConfig:
             text = Path(path).read_bytes()[: MOST_FILE_BYTES + 1]
             if len(text) > MOST_FILE_BYTES:
                 raise ConfigError("the fleet's file is too large", got=path, fix=f"at most {MOST_FILE_BYTES} bytes")
-            return cls.parse(yaml.safe_load(text.decode()))
+            return cls.parse(yaml.load(text.decode(), _UniqueKeys))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("the fleet's file cannot be read", got=error, fix="give a YAML file") from error
         except RecursionError:
@@ -136,7 +168,9 @@ def _server(data: Any) -> ServerOptions:
 def _table(data: Any, what: str, names: tuple[str, ...] | None) -> Mapping[str, Any]:
     """A mapping with known names only."""
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
-        raise ConfigError(f"{what} is a table of names and values", got=repr(data)[:80], fix="see docs/fleet.md")
+        raise ConfigError(
+            f"{what} is a table of names and values", got=reprlib.repr(data)[:80], fix="see docs/fleet.md"
+        )
     for name in data:
         if names is not None and name not in names:
             raise ConfigError(f"{what} has no {name}{nearest(name, names)}", got=name, fix=f"one of {', '.join(names)}")

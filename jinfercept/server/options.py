@@ -1,5 +1,6 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,8 +166,14 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
+            if value == math.inf:
+                raise ConfigError(f"{name} is not finite", got=value, fix="give a number")
         if self.port > 65535:
             raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
+        if self.state_url is not None and not self.state_url.strip():
+            raise ConfigError(
+                "state_url names no database", got=repr(self.state_url), fix="leave it out to store in memory"
+            )
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
         self._check_parsers()

@@ -1,5 +1,6 @@
 """The file of `jinfercept deploy`."""
 
+import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,8 @@ def test_a_file_is_read_and_its_fingerprint_changes_with_what_a_replica_serves(t
         ({"model": "m", "server": {"port": "x"}}, "wrong type"),
         ({"model": "m", "server": {"port": 70000}}, "65535"),
         ({"model": "m", "server": {"port": True}}, "port has the wrong type"),
+        ({"model": "m", "server": {"drain_timeout": math.inf}}, "drain_timeout is not finite"),
+        ({"model": "m", "server": {"state_url": " "}}, "state_url names no database"),
         ({"model": "m", "server": {"api_key": "secret"}}, "api_key has the wrong type; got a text; fix: a list"),
         ({"model": "m", "server": {"api_key": [3]}}, "api_key has the wrong type"),
         ({"model": "m", "server": {"log_format": "xml"}}, "log_format is one of"),
@@ -73,6 +76,10 @@ def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.Ca
     path.write_text(FILE)
     assert main(["deploy", str(path), "--check"]) == 0
     assert capsys.readouterr().out == "assistants: smollm2-135m, 2 to 8 replicas\n"
+    for server, said in (("tools: [/nothing/here.py]", "/nothing/here.py"), ("state_url: mysql://a/b", "mysql")):
+        path.write_text(f"model: smollm2-135m\nserver: {{{server}}}")
+        assert main(["deploy", str(path), "--check"]) == 2
+        assert said in capsys.readouterr().err
     path.write_text("model: [")
     assert main(["deploy", str(path), "--check"]) == 2
     assert "not YAML" in capsys.readouterr().err
@@ -99,6 +106,29 @@ def test_the_file_and_the_commands_of_the_documentation_are_right() -> None:
     assert len(ours) >= 4
     for words in ours:
         parse_command_line(PROG, COMMANDS, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: a\nmodel: b", "'model' comes twice.*line 2"),
+        ("model: a\nserver: {port: 1, port: 2}", "'port' comes twice"),
+        ("? [1]\n: 2", "YAML|table of names"),
+    ],
+)
+def test_keys_that_come_twice_and_keys_that_are_no_texts_are_errors(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        FleetConfig.read(path)
+
+
+def test_a_file_that_aliases_enlarge_is_an_error_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "app.yaml"
+    lines = ["- &a0 [x]", *(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="table of names"):
+        FleetConfig.read(path)
 
 
 def test_a_deep_file_is_an_error_and_an_empty_version_is_none(tmp_path: Path) -> None:
