@@ -12,6 +12,8 @@ from tests.support.scripted_model import Scripted
 
 _CHECKS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance")
 """Valid bodies may be refused for reasons that a document cannot express: templates, long contexts, grammars."""
+_MOST_S = 600.0
+"""Seconds after which the process is ended: examples take the longer, the busier the machine is."""
 
 
 @pytest.mark.slow
@@ -23,7 +25,7 @@ def test_schemathesis_finds_no_answer_that_the_document_does_not_know(
     scripted.follow(end_every=16)
     phases = (
         "--max-examples",
-        "60",
+        "20",
         "--phases",
         "examples,coverage,fuzzing",
         "--seed",
@@ -34,5 +36,5 @@ def test_schemathesis_finds_no_answer_that_the_document_does_not_know(
         "60",
     )
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{served.url}/openapi.json", *phases, *_CHECKS]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_MOST_S)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
