@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, Entry] = {
     "overload": Entry(
         "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
     ),
+    "kv-dtype": Entry("benchmarks.__main__:KVDType", "perplexity and greedy tokens with quantised KV pages"),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
@@ -180,6 +181,33 @@ class MeasuredOverload:
         tokens = (self.prompt_tokens, self.new_tokens)
         bench = OverloadBench(self.own, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
         return overload_command(bench, self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVDType:
+    """The command."""
+
+    own: OwnModel = None
+    windows: int = 16
+    """of the text that Python ships"""
+    window_tokens: int = 512
+    """of each"""
+    new_tokens: int = 32
+    """written greedily after each"""
+    engine: Annotated[EngineOptions, engine_flags("kv_cache_dtype", *HOSTS)]
+
+    def run(self) -> int:
+        """Measure; returns 0. Raises `ConfigError` if the options make no sense."""
+        from benchmarks.kv_dtype import KVDTypeBench, kv_dtype_command
+        from jinfercept.sim.tables import check_least
+
+        if self.own is None:
+            raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
+        for name, least in (("windows", 1), ("window_tokens", 2), ("new_tokens", 1)):
+            check_least("--" + name.replace("_", "-"), getattr(self, name), least)
+        return kv_dtype_command(
+            KVDTypeBench(self.own, self.windows, self.window_tokens, self.new_tokens, self.engine)  # pyright: ignore[reportArgumentType]
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypedDict, get_args, get_type_hints
 from jinfercept.errors import ConfigError, nearest
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
+KVDTypeChoice = Literal["auto", "int8", "fp8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
@@ -63,6 +64,11 @@ class CacheOptions:
         0.9,
         "share of a GPU's memory that JAX may take, for weights, KV pool and temporaries; unless XLA_CLIENT_MEM_FRACTION "
         "says so, or JAX runs already",
+    )
+    kv_cache_dtype: KVDTypeChoice = option(
+        "auto",
+        "format of KV pages, on the device and on the host; auto: the dtype; int8, fp8 (e4m3): a byte a number and a scale "
+        "for each token's key and value of a head",
     )
     page_size: int = option(16, "tokens per page", "--block-size")
     swap_space: float = option(4.0, "GiB of host memory for copies of pages; 0 turns the host tier off")
@@ -170,6 +176,7 @@ class LLMOptions(RestartOptions, total=False):
     devices: str | None
     kv_tokens: int | None
     gpu_memory_utilization: float
+    kv_cache_dtype: KVDTypeChoice
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int

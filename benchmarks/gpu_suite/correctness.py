@@ -66,7 +66,7 @@ def _check_kernels(heads: HeadSizes, page_size: int, dtype: str, limit: float, s
         for seed in seeds:
             q, pages, batch = _inputs(heads, page_size, dtype, np.random.default_rng(seed))
             sizes = Heads(heads.query, heads.kv, heads.dim, jnp.dtype(dtype).itemsize)
-            batch = prepare(batch, cut_for(sizes, dtype, implementation=name))
+            batch = prepare(batch, cut_for(sizes, dtype, dtype, implementation=name))
             expected = np.asarray(reference(*jax.device_put((_wide(q), _wide(pages), batch), cpu)))
             found = np.asarray(_wide(run(q, pages, batch)))
             error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

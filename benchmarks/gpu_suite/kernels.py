@@ -107,7 +107,7 @@ def _attend_by(name: str, case: AttentionCase) -> Callable[..., Array]:
 
 
 def _cut_by(name: str, case: AttentionCase, sizes: Sizes) -> WorkCut | None:
-    return cut_for(_heads(case, sizes), sizes.dtype, implementation=name)
+    return cut_for(_heads(case, sizes), sizes.dtype, sizes.dtype, implementation=name)
 
 
 def _tiles_with(chunk: Tile, case: AttentionCase, sizes: Sizes) -> Tiles:

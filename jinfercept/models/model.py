@@ -22,6 +22,7 @@ from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
+from jinfercept.pallas.kv_rows import row_width
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
 
@@ -129,5 +130,6 @@ def param_bytes(config: ModelConfig, dtype: DTypeLike, num_devices: int = 1) -> 
 
 
 def kv_bytes_per_token(config: ModelDimensions, dtype: DTypeLike) -> int:
-    """Keys and values of one token over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+    """Keys and values of one token over all layers, in page arrays of this type, see `kv_rows.stored_dtype`."""
+    width = row_width(config.head_dim, dtype)
+    return 2 * config.num_layers * config.num_kv_heads * width * jnp.dtype(dtype).itemsize

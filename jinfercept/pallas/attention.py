@@ -77,17 +77,17 @@ def paged_attention(
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
 
 
-def cut_for(heads: Heads, dtype: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:
+def cut_for(heads: Heads, dtype: DTypeLike, pages: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:
     """How the implementation cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
     and no other code for steps of decode rows only.
 
     Args:
         heads: of the model.
-        dtype: of queries and pages.
+        dtype, pages: of queries and of pages.
         implementation: as for `paged_attention`.
     """
     if implementation == "auto":
-        implementation = _best(dtype, dtype, heads.head_dim)
+        implementation = _best(dtype, pages, heads.head_dim)
     return CUTS[implementation](heads) if implementation in CUTS else None
 
 

@@ -20,6 +20,7 @@ from jax.lax import dynamic_update_slice_in_dim as put_window
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.pallas.kv_rows import is_quantised, split_row
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, KVPages
 
 DECODE_ROWS = 8  # decode rows in a tile
@@ -111,9 +112,9 @@ def _attend(
     Query `[r, q]` sees positions up to `positions[r, q]`; one that sees nothing gives zeros.
     """
     rows, num_q, num_heads, head_dim = queries.shape
-    num_pages, page_size, _, num_kv_heads, _ = pages.shape
+    num_pages, page_size, _, num_kv_heads, width = pages.shape
     group = num_heads // num_kv_heads
-    token_rows = pages.reshape(num_pages, page_size, 2 * num_kv_heads * head_dim)
+    token_rows = pages.reshape(num_pages, page_size, 2 * num_kv_heads * width)
     grouped = queries.astype(tiles.dtype).reshape(rows, num_q, num_kv_heads, group, head_dim)
     longest = jnp.max(positions, axis=1) + 1  # [R]
 
@@ -121,19 +122,24 @@ def _attend(
         top, total, weighted = carry  # [K, R, Q, G], [K, R, Q, G], [K, R, Q, G, D]
         tile_tokens = tile_pages * page_size
         table = window(tables, first_page, tile_pages, axis=1)
-        context = token_rows[table].reshape(rows, tile_tokens, -1).astype(tiles.dtype)  # [R, t, 2·K·D]
+        context = token_rows[table].reshape(rows, tile_tokens, -1)  # [R, t, 2·K·W]
         place = first_page * page_size + jnp.arange(tile_tokens)
         written = place < longest[:, None]
         context = jnp.where(written[..., None], context, 0)  # unwritten slots may hold anything
-        heads = jnp.split(context, 2 * num_kv_heads, axis=-1)  # K keys, then K values, each [R, t, D]
+        if not is_quantised(context.dtype):
+            context = context.astype(tiles.dtype)
+        heads = jnp.split(context, 2 * num_kv_heads, axis=-1)  # K keys, then K values, each [R, t, W]
+        heads = [split_row(head, tiles.dtype) for head in heads]  # [R, t, D] and, if quantised, [R, t]
         keys, values = heads[:num_kv_heads], heads[num_kv_heads:]
 
-        scores = jnp.stack([_product("rqgd,rtd->rqgt", grouped[:, :, k], key) for k, key in enumerate(keys)])
+        scores = jnp.stack(
+            [_scaled(_product("rqgd,rtd->rqgt", grouped[:, :, k], key), scale) for k, (key, scale) in enumerate(keys)]
+        )
         scores = jnp.where((place <= positions[..., None])[:, :, None], scores * head_dim**-0.5, HIDDEN)
         new_top = jnp.maximum(top, scores.max(axis=-1))
         weights, fade = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
-        narrow = weights.astype(tiles.dtype)
-        added = jnp.stack([_product("rqgt,rtd->rqgd", narrow[k], value) for k, value in enumerate(values)])
+        narrow = [_scaled(weights[k], scale).astype(tiles.dtype) for k, (_, scale) in enumerate(values)]
+        added = jnp.stack([_product("rqgt,rtd->rqgd", narrow[k], value) for k, (value, _) in enumerate(values)])
         return new_top, total * fade + weights.sum(axis=-1), weighted * fade[..., None] + added
 
     shape = (num_kv_heads, rows, num_q, group)
@@ -150,6 +156,11 @@ def _attend(
     )
     mean = weighted / jnp.where(total == 0.0, 1.0, total)[..., None]
     return mean.transpose(1, 2, 0, 3, 4).reshape(queries.shape).astype(queries.dtype)
+
+
+def _scaled(x: Float[Array, "R Q G t"], scale: Float[Array, "R t"] | None) -> Float[Array, "R Q G t"]:
+    """Scores or weights times the scales of the keys or values: the rows' numbers themselves stay exact."""
+    return x if scale is None else x * scale[:, None, None]
 
 
 def _product(spec: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -1,10 +1,11 @@
-"""The arrays that attention reads: the axis order of the pages and the packed batch. Nothing of jinfercept is imported here.
+"""The arrays that attention reads: the axis order of the pages and the packed batch. Knows of jinfercept only `kv_rows`.
 
 Letters, for the whole repository: `T` query tokens in the step, `S` sequences (batch rows), `P` pages per sequence,
 `N` pages in the pool, `B` tokens per page, `H` query heads, `K` KV heads, `D` head dim, `E` embed, `F` ffn, `V` vocab,
 `L` layers, `R` sampled rows.
 
-One layer's pages are one array `[N, B, 2, K, D]`: pages first, a token's key and value heads in one contiguous row, so that
+One layer's pages are one array `[N, B, 2, K, W]`, with W = D numbers of a head, or D + 4 bytes if they are quantised
+(`kv_rows.py`): pages first, a token's key and value heads in one contiguous row, so that
 writing a token is one row and a page is one contiguous block. Page 0 belongs to no sequence and stays zeros: unused entries of
 page tables point to it, so that attention may read them. Padding writes nowhere: its indices are distinct and out of range.
 `benchmarks/kv_layout.py` is the measurement behind the order.
@@ -18,7 +19,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Num, UInt32
+
+from jinfercept.pallas.kv_rows import is_quantised, quantised, row_width
 
 SCRATCH_PAGE = 0
 OUT_OF_RANGE = 2**30
@@ -70,49 +74,53 @@ class Batch(NamedTuple):
     work: Any = None  # what kernels read, `work_schedule.Work`: the same for all layers
 
 
-KVPages = Float[Array, "N B 2 K D"]
+KVPages = Num[Array, "N B 2 K W"]
 """One layer's pages."""
 
 
-def kv_shape(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int, int]:
-    """The shape of one layer's `KVPages`; `num_pages` counts the scratch page too."""
-    return (num_pages, page_size, 2, num_kv_heads, head_dim)
+def kv_shape(
+    num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike = jnp.float32
+) -> tuple[int, int, int, int, int]:
+    """The shape of one layer's `KVPages` of this type; `num_pages` counts the scratch page too."""
+    return (num_pages, page_size, 2, num_kv_heads, row_width(head_dim, dtype))
 
 
 def write_kv(
     pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
 ) -> KVPages:
-    """Write every token's key and value to its place in the pages. In place if `pages` is donated.
+    """Write every token's key and value to its place in the pages, quantised if the pages are. In place if `pages` is donated.
 
     Args:
         write_index: `Batch.write_index`, distinct; an index out of range writes nothing.
     """
+    if is_quantised(pages.dtype):
+        key, value = quantised(key, pages.dtype), quantised(value, pages.dtype)
     key, value = key.astype(pages.dtype), value.astype(pages.dtype)
     return jax.lax.platform_dependent(pages, key, value, write_index, cpu=_write_rows, default=_write_words)
 
 
-def to_words(x: Float[Array, "N ..."]) -> UInt32[Array, "N W"]:
-    """The numbers of pages or rows as 32-bit words, the first axis kept: a view on a GPU. 16-bit numbers must be even many."""
+def to_words(x: Num[Array, "N ..."]) -> UInt32[Array, "N W"]:
+    """The numbers of pages or rows as 32-bit words, the first axis kept: a view on a GPU. They must fill whole words."""
     if x.dtype.itemsize == 4:
         return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1), jnp.uint32)
-    return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 2), jnp.uint32)
+    return jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 4 // x.dtype.itemsize), jnp.uint32)
 
 
-def from_words(words: UInt32[Array, "..."], like: KVPages, shape: tuple[int, ...]) -> Float[Array, "..."]:
+def from_words(words: UInt32[Array, "..."], like: KVPages, shape: tuple[int, ...]) -> Num[Array, "..."]:
     """Words as numbers of the type of `like`, in this shape."""
     return jax.lax.bitcast_convert_type(words, like.dtype).reshape(shape)
 
 
 def _write_rows(
-    pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
+    pages: KVPages, key: Num[Array, "T K W"], value: Num[Array, "T K W"], write_index: Int[Array, "T"]
 ) -> KVPages:
     page, offset = jnp.divmod(write_index, pages.shape[1])
-    rows = jnp.stack([key, value], axis=1)  # [T, 2, K, D]
+    rows = jnp.stack([key, value], axis=1)  # [T, 2, K, W]
     return pages.at[page, offset].set(rows, unique_indices=True, mode="drop")
 
 
 def _write_words(
-    pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
+    pages: KVPages, key: Num[Array, "T K W"], value: Num[Array, "T K W"], write_index: Int[Array, "T"]
 ) -> KVPages:
     rows = jnp.concatenate([_joined(key), _joined(value)], axis=1)  # [T, words of a token]
     tokens = to_words(pages.reshape(-1, *pages.shape[2:]))
@@ -120,9 +128,14 @@ def _write_words(
     return from_words(written, pages, pages.shape)
 
 
-def _joined(x: Float[Array, "T K D"]) -> UInt32[Array, "T W"]:
+def _joined(x: Num[Array, "T K W"]) -> UInt32[Array, "T W"]:
     """`to_words` by arithmetic, which XLA fuses into the scatter; it writes the operand of a bitcast to memory first."""
     if x.dtype.itemsize == 4:
         return to_words(x)
-    halves = jax.lax.bitcast_convert_type(x.reshape(x.shape[0], -1, 2), jnp.uint16).astype(jnp.uint32)
-    return halves[..., 0] | halves[..., 1] << 16
+    size = x.dtype.itemsize
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint16 if size == 2 else jnp.uint8)
+    pieces = bits.reshape(x.shape[0], -1, 4 // size).astype(jnp.uint32)
+    words = pieces[..., 0]
+    for place in range(1, 4 // size):
+        words |= pieces[..., place] << 8 * size * place
+    return words

@@ -48,7 +48,7 @@ def paged_attention_mosaic(
     if not is_supported(q.dtype, pages.dtype, heads.head_dim, page_size):
         got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
         fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128 and pages of a multiple of {LEAST_PAGE} tokens"
-        raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or another kernel")
+        raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or the kernel triton")
     if not interpret and compute_capability() != HOPPER:
         got = f"compute capability {compute_capability()}"
         raise ValueError(f"the Mosaic kernel is for Hopper, {HOPPER}; got {got}; fix: use the Triton kernels")

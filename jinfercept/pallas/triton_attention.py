@@ -21,6 +21,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jinfercept.pallas.kv_rows import is_quantised
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
@@ -49,7 +50,8 @@ def paged_attention_triton(
     Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
 
     Args:
-        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
+        q, pages, batch: see there; q and pages have the same type, or pages are quantised. The batch has its
+            `work`.
         decode_only: the batch has no chunks: their kernel is left out.
         tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
         interpret: run without a GPU, slowly.
@@ -61,7 +63,8 @@ def paged_attention_triton(
     num_kv_heads = pages.shape[3]
     if not is_supported(q.dtype, pages.dtype, head_dim):
         got = f"queries in {q.dtype} and pages in {pages.dtype} with head dim {head_dim}"
-        fix = f"one of {', '.join(DTYPES)} for both and a head dim from 16 to {LARGEST_HEAD_DIM}, or the reference"
+        fix = f"one of {', '.join(DTYPES)} for both or for queries on quantised pages, and a head dim from 16 to "
+        fix += f"{LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
@@ -127,7 +130,8 @@ def work_cut(heads: Heads, tiles: Tiles | None = None) -> WorkCut:
 def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
     """Whether the kernels can be compiled for queries and pages of these types."""
     dtype = jnp.dtype(q)
-    return dtype == jnp.dtype(pages) and dtype.name in DTYPES and 16 <= head_dim <= LARGEST_HEAD_DIM
+    alike = dtype == jnp.dtype(pages) or is_quantised(pages)
+    return alike and dtype.name in DTYPES and 16 <= head_dim <= LARGEST_HEAD_DIM
 
 
 def compute_capability() -> int:
@@ -171,7 +175,7 @@ def _attend_chunks(
 
 def _chunk_kernel(
     q_ref,  # [T, H, D]
-    pages_ref,  # [N, B, 2, K, D]
+    pages_ref,  # [N, B, 2, K, W]
     query_starts_ref,  # [S + 1]
     context_lens_ref,  # [S]
     tables_ref,  # [S · P]

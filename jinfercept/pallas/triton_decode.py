@@ -124,7 +124,7 @@ def _join(
 
 def _decode_kernel(
     q_ref,  # [T, H, D]
-    pages_ref,  # [N, B, 2, K, D]
+    pages_ref,  # [N, B, 2, K, W]
     context_lens_ref,  # [S]
     tables_ref,  # [S · P]
     row_units_ref,  # [S + 1]

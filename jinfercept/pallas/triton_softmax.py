@@ -3,13 +3,15 @@
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
 """
 
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.pallas.kv_rows import SCALE_BYTES, is_quantised, widened
 from jinfercept.pallas.layout import SCRATCH_PAGE
 from jinfercept.pallas.tiles import power_of_two
 
@@ -24,7 +26,7 @@ def empty_carry(rows: int, head_dim: int):
 
 def attend_tile(
     queries: Float[Array, "rows Dp"],
-    pages_ref,  # [N, B, 2, K, D]
+    pages_ref,  # [N, B, 2, K, W]
     tables_ref,  # [S · P]
     table: Int[Array, ""],
     kv_head: Int[Array, ""],
@@ -43,7 +45,8 @@ def attend_tile(
             beyond it.
         limit: positions from here on are not read.
     """
-    page_size, head_dim = pages_ref.shape[1], pages_ref.shape[4]
+    page_size = pages_ref.shape[1]
+    head_dim = pages_ref.shape[4] - (SCALE_BYTES if is_quantised(pages_ref.dtype) else 0)
     top, total, weighted = carry
     position = start + jnp.arange(tokens)
     if visible is None:
@@ -53,23 +56,41 @@ def attend_tile(
         written = position < limit  # slots beyond it may hold anything
         page = plgpu.load(tables_ref.at[table + position // page_size], mask=written, other=SCRATCH_PAGE)
     slot = position % page_size
-    key = load_rows(pages_ref, (page, slot, 0, kv_head), head_dim, written)  # [tokens, D]
-    value = load_rows(pages_ref, (page, slot, 1, kv_head), head_dim, written)
+    load = partial(_load_stored, pages_ref, head_dim=head_dim, mask=written, dtype=queries.dtype)
+    key, key_scale = load((page, slot, 0, kv_head))  # [tokens, D], [tokens] if quantised
+    value, value_scale = load((page, slot, 1, kv_head))
 
     exact = jax.lax.Precision.HIGHEST
     scores = plgpu.dot(queries, key, trans_b=True, precision=exact) * (head_dim**-0.5 * LOG2_E)  # [rows, tokens]
+    if key_scale is not None:
+        scores *= key_scale[None, :]
     if visible is not None:
         scores = jnp.where(position[None, :] <= visible[:, None], scores, LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))
     weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
-    added = plgpu.dot(weights.astype(value.dtype), value, precision=exact)
+    scaled = weights if value_scale is None else weights * value_scale[None, :]
+    added = plgpu.dot(scaled.astype(value.dtype), value, precision=exact)
     return new_top, total * fade + weights.sum(axis=1), weighted * fade[:, None] + added
+
+
+def _load_stored(
+    ref, where, *, head_dim: int, mask: Array | None, dtype: DTypeLike
+) -> tuple[Float[Array, "rows Dp"], Float[Array, "rows"] | None]:
+    """Rows of pages as numbers; of quantised pages widened to `dtype`, and their scales: no program writes wide ones."""
+    rows = load_rows(ref, where, head_dim, mask)
+    if not is_quantised(ref.dtype):
+        return rows, None
+    bits = jnp.uint32(0)
+    for place in range(SCALE_BYTES):
+        byte = plgpu.load(ref.at[(*where, head_dim + place)], mask=mask, other=None if mask is None else 0)
+        bits |= (byte.astype(jnp.uint32) & 0xFF) << 8 * place
+    return widened(rows, dtype), jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def load_rows(ref, where, head_dim: int, mask: Array | None) -> Float[Array, "rows Dp"]:
     """Rows of `head_dim` numbers, padded by zeros to a power of two; zeros where the mask [rows] is false."""
     where, inside = _columns(where, head_dim, mask)
-    return plgpu.load(ref.at[where], mask=inside, other=None if inside is None else 0.0)
+    return plgpu.load(ref.at[where], mask=inside, other=None if inside is None else jnp.zeros((), ref.dtype))
 
 
 def store_rows(ref, where, head_dim: int, mask: Array, rows: Float[Array, "rows Dp"]) -> None:

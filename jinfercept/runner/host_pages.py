@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Num
 
-HostPages = Float[Array, "k l B 2 K D"]
+HostPages = Num[Array, "k l B 2 K W"]
 """One part of the layers of several pages."""
 
 

@@ -1,6 +1,6 @@
 """The device half of pages: one array per layer, and the executables that gather pages for the host and scatter them back.
 
-Pages cross the link in arrays `[k, l, B, 2, K, D]` of k pages and l layers, one for each part of the layers. With one part a
+Pages cross the link in arrays `[k, l, B, 2, K, W]` of k pages and l layers, one for each part of the layers. With one part a
 page crosses whole, during all of the step's compute; with more, each part crosses during the compute of its own layers.
 Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
 
@@ -31,7 +31,7 @@ from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
 PAGES_SPEC = PartitionSpec(None, None, None, AXIS)
 """Several devices cut a layer's pages by KV head."""
 COPIES_SPEC = PartitionSpec(None, *PAGES_SPEC)
-"""They cut the arrays `[k, l, B, 2, K, D]` that cross the link alike: every device moves its own part."""
+"""They cut the arrays `[k, l, B, 2, K, W]` that cross the link alike: every device moves its own part."""
 CPU_TRANSFERS = (16, 4, 1)
 GPU_TRANSFERS = (32, 8, 1)
 """Pages per gather or scatter, largest first.
@@ -157,7 +157,8 @@ class KVArrays:
         num_pages: pages of the device pool, without the scratch page.
         page_size: tokens per page.
         parts: first layer and end of every part.
-        num_kv_heads, head_dim, dtype: of the model.
+        num_kv_heads, head_dim: of the model.
+        dtype: of the page arrays, see `kv_rows.stored_dtype`.
         home: where the pool lives; several devices cut it as `PAGES_SPEC` says. The host copies are in the devices' pinned
             memory, cut alike.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
@@ -178,7 +179,7 @@ class KVArrays:
         staging_pages: int = 1,
         pinned: bool = True,
     ) -> None:
-        shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim)
+        shape = kv_shape(num_pages + 1, page_size, num_kv_heads, head_dim, dtype)
         self.parts = tuple(parts)
         self._staging = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)

@@ -22,6 +22,7 @@ from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.pallas.attention import Heads, cut_for, paged_attention
+from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.triton_attention import joined_attention_triton
@@ -71,7 +72,9 @@ class RunnerShape:
             pages, during all of a step's compute.
         staging_pages: most pages of one host array, a power of two; 1: every page is its own.
         pinned_memory: whether host arrays are page-locked.
-        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values.
+        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
+            of quantised pages.
+        kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
     """
 
     num_pages: int
@@ -84,6 +87,7 @@ class RunnerShape:
     staging_pages: int = 1
     pinned_memory: bool = True
     joined_decode: bool = True
+    kv_cache_dtype: str = "auto"
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
@@ -137,7 +141,7 @@ class ModelRunner:
             parts=[(groups[0][0], groups[-1][1]) for groups in shape.parts(config.num_layers)],
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=leaf.dtype,
+            dtype=stored_dtype(shape.kv_cache_dtype, leaf.dtype),
             home=beside(leaf, PAGES_SPEC),
             staging_pages=shape.staging_pages,
             pinned=shape.pinned_memory,
@@ -286,11 +290,13 @@ def step_shapes(
     config, num_devices = model.config, mesh_of(like).size
     num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
     heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize)
-    cut = cut_for(heads, like.dtype, implementation=attention)
+    stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
+    cut = cut_for(heads, like.dtype, stored, implementation=attention)
+    joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     return {
-        (size, alone): shape.bucket(size)._replace(cut=cut, decode_only=alone, joined=alone and shape.joined_decode)
+        (size, alone): shape.bucket(size)._replace(cut=cut, decode_only=alone, joined=alone and joined)
         for size, alone in kinds
     }
 
@@ -313,8 +319,9 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
     weights = jax.tree.map(struct, params)
     leaf = jax.tree.leaves(weights.embed)[0]
-    dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim)
-    pages = jax.ShapeDtypeStruct(dims, leaf.dtype, sharding=beside(leaf, PAGES_SPEC))
+    dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
+    dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
+    pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))
     add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)

@@ -18,6 +18,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params
+from jinfercept.pallas.kv_rows import stored_dtype
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -141,7 +142,7 @@ def plan_memory(
     leaf = next(iter(leaves.values()))
     mesh = mesh_of(leaf)
     num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
-    token_bytes = kv_bytes_per_token(model_config, leaf.dtype) // num_devices
+    token_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, leaf.dtype)) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     asked = cache.kv_tokens

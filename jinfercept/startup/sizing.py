@@ -13,6 +13,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, kv_bytes_per_token
 from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
@@ -100,6 +101,7 @@ def profile_settings(
         "layers_per_step": shape.layers_per_step,
         "transfer_parts": shape.transfer_parts,
         "staging_pages": shape.staging_pages,
+        **({} if shape.kv_cache_dtype == "auto" else {"kv_cache_dtype": shape.kv_cache_dtype}),
         **({} if shape.pinned_memory else {"pinned_memory": False}),
         "attention": config.advanced.attention,
         "joined_decode": config.advanced.joined_decode,
@@ -132,7 +134,7 @@ def profile_of(
         runner,
         shape,
         name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
-        kv_bytes_per_token=kv_bytes_per_token(model.config, str(settings["dtype"])),
+        kv_bytes_per_token=kv_bytes_per_token(model.config, stored_dtype(shape.kv_cache_dtype, str(settings["dtype"]))),
         effort=EFFORTS[effort or "quick"],
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
@@ -174,6 +176,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         staging_pages=config.advanced.staging_pages,
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )
 
 

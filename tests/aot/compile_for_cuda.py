@@ -26,6 +26,7 @@ from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runn
 from benchmarks.ahead_of_time.plugin import PROJECT
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
+from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.pallas.layout import Batch, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
@@ -127,7 +128,9 @@ def kernel(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     fields = {field: compiler.shape(dims, jnp.int32) for field, dims in batch_shapes(*sizes).items()}
     batch = Batch(**fields, work=abstract_work(compiler, case, fields))  # pyright: ignore[reportArgumentType]
     q = compiler.shape((case["num_tokens"], case["num_heads"], case["head_dim"]), dtype)
-    pages = compiler.shape(kv_shape(20_000, case["page_size"], case["num_kv_heads"], case["head_dim"]), dtype)
+    stored = stored_dtype(case.get("kv_cache_dtype", "auto"), dtype)
+    pool = kv_shape(20_000, case["page_size"], case["num_kv_heads"], case["head_dim"], stored)
+    pages = compiler.shape(pool, stored)
     if case.get("joined"):
         joined_kernel(compiler, name, case, pages, batch)
         return

@@ -30,6 +30,11 @@ def joined(case: tuple[str, dict[str, Any]], *, interleaved: bool) -> tuple[str,
     return f"{name}, decodes joined", sizes | {"decode_only": True, "joined": True, "interleaved": interleaved}
 
 
+def stored_as(name: str, case: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The kernels on quantised pages."""
+    return f"{case[0]}, pages in {name}", case[1] | {"kv_cache_dtype": name}
+
+
 SAMPLE = {
     "h100": [
         joined(case((32, 8), 128, 16, "bfloat16"), interleaved=False),
@@ -39,6 +44,8 @@ SAMPLE = {
         case((16, 16), 256, 64, "bfloat16"),
         case((9, 3), 96, 128, "float32"),
         case((32, 32), 64, 32, "float16"),
+        stored_as("int8", case((9, 3), 64, 16, "bfloat16")),
+        stored_as("fp8", case((32, 8), 128, 16, "bfloat16")),
     ],
     "a100": [
         joined(case((16, 16), 256, 16, "bfloat16"), interleaved=True),
@@ -46,6 +53,8 @@ SAMPLE = {
         case((16, 16), 256, 16, "float32"),
         case((9, 3), 64, 32, "bfloat16"),
         case((64, 8), 96, 128, "bfloat16"),
+        stored_as("int8", case((32, 8), 128, 16, "bfloat16")),
+        stored_as("fp8", case((9, 3), 64, 16, "float32")),
     ],
 }
 MATRIX = [

@@ -47,6 +47,18 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
     assert planned(room, 1000, swap_space=0).reserved_bytes == 1000
 
 
+def test_quantised_pages_hold_more_tokens_in_the_same_bytes() -> None:
+    room, head_dim = FreeMemory(3 * GIB, shared=False), LOADED.model.config.head_dim
+    auto = planned(room)
+    for name in ("int8", "fp8"):
+        plan = planned(room, kv_cache_dtype=name)
+        ratio = 4 * head_dim / (head_dim + 4)  # float32 against bytes and a scale
+        for more in (plan.kv_tokens / auto.kv_tokens, plan.host_tokens / auto.host_tokens):
+            assert more == pytest.approx(ratio, rel=0.01)
+        assert plan.moved_tokens == pytest.approx(auto.moved_tokens * ratio, rel=0.01)
+        assert plan.kv_bytes <= room.free_bytes - plan.reserved_bytes
+
+
 def test_a_shared_memory_gives_a_modest_part() -> None:
     assert FreeMemory.on(Counted(None)).shared
     free = 1000 * TOKEN_BYTES

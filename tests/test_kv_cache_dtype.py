@@ -1,0 +1,50 @@
+"""Engines with quantised pages: the same tokens under every policy, depth and chunking, in a pool that is too small."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from jinfercept.errors import ConfigError
+from jinfercept.llm import LLM
+from tests.support.tiny_model import Workload, streams, tiny_llm
+
+WORKLOAD = Workload(number=10, seed=7)
+
+
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    flags = {"kv_cache_dtype": request.param, "layers_per_step": 2, "transfer_parts": 2, "staging_pages": 4}
+    with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **flags) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(small: LLM) -> list[list[int]]:
+    with tiny_llm(
+        kv_tokens=4096, max_num_seqs=16, policy="preserve", kv_cache_dtype=small.config.cache.kv_cache_dtype
+    ) as llm:
+        return streams(WORKLOAD.run(llm))
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "chunk"),
+    [
+        ("discard", 0, 1),
+        ("improved_discard", 1, 5),
+        ("swap", 0, 7),
+        ("swap", 1, None),
+        ("copy_ahead", 1, 3),
+        ("copy_ahead", 0, None),
+    ],
+)
+def test_contexts_that_are_moved_or_recomputed_in_any_chunks_give_the_same_tokens(
+    small: LLM, uninterrupted: list[list[int]], policy: str, depth: int, chunk: int | None
+) -> None:
+    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+    assert streams(WORKLOAD.run(small, delay_s=0.003)) == uninterrupted
+    assert small.counters.recomputed + small.counters.copied_out > 0, "the pool was never short"
+
+
+def test_a_format_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype is one of auto, int8, fp8"):
+        tiny_llm(kv_cache_dtype="int4")
