@@ -2,6 +2,9 @@
 
 The text is the language reference that Python ships as `pydoc_data.topics`. Every window of it is a prompt of its own, computed
 in chunks over the pages of the format, so that all of its attention reads quantised keys and values.
+
+Columns: bytes of a token's keys and values; how many times the contexts the same memory holds; perplexity; its change; places
+whose likeliest token is the one with pages of the model's dtype; windows whose greedy continuation is.
 """
 
 import math
@@ -104,15 +107,7 @@ class Measured(NamedTuple):
 def kv_dtype_command(bench: KVDTypeBench) -> int:
     """Print the table; returns 0."""
     measured = [bench.measure(name) for name in FORMATS]
-    columns = (
-        "pages",
-        "bytes per token",
-        "contexts",
-        "perplexity",
-        "change",
-        "same greedy token",
-        "same continuations",
-    )
+    columns = ("pages", "bytes", "contexts", "perplexity", "change", "likeliest", "runs")
     title = (
         f"{bench.model}: {len(measured[0].first):,} places of pydoc_data.topics in windows of {bench.window_tokens} tokens, "
         f"each continued by {bench.new_tokens}"

@@ -6,24 +6,26 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
-from tests.support.tiny_model import Workload, streams, tiny_llm
+from tests.support.tiny_model import TOOL, Workload, streams, tiny_llm
 
 WORKLOAD = Workload(number=10, seed=7)
 
 
 @pytest.fixture(scope="module", params=["int8", "fp8"])
 def small(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    flags = {"kv_cache_dtype": request.param, "layers_per_step": 2, "transfer_parts": 2, "staging_pages": 4}
+    flags = {"kv_cache_dtype": request.param, "transfer_parts": 2, "staging_pages": 2, "max_num_batched_tokens": 8}
     with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **flags) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(small: LLM) -> list[list[int]]:
-    with tiny_llm(
-        kv_tokens=4096, max_num_seqs=16, policy="preserve", kv_cache_dtype=small.config.cache.kv_cache_dtype
-    ) as llm:
-        return streams(WORKLOAD.run(llm))
+    """One request after the other, for each of which the pool is large enough."""
+    small.restart(policy="preserve", enable_prefix_caching=False)
+    each = zip(WORKLOAD.prompts, WORKLOAD.params, WORKLOAD.detectors, strict=True)
+    outputs = [small.generate(prompt, params, tools=[TOOL], detector=detector)[0] for prompt, params, detector in each]
+    assert not small.counters.copied_out
+    return streams(outputs)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +42,17 @@ def uninterrupted(small: LLM) -> list[list[int]]:
 def test_contexts_that_are_moved_or_recomputed_in_any_chunks_give_the_same_tokens(
     small: LLM, uninterrupted: list[list[int]], policy: str, depth: int, chunk: int | None
 ) -> None:
-    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+    small.restart(policy=policy, enable_prefix_caching=True, pipeline_depth=depth, max_chunk_tokens=chunk)
     assert streams(WORKLOAD.run(small, delay_s=0.003)) == uninterrupted
     assert small.counters.recomputed + small.counters.copied_out > 0, "the pool was never short"
+
+
+def test_the_scheduler_prices_the_bytes_that_pages_take(small: LLM) -> None:
+    runner, shape = small.engine.setup.machine.runner, small.engine.setup.machine.shape
+    token_bytes = sum(layer.nbytes for layer in runner.kv.layers) / (shape.num_pages + 1) / shape.page_size
+    assert small.profile.kv_bytes_per_token == small.memory_plan.token_bytes(shape.page_size) == token_bytes
+    config = small.model.config
+    assert token_bytes == 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4)
 
 
 def test_a_format_that_does_not_exist_is_refused() -> None:

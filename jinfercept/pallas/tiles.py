@@ -88,6 +88,14 @@ def choose_tiles(head_dim: int, group: int, itemsize: int, compute_capability: i
     )
 
 
+def widening(tiles: Tiles, head_dim: int) -> Tiles:
+    """The tiles for quantised pages. Widening takes registers, which the chunk tiles for Hopper have not: they get smaller."""
+    chunk = tiles.chunk
+    if chunk.num_warps == 4 and head_dim > 64:
+        chunk = chunk._replace(tokens=max(LEAST_TOKENS, chunk.tokens // 2), num_warps=8)
+    return tiles._replace(chunk=chunk)
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << (number - 1).bit_length()

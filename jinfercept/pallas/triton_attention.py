@@ -25,7 +25,7 @@ from jinfercept.pallas.kv_rows import is_quantised
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles
+from jinfercept.pallas.tiles import Tile, Tiles, choose_tiles, widening
 from jinfercept.pallas.triton_decode import attend_decode_rows, attend_joined_decode_rows
 from jinfercept.pallas.triton_softmax import attend_tile, empty_carry, load_rows, store_rows
 from jinfercept.pallas.work_schedule import Work, WorkCut
@@ -69,6 +69,7 @@ def paged_attention_triton(
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize)
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
+        tiles = widening(tiles, head_dim) if is_quantised(pages.dtype) else tiles
     out = None if decode_only else _attend_chunks(q, pages, batch.work, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch.work, out, tiles.decode, interpret)
 

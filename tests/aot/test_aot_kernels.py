@@ -46,6 +46,7 @@ SAMPLE = {
         case((32, 32), 64, 32, "float16"),
         stored_as("int8", case((9, 3), 64, 16, "bfloat16")),
         stored_as("fp8", case((32, 8), 128, 16, "bfloat16")),
+        stored_as("int8", case((16, 16), 256, 16, "bfloat16")),
     ],
     "a100": [
         joined(case((16, 16), 256, 16, "bfloat16"), interleaved=True),
