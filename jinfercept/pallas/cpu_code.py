@@ -1,0 +1,263 @@
+"""LLVM code of the CPU kernels, made with llvmlite: loops, vectors, and the frame in which XLA passes buffers.
+
+A kernel is a `Kernel`: independent items of work, each a run of `item`. `handler` wraps it into a function of XLA's typed
+foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here). XLA's own pool of threads and the caller
+take items by an atomic counter; the caller waits only for items that another thread has begun, never for a free thread.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llvmlite import ir
+
+I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+POINTER = I8.as_pointer()
+_METADATA = 1  # type of the frame's extension by which XLA asks for the version
+_VERSION = (0, 1)  # of the interface: the offsets hold since then
+_EXTENSION, _API, _CONTEXT, _ARGS, _RETS = 8, 16, 24, 72, 112  # in a call frame
+_DATA, _DIMS = 24, 40  # in a buffer
+_SCHEDULE, _DESTROY_ERROR = 136, 64  # in the table of XLA's functions
+_NEXT, _DONE, _USERS, _TOTAL, _FRAME, _JOB_BYTES = 0, 64, 128, 192, 200, 208  # in a job: counters on lines of their own
+
+
+class _BFloat(ir.Type):
+    """bfloat16, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BF16 = _BFloat()
+
+
+class Kernel(Protocol):
+    """Emits the code of a kernel."""
+
+    @property
+    def name(self) -> str:
+        """Of its variant: equal names have equal code."""
+        ...
+
+    def num_items(self, code: "Code") -> Any:
+        """The number of items, i64."""
+        ...
+
+    def item(self, code: "Code", index: Any) -> None:
+        """The work of one item."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A local variable, which LLVM keeps in a register."""
+
+    builder: Any
+    place: Any
+
+    def get(self) -> Any:
+        return self.builder.load(self.place)
+
+    def set(self, value: Any) -> None:
+        self.builder.store(value, self.place)
+
+
+class Code:
+    """Emits one function; `frame`, its first argument, is the call frame whose buffers it reads."""
+
+    def __init__(self, function: ir.Function) -> None:
+        self.function, self.frame = function, function.args[0]
+        self.builder: Any = ir.IRBuilder(function.append_basic_block("entry"))
+
+    def variable(self, initial: Any) -> Variable:
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(initial.type)
+        self.builder.store(initial, place)
+        return Variable(self.builder, place)
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+        """The body runs for every index from start to before stop, all i64."""
+        index = self.variable(start)
+        with self.loop_while(lambda: self.builder.icmp_signed("<", index.get(), stop)):
+            now = index.get()
+            yield now
+            index.set(self.builder.add(now, I64(step)))
+
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Any]) -> Iterator[None]:
+        """The body runs as long as the condition, emitted before it, holds."""
+        head, body, end = (self.builder.append_basic_block() for _ in range(3))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(condition(), body, end)
+        self.builder.position_at_end(body)
+        yield
+        self.builder.branch(head)
+        self.builder.position_at_end(end)
+
+    def at(self, base: Any, offset: Any, type: ir.Type = I8) -> Any:
+        """The address `offset` elements of `type` behind `base`, as a pointer to it."""
+        offset = I64(offset) if isinstance(offset, int) else offset
+        return self.builder.gep(self.builder.bitcast(base, type.as_pointer()), [offset])
+
+    def load(self, base: Any, offset: Any, type: ir.Type, *, of: ir.Type | None = None) -> Any:
+        """A value of `type`, `offset` elements of type `of` (default: `type`) behind `base`; vectors need no alignment."""
+        place = self.builder.bitcast(self.at(base, offset, of or type), type.as_pointer())
+        return self.builder.load(place, align=_align(type))
+
+    def store(self, value: Any, base: Any, offset: Any, *, of: ir.Type | None = None) -> None:
+        """The inverse of `load`."""
+        place = self.builder.bitcast(self.at(base, offset, of or value.type), value.type.as_pointer())
+        self.builder.store(value, place, align=_align(value.type))
+
+    def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
+        """Call an external function or an intrinsic of LLVM."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        known = self.function.module.globals.get(name)
+        return self.builder.call(known or ir.Function(self.function.module, kind, name), arguments)
+
+    def splat(self, value: Any, lanes: int) -> Any:
+        """A vector of equal numbers."""
+        one = self.builder.insert_element(ir.VectorType(value.type, lanes)(ir.Undefined), value, I32(0))
+        return self.builder.shuffle_vector(one, one, ir.VectorType(I32, lanes)([0] * lanes))
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        """x · y + z."""
+        suffix = f"v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "f32"
+        return self.call(f"llvm.fma.{suffix}", x.type, x, y, z)
+
+    def arg(self, index: int) -> Any:
+        """Address of an operand's numbers."""
+        return self.load(self._buffer(_ARGS, index), _DATA, POINTER, of=I8)
+
+    def ret(self, index: int) -> Any:
+        """Address of a result's numbers."""
+        return self.load(self._buffer(_RETS, index), _DATA, POINTER, of=I8)
+
+    def dim(self, index: int, axis: int) -> Any:
+        """Length of an operand's axis, i64."""
+        return self.load(self.load(self._buffer(_ARGS, index), _DIMS, POINTER, of=I8), axis, I64)
+
+    def _buffer(self, offset: int, index: int) -> Any:
+        return self.load(self.load(self.frame, offset, POINTER, of=I8), index, POINTER)
+
+
+def handler(kernel: Kernel, num_threads: int) -> ir.Module:
+    """A module with the kernel's FFI handler, of the kernel's name.
+
+    Args:
+        num_threads: most threads that work on a call.
+    """
+    module = ir.Module(kernel.name)
+    item = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, I64]), "item"))
+    kernel.item(item, item.function.args[1])
+    item.builder.ret_void()
+
+    work = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work"))
+    _take_items(work, item.function)
+    work.builder.ret_void()
+
+    assist = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "assist"))
+    assist.builder.call(work.function, [assist.frame])
+    _release(assist, assist.frame)
+    assist.builder.ret_void()
+
+    code = Code(ir.Function(module, ir.FunctionType(POINTER, [POINTER]), kernel.name))
+    extension = code.load(code.frame, _EXTENSION, POINTER, of=I8)
+    with code.builder.if_then(code.builder.icmp_unsigned("!=", extension, POINTER(None)), likely=False):
+        _tell_version(code, extension)
+        code.builder.ret(POINTER(None))
+    _share(code, kernel.num_items(code), num_threads, item.function, work.function, assist.function)
+    code.builder.ret(POINTER(None))
+    return module
+
+
+def _tell_version(code: Code, extension: Any) -> None:
+    kind = code.load(extension, 8, I32, of=I8)
+    with code.builder.if_then(code.builder.icmp_signed("==", kind, I32(_METADATA))):
+        metadata = code.load(extension, 24, POINTER, of=I8)
+        for offset, number in zip((24, 28), _VERSION, strict=True):
+            code.store(I32(number), metadata, offset, of=I8)
+
+
+def _share(code: Code, total: Any, num_threads: int, item: Any, work: Any, assist: Any) -> None:
+    """Run all items, on this thread and on those of XLA's pool."""
+    builder = code.builder
+    wanted = builder.select(builder.icmp_signed("<", total, I64(num_threads)), total, I64(num_threads))
+    with builder.if_else(builder.icmp_signed(">", wanted, I64(1))) as (several, alone):
+        with alone, code.loop(I64(0), total) as index:
+            builder.call(item, [code.frame, index])
+        with several:
+            job = code.call("malloc", POINTER, I64(_JOB_BYTES))
+            for offset, value in ((_NEXT, I64(0)), (_DONE, I64(0)), (_USERS, wanted), (_TOTAL, total)):
+                code.store(value, job, offset, of=I8)
+            code.store(code.frame, job, _FRAME, of=I8)
+            with code.loop(I64(1), wanted):
+                _schedule(code, builder.bitcast(assist, POINTER), job)
+            builder.call(work, [job])
+            done = code.at(job, _DONE)
+            with code.loop_while(lambda: builder.icmp_signed("<", _atomic_load(code, done), total)):
+                code.call("sched_yield", I32)
+            _release(code, job)
+
+
+def _schedule(code: Code, task: Any, job: Any) -> None:
+    """Ask XLA's pool to run `task(job)`; where there is none, the other threads do the work."""
+    with code.builder.goto_entry_block():
+        request = code.builder.alloca(ir.ArrayType(I64, 5))
+    values = (I64(40), POINTER(None), code.load(code.frame, _CONTEXT, POINTER, of=I8), task, job)
+    for place, value in enumerate(values):
+        code.store(value, request, 8 * place, of=I8)
+    error = _call_api(code, _SCHEDULE, code.builder.bitcast(request, POINTER))
+    with code.builder.if_then(code.builder.icmp_unsigned("!=", error, POINTER(None)), likely=False):
+        for place, value in enumerate((I64(24), POINTER(None), error)):
+            code.store(value, request, 8 * place, of=I8)
+        _call_api(code, _DESTROY_ERROR, code.builder.bitcast(request, POINTER))
+        _release(code, job)
+
+
+def _call_api(code: Code, offset: int, request: Any) -> Any:
+    api = code.load(code.frame, _API, POINTER, of=I8)
+    function = code.load(api, offset, ir.FunctionType(POINTER, [POINTER]).as_pointer(), of=I8)
+    return code.builder.call(function, [request])
+
+
+def _take_items(code: Code, item: Any) -> None:
+    """Run items of the job as long as there are any."""
+    builder, job = code.builder, code.frame
+    total = code.load(job, _TOTAL, I64, of=I8)
+    taken = code.variable(_add(code, job, _NEXT, 1))
+    with code.loop_while(lambda: builder.icmp_signed("<", taken.get(), total)):
+        builder.call(item, [code.load(job, _FRAME, POINTER, of=I8), taken.get()])
+        _add(code, job, _DONE, 1)
+        taken.set(_add(code, job, _NEXT, 1))
+
+
+def _release(code: Code, job: Any) -> None:
+    """The last user of the job frees it: a task may start when all its work is done."""
+    before = _add(code, job, _USERS, -1)
+    with code.builder.if_then(code.builder.icmp_signed("==", before, I64(1))):
+        code.call("free", ir.VoidType(), job)
+
+
+def _add(code: Code, job: Any, offset: int, number: int) -> Any:
+    place = code.builder.bitcast(code.at(job, offset), I64.as_pointer())
+    return code.builder.atomic_rmw("add", place, I64(number), "acq_rel")
+
+
+def _atomic_load(code: Code, place: Any) -> Any:
+    return code.builder.load_atomic(code.builder.bitcast(place, I64.as_pointer()), "acquire", 8)
+
+
+def _align(type: ir.Type) -> int:
+    """Bytes of one number."""
+    number = type.element if isinstance(type, ir.VectorType) else type
+    return 2 if number == BF16 else 4 if number == F32 else number.width // 8 if isinstance(number, ir.IntType) else 8

@@ -1,0 +1,83 @@
+"""Kernels of a CPU beside XLA's own code: compiled for this machine by llvmlite, called through XLA's foreign functions.
+
+They need the optional package llvmlite (`jinfercept[cpu]`) and an x86 CPU with AVX2; without either XLA computes everything.
+A kernel is compiled when the first function that calls it is traced, and stays for the life of the process.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+if TYPE_CHECKING:
+    from jinfercept.pallas.cpu_code import Kernel
+
+log = logging.getLogger(__name__)
+_LOCK = threading.Lock()
+_COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machine code that XLA calls
+
+
+@cache
+def features() -> frozenset[str]:
+    """LLVM's names of what this CPU can do, if kernels can be compiled for it; otherwise nothing."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        log.info("kernels for this CPU are off, XLA computes everything; fix: pip install jinfercept[cpu]")
+        return frozenset()
+    names = frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    return names if {"avx2", "fma"} <= names else frozenset()
+
+
+def usable() -> bool:
+    """Whether code for JAX's default backend can call kernels."""
+    return jax.default_backend() == "cpu" and bool(features())
+
+
+def target(kernel: "Kernel") -> str:
+    """The name of the FFI target that runs the kernel; compiled and registered at the first call."""
+    name = f"jinfercept_{kernel.name}"
+    with _LOCK:
+        if name not in _COMPILED:
+            _COMPILED[name], address = _compile(kernel)
+            handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu", api_version=1)
+    return name
+
+
+def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
+    """The kernel's result, row-major as its operands are."""
+    return jax.ffi.ffi_call(target(kernel), result)(*operands)  # pyright: ignore[reportReturnType]
+
+
+def _compile(kernel: "Kernel") -> tuple[Any, int]:
+    """The engine that owns the kernel's machine code, and the address of its handler."""
+    import llvmlite.binding as llvm
+
+    from jinfercept.pallas.cpu_code import handler
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, flags = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3)
+    module = llvm.parse_assembly(str(handler(kernel, _num_threads())))
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine, engine.get_function_address(kernel.name)
+
+
+def _num_threads() -> int:
+    """Of XLA's pool: the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,83 @@
+"""Kernels of a CPU that llvmlite compiles: products against numpy, several threads, a fork, a machine without llvmlite."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.pallas import cpu_kernels
+
+pytestmark = pytest.mark.skipif(not cpu_kernels.usable(), reason="this CPU has no AVX2")
+LEFT = """
+import sys
+sys.modules["llvmlite"] = None
+from jinfercept.pallas import cpu_kernels
+assert not cpu_kernels.usable()
+"""
+
+
+def operands(rows: int, depth: int, columns: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    x, weight = jax.random.split(jax.random.key(seed))
+    return (
+        jax.random.normal(x, (rows, depth), jnp.bfloat16),
+        jax.random.normal(weight, (depth, columns), jnp.bfloat16),
+    )
+
+
+def product(x: jax.Array, weight: jax.Array, *, transposed: bool, out: str = "float32") -> jax.Array:
+    from jinfercept.pallas.cpu_product import product, supports
+
+    assert supports(x, weight)
+    return jax.jit(product, static_argnames=("transposed", "out"))(x, weight, transposed=transposed, out=out)
+
+
+def wide(x: jax.Array) -> np.ndarray:
+    return np.asarray(x, np.float32)
+
+
+@settings(max_examples=8)
+@given(
+    rows=st.sampled_from([1, 3, 8, 13, 32]),
+    depth=st.integers(1, 5).map(lambda n: 32 * n),
+    columns=st.integers(1, 5).map(lambda n: 32 * n),
+    transposed=st.booleans(),
+    out=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, transposed: bool, out: str):
+    x, weight = operands(rows, depth, columns)
+    got = product(x, weight.T if transposed else weight, transposed=transposed, out=out)
+    assert got.dtype == out
+    np.testing.assert_allclose(wide(got), wide(x) @ wide(weight), atol=1e-3, rtol=1e-2 if out == "bfloat16" else 1e-3)
+
+
+def test_several_threads_call_one_kernel_at_once():
+    x, weight = operands(3, 64, 3200)
+    expected = wide(x) @ wide(weight)
+
+    def check(_: int) -> None:
+        np.testing.assert_allclose(product(x, weight, transposed=False), expected, atol=1e-3)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, range(64)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_kernels_work_on_when_the_process_has_forked():
+    x, weight = operands(3, 64, 3200)
+    before = product(x, weight, transposed=False)
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(product(x, weight, transposed=False), before)
+
+
+def test_without_llvmlite_there_are_no_kernels():
+    subprocess.run([sys.executable, "-c", LEFT], check=True)
