@@ -1,5 +1,8 @@
 """Parts that the model families share: the token embedding, the norms, and the one product that applies every weight."""
 
+from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -9,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.parallel import look_up
+from jinfercept.models.parallel import look_up, num_devices
+from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.rotation import Rotation
 
 FEWEST_ROWS = 4
@@ -66,13 +70,47 @@ def project(
         x, weight, bias: the factors, and the term that is added.
         out: dtype of the product, if not that of `x`.
     """
+    weights = weight[...]
+    kernel = _kernel(spec, x, weights, out or x.dtype)
+    if kernel is None:
+        y = _by_xla(spec, out, x, weights)
+    else:
+        y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
+    return y if bias is None else y + bias[...]
+
+
+def _by_xla(
+    spec: str, out: DTypeLike | None, x: Float[Array, "..."], weight: Float[Array, "..."]
+) -> Float[Array, "..."]:
     ours, theirs = spec.split("->")[0].split(",")
     shared = [letter for letter in ours if letter in theirs]  # einsum takes them by the alphabet, and copies the weight
     axes = [ours.index(letter) for letter in shared], [theirs.index(letter) for letter in shared]
+    product = jnp.tensordot(_padded(x), weight, axes, precision=_precision(x.dtype), preferred_element_type=out)
+    return product[: len(x)]
 
-    product = jnp.tensordot(_padded(x), weight[...], axes, precision=_precision(x.dtype), preferred_element_type=out)
-    y = product[: len(x)]
-    return y if bias is None else y + bias[...]
+
+def _kernel(
+    spec: str, x: Float[Array, "..."], weight: Float[Array, "..."], out: DTypeLike
+) -> Callable[..., Float[Array, "..."]] | None:
+    """The CPU's own code for a product, if there is some."""
+    if not cpu_kernels.usable() or num_devices() > 1:
+        return None
+    from jinfercept.pallas import cpu_product
+
+    ours, theirs = spec.split("->")[0].split(",")
+    num_shared, depth = len(ours) - 1, prod(x.shape[1:])
+    transposed = not theirs.startswith(ours[1:])
+    matrix = (-1, depth) if transposed else (depth, -1)
+    others = weight.shape[:-num_shared] if transposed else weight.shape[num_shared:]
+    if not cpu_product.supports((len(x), depth), (prod(others), depth), x.dtype, weight.dtype):
+        return None
+
+    def multiply(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        rows = x.reshape(len(x), depth)
+        y = cpu_product.product(rows, weight.reshape(matrix), transposed=transposed, out=out)
+        return y.reshape(len(x), *others)
+
+    return multiply
 
 
 def project_each(x: Float[Array, "T E"], weights: nnx.Param[Float[Array, "G E F"]]) -> Float[Array, "G T F"]:

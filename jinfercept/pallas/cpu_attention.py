@@ -20,6 +20,7 @@ from jax.lax import dynamic_update_slice_in_dim as put_window
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.kv_rows import is_quantised, split_row
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, KVPages
 
@@ -44,6 +45,30 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
 
     Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
     """
+    if cpu_kernels.usable():
+        return jax.lax.platform_dependent(q, pages, batch, cpu=_with_kernel, default=_tiled)
+    return _tiled(q, pages, batch)
+
+
+def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
+    """Decode rows by a kernel, chunks in tiles; all tokens of a small step by the kernel."""
+    from jinfercept.pallas import cpu_decode
+
+    if not cpu_decode.supports(q, pages):
+        return _tiled(q, pages, batch)
+    num_used = batch.query_starts[-1]
+    if len(q) <= DECODE_ROWS:
+        return cpu_decode.decode_attention(q, pages, batch, num_used)
+    decoded = cpu_decode.decode_attention(q, pages, batch, batch.num_decode)
+    return jax.lax.cond(
+        batch.num_decode < num_used, lambda decoded: _tiled(q, pages, batch, decoded), lambda decoded: decoded, decoded
+    )
+
+
+def _tiled(
+    q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"] | None = None
+) -> Float[Array, "T H D"]:
+    """Attention in plain XLA, of chunks only where the decode rows are there already."""
     num_tokens = len(q)
     num_rows, pages_per_row = batch.page_tables.shape
     tile_rows = min(DECODE_ROWS, num_tokens, num_rows)
@@ -88,8 +113,11 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
             row_end - start > short, lambda out: tile_of(long, out), lambda out: tile_of(short, out), out
         )
 
-    out = jnp.zeros_like(queries)
-    _, out = jax.lax.while_loop(lambda carry: carry[0] < batch.num_decode, decode_tile, (jnp.int32(0), out))
+    if decoded is None:
+        out = jnp.zeros_like(queries)
+        _, out = jax.lax.while_loop(lambda carry: carry[0] < batch.num_decode, decode_tile, (jnp.int32(0), out))
+    else:
+        out = jnp.pad(decoded, ((0, beyond), (0, 0), (0, 0)))
     _, out = jax.lax.while_loop(lambda carry: carry[0] < num_used, chunk_tile, (batch.num_decode, out))
     return out[:num_tokens]
 

@@ -5,6 +5,7 @@ foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand he
 take items by an atomic counter; the caller waits only for items that another thread has begun, never for a free thread.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _EXTENSION, _API, _CONTEXT, _ARGS, _RETS = 8, 16, 24, 72, 112  # in a call frame
 _DATA, _DIMS = 24, 40  # in a buffer
 _SCHEDULE, _DESTROY_ERROR = 136, 64  # in the table of XLA's functions
 _NEXT, _DONE, _USERS, _TOTAL, _FRAME, _JOB_BYTES = 0, 64, 128, 192, 200, 208  # in a job: counters on lines of their own
+_EXP = [1 / math.factorial(power) for power in range(6, -1, -1)]  # of the series, from the highest power
 
 
 class _BFloat(ir.Type):
@@ -133,6 +135,53 @@ class Code:
         """x · y + z."""
         suffix = f"v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "f32"
         return self.call(f"llvm.fma.{suffix}", x.type, x, y, z)
+
+    def shuffle(self, x: Any, y: Any, order: list[int]) -> Any:
+        """The numbers of two vectors at these places, those of `y` after those of `x`."""
+        return self.builder.shuffle_vector(x, y, ir.VectorType(I32, len(order))(order))
+
+    def wide(self, base: Any, offset: Any, lanes: int, number: ir.Type) -> Any:
+        """A vector of float32, of numbers that are float32 or bfloat16."""
+        vector = self.load(base, offset, ir.VectorType(number, lanes), of=number)
+        return vector if number == F32 else self.builder.fpext(vector, ir.VectorType(F32, lanes))
+
+    def sums_of_four(self, vectors: list[Any]) -> Any:
+        """The sums of each of four vectors' numbers, as one vector."""
+        first, second, third, fourth = vectors
+        low, high = [0, 4, 1, 5], [2, 6, 3, 7]
+        halves = self._folded(first, second, low, high), self._folded(third, fourth, low, high)
+        whole = self._folded(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
+        while (lanes := whole.type.count // 2) >= 4:
+            parts = (self.shuffle(whole, whole, list(range(first, first + lanes))) for first in (0, lanes))
+            whole = self.builder.fadd(*parts)
+        return whole
+
+    def _folded(self, x: Any, y: Any, low: list[int], high: list[int]) -> Any:
+        """The sum of two choices of four numbers of every 128 bits; 4 to 7 are those of `y`."""
+        lanes = x.type.count
+        orders = [
+            [first + place % 4 + lanes * (place // 4) for first in range(0, lanes, 4) for place in places]
+            for places in (low, high)
+        ]
+        return self.builder.fadd(*(self.shuffle(x, y, order) for order in orders))
+
+    def exp(self, x: Any) -> Any:
+        """e to the power of a vector's numbers, none above 0: within 2e-7 of the result; 0 for numbers below -87."""
+        b, kind = self.builder, x.type
+        vector = ir.VectorType(I32, kind.count)
+
+        def every(number: float) -> Any:
+            return kind([number] * kind.count)
+
+        scaled = b.fmul(x, every(math.log2(math.e)))
+        whole = self.call(f"llvm.rint.v{kind.count}f32", kind, scaled)
+        rest = b.fmul(b.fsub(scaled, whole), every(math.log(2)))
+        power = every(_EXP[0])
+        for factor in _EXP[1:]:
+            power = self.fma(power, rest, every(factor))
+        exponent = b.shl(b.fptosi(whole, vector), vector([23] * kind.count))
+        result = b.bitcast(b.add(b.bitcast(power, vector), exponent), kind)
+        return b.select(b.fcmp_ordered(">", x, every(-87.0)), result, every(0.0))
 
     def arg(self, index: int) -> Any:
         """Address of an operand's numbers."""

@@ -41,6 +41,11 @@ def usable() -> bool:
     return jax.default_backend() == "cpu" and bool(features())
 
 
+def lanes() -> int:
+    """Numbers of float32 in the widest vector of this CPU."""
+    return 16 if "avx512f" in features() else 8
+
+
 def target(kernel: "Kernel") -> str:
     """The name of the FFI target that runs the kernel; compiled and registered at the first call."""
     name = f"jinfercept_{kernel.name}"

@@ -1,7 +1,7 @@
-"""Products of a few rows with a weight in bfloat16 as it lies: every number of the weight is read once, in order.
+"""Products of a few rows with a weight in bfloat16 as it lies: every number of the weight is read once from memory.
 
-An item is a block of the weight's outputs for all rows. Sums are in float32; CPUs with bfloat16 dot products multiply pairs of
-numbers, others widen to float32 first.
+An item is a block of the weight's outputs for all rows. Sums are in float32. CPUs with bfloat16 dot products multiply pairs of
+numbers; others widen numbers to float32 first.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
 
 MOST_ROWS = 32
-BLOCK = 32  # numbers in a cache line, and columns in the smallest item
+BLOCK = 32  # numbers in a cache line, and outputs of an item
 AHEAD = 16  # rows of the weight that are fetched before they are needed
+PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
 
 
 def product(
@@ -30,70 +31,115 @@ def product(
         x, weight: bfloat16; the weight is `[K, N]`, or `[N, K]` if `transposed`.
         out: type of the result.
     """
-    kernel = _Transposed(len(x), jnp.dtype(out).name) if transposed else _Columns(len(x), jnp.dtype(out).name)
+    kind = _ByRows if transposed else _ByColumns
+    kernel = kind(len(x), jnp.dtype(out).name, cpu_kernels.lanes(), "avx512bf16" in cpu_kernels.features())
     result = jax.ShapeDtypeStruct((len(x), weight.shape[0 if transposed else 1]), out)
     return cpu_kernels.call(kernel, result, x, weight)
 
 
-def supports(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether `product` computes this."""
-    few = "avx512bf16" in cpu_kernels.features() and x.ndim == weight.ndim == 2 and len(x) <= MOST_ROWS
-    return few and x.dtype == weight.dtype == jnp.bfloat16 and all(size % BLOCK == 0 for size in weight.shape)
-
-
-F16, W32 = ir.VectorType(F32, 16), ir.VectorType(BF16, 32)
+def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike) -> bool:
+    """Whether `product` computes this, of the shapes and types of its factors."""
+    return (
+        x[0] <= MOST_ROWS
+        and all(size % BLOCK == 0 for size in weight)
+        and all(dtype == jnp.bfloat16 for dtype in dtypes)
+    )
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """`[T, K] @ [K, N]`: an item is a block of columns."""
+class _Rows:
+    """Code of both kernels.
+
+    Attributes:
+        rows: of `x`.
+        out: name of the result's type.
+        lanes: numbers of float32 in a vector.
+        pairs: whether the CPU multiplies pairs of bfloat16.
+    """
 
     rows: int
     out: str
+    lanes: int
+    pairs: bool
+
+    def _tiles(self, most: int) -> list[tuple[int, int]]:
+        """First row and number of rows of tiles that are about equal."""
+        size = -(-self.rows // -(-self.rows // most))
+        return [(first, min(size, self.rows - first)) for first in range(0, self.rows, size)]
+
+    def _zeros(self, code: Code, count: int) -> list[Variable]:
+        return [code.variable(ir.VectorType(F32, self.lanes)([0.0] * self.lanes)) for _ in range(count)]
+
+    def _load(self, code: Code, base: Any, offset: Any) -> Any:
+        """A vector of pairs, or one of widened numbers."""
+        return code.load(base, offset, PAIRS, of=BF16) if self.pairs else code.wide(base, offset, self.lanes, BF16)
+
+    def _add(self, code: Code, total: Variable, x: Any, y: Any) -> None:
+        """Add the products of two vectors' numbers, or of their pairs."""
+        if self.pairs:
+            name = "llvm.x86.avx512bf16.dpbf16ps.512"
+            total.set(code.call(name, total.get().type, total.get(), code.builder.bitcast(x, PAIRS), y))
+        else:
+            total.set(code.fma(x, y, total.get()))
+
+    def _store(self, code: Code, values: Any, offset: Any) -> None:
+        number = BF16 if self.out == "bfloat16" else F32
+        if number == BF16:
+            values = code.builder.fptrunc(values, ir.VectorType(BF16, values.type.count))
+        code.store(values, code.ret(0), offset, of=number)
+
+
+@dataclass(frozen=True)
+class _ByColumns(_Rows):
+    """`[T, K] @ [K, N]`: an item is a block of columns."""
 
     @property
     def name(self) -> str:
-        return f"product_columns_{self.rows}_{self.out}"
-
-    @property
-    def width(self) -> int:
-        """Columns of an item."""
-        return BLOCK
+        """See `Kernel`."""
+        return f"product_by_columns_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
 
     def num_items(self, code: Code) -> Any:
-        return code.builder.sdiv(code.dim(1, 1), I64(self.width))
+        return code.builder.sdiv(code.dim(1, 1), I64(BLOCK))
 
     def item(self, code: Code, index: Any) -> None:
-        column = code.builder.mul(index, I64(self.width))
-        tile = -(-self.rows // -(-self.rows // 12))
-        for first in range(0, self.rows, tile):
-            self._tile(code, column, first, min(tile, self.rows - first))
+        column = code.builder.mul(index, I64(BLOCK))
+        for first, count in self._tiles(12 if self.pairs else 6 if self.lanes == 16 else 3):
+            self._tile(code, column, first, count)
 
-    def _tile(self, code: Code, column: Any, first: int, rows: int) -> None:
+    def _tile(self, code: Code, column: Any, first: int, count: int) -> None:
         b, depth, columns = code.builder, code.dim(0, 1), code.dim(1, 1)
-        x, weight, out = code.arg(0), code.arg(1), code.ret(0)
-        sums = [[code.variable(F16([0.0] * 16)) for _ in range(2)] for _ in range(rows)]
-        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(rows)]
-        with code.loop(I64(0), depth, 2) as k:
+        x, weight = code.arg(0), code.arg(1)
+        sums = [self._zeros(code, BLOCK // self.lanes) for _ in range(count)]
+        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(count)]
+        step = 2 if self.pairs else 1
+        with code.loop(I64(0), depth, step) as k:
             place = b.add(b.mul(k, columns), column)
-            upper = code.load(weight, place, W32, of=BF16)
-            lower = code.load(weight, b.add(place, columns), W32, of=BF16)
-            far = b.add(place, b.mul(columns, I64(AHEAD)))
-            for line in (far, b.add(far, columns)):
-                code.call("llvm.prefetch.p0", ir.VoidType(), code.at(weight, line, BF16), I32(0), I32(3), I32(1))
-            pairs = [b.shuffle_vector(upper, lower, ir.VectorType(I32, 32)(_interleaved(half))) for half in range(2)]
-            for row in range(rows):
-                both = code.splat(code.load(xs[row], k, I32, of=BF16), 16)
-                for half in range(2):
-                    _add_products(code, sums[row][half], b.bitcast(both, W32), pairs[half])
-        for row in range(rows):
-            low, high = (total.get() for total in sums[row])
-            for half in range(2):
-                whole = b.shuffle_vector(low, high, ir.VectorType(I32, 16)(_ordered(half)))
-                if self.out == "bfloat16":
-                    whole = b.fptrunc(whole, ir.VectorType(BF16, 16))
-                offset = b.add(b.mul(I64(first + row), columns), b.add(column, I64(16 * half)))
-                code.store(whole, out, offset, of=BF16 if self.out == "bfloat16" else F32)
+            for row in range(step):
+                far = code.at(weight, b.add(place, b.mul(columns, I64(AHEAD + row))), BF16)
+                code.call("llvm.prefetch.p0", ir.VoidType(), far, I32(0), I32(3), I32(1))
+            weights = self._weights(code, weight, place, columns)
+            for totals, numbers in zip(sums, xs, strict=True):
+                if self.pairs:
+                    number = code.splat(code.load(numbers, k, I32, of=BF16), self.lanes)
+                else:
+                    number = code.splat(b.fpext(code.load(numbers, k, BF16), F32), self.lanes)
+                for total, part in zip(totals, weights, strict=True):
+                    self._add(code, total, number, part)
+        for row, totals in enumerate(sums):
+            vectors = [total.get() for total in totals]
+            if self.pairs:
+                vectors = [code.shuffle(vectors[0], vectors[1], _ordered(half)) for half in range(2)]
+            for part, vector in enumerate(vectors):
+                start = b.add(b.mul(I64(first + row), columns), I64(part * self.lanes))
+                self._store(code, vector, b.add(start, column))
+
+    def _weights(self, code: Code, weight: Any, place: Any, columns: Any) -> list[Any]:
+        """The block's numbers of one row of the weight; of two rows as pairs, in another order."""
+        if not self.pairs:
+            starts = range(0, BLOCK, self.lanes)
+            return [self._load(code, weight, code.builder.add(place, I64(start))) for start in starts]
+        upper, lower = (self._load(code, weight, row) for row in (place, code.builder.add(place, columns)))
+        return [code.shuffle(upper, lower, _interleaved(half)) for half in range(2)]
 
 
 def _interleaved(half: int) -> list[int]:
@@ -102,74 +148,41 @@ def _interleaved(half: int) -> list[int]:
 
 
 def _ordered(half: int) -> list[int]:
-    """Columns in order, of sums of the pairs of both halves."""
-    columns = [8 * lane + 4 * half_ + place for half_ in range(2) for lane in range(4) for place in range(4)]
+    """Where half of the columns are in the sums of the pairs of both halves."""
+    columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
     return [columns.index(16 * half + place) for place in range(16)]
 
 
 @dataclass(frozen=True)
-class _Transposed:
+class _ByRows(_Rows):
     """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows."""
-
-    rows: int
-    out: str
 
     @property
     def name(self) -> str:
-        return f"product_rows_{self.rows}_{self.out}"
+        """See `Kernel`."""
+        return f"product_by_rows_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
 
     def num_items(self, code: Code) -> Any:
         return code.builder.sdiv(code.dim(1, 0), I64(BLOCK))
 
     def item(self, code: Code, index: Any) -> None:
         start = code.builder.mul(index, I64(BLOCK))
-        tile = -(-self.rows // -(-self.rows // 6))
-        for first in range(0, self.rows, tile):
+        for first, count in self._tiles(6 if self.lanes == 16 else 2):
             with code.loop(start, code.builder.add(start, I64(BLOCK)), 4) as n:
-                self._tile(code, n, first, min(tile, self.rows - first))
+                self._tile(code, n, first, count)
 
-    def _tile(self, code: Code, n: Any, first: int, rows: int) -> None:
+    def _tile(self, code: Code, n: Any, first: int, count: int) -> None:
         b, depth, columns = code.builder, code.dim(0, 1), code.dim(1, 0)
-        x, weight, out = code.arg(0), code.arg(1), code.ret(0)
-        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(rows)]
+        x, weight = code.arg(0), code.arg(1)
+        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(count)]
         ws = [code.at(weight, b.mul(b.add(n, I64(place)), depth), BF16) for place in range(4)]
-        sums = [[code.variable(F16([0.0] * 16)) for _ in ws] for _ in xs]
-        with code.loop(I64(0), depth, 32) as k:
-            theirs = [code.load(w, k, W32, of=BF16) for w in ws]
-            for row in range(rows):
-                ours = code.load(xs[row], k, W32, of=BF16)
-                for total, w in zip(sums[row], theirs, strict=True):
-                    _add_products(code, total, ours, w)
-        for row in range(rows):
-            four = _sums_of_four(code, [total.get() for total in sums[row]])
-            if self.out == "bfloat16":
-                four = b.fptrunc(four, ir.VectorType(BF16, 4))
-            offset = b.add(b.mul(I64(first + row), columns), n)
-            code.store(four, out, offset, of=BF16 if self.out == "bfloat16" else F32)
-
-
-def _add_products(code: Code, total: Variable, x: Any, y: Any) -> None:
-    """Add the products of two vectors' numbers, each sum one pair of them."""
-    total.set(code.call("llvm.x86.avx512bf16.dpbf16ps.512", F16, total.get(), x, y))
-
-
-def _sums_of_four(code: Code, vectors: list[Any]) -> Any:
-    """The sums of four vectors' numbers, as one vector."""
-    b = code.builder
-
-    def picked(x: Any, y: Any, order: list[int]) -> Any:
-        return b.shuffle_vector(x, y, ir.VectorType(I32, len(order))(order))
-
-    def folded(x: Any, y: Any, low: list[int], high: list[int]) -> Any:
-        """By 128-bit lane; numbers 4 to 7 are those of `y`."""
-        places = [
-            [4 * lane + place % 4 + 16 * (place // 4) for lane in range(4) for place in row] for row in (low, high)
-        ]
-        return b.fadd(picked(x, y, places[0]), picked(x, y, places[1]))
-
-    first, second, third, fourth = vectors
-    low, high = [0, 4, 1, 5], [2, 6, 3, 7]
-    halves = folded(first, second, low, high), folded(third, fourth, low, high)
-    whole = folded(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
-    whole = b.fadd(picked(whole, whole, list(range(8))), picked(whole, whole, list(range(8, 16))))
-    return b.fadd(picked(whole, whole, list(range(4))), picked(whole, whole, list(range(4, 8))))
+        sums = [self._zeros(code, 4) for _ in xs]
+        with code.loop(I64(0), depth, PAIRS.count if self.pairs else self.lanes) as k:
+            theirs = [self._load(code, w, k) for w in ws]
+            for totals, numbers in zip(sums, xs, strict=True):
+                ours = self._load(code, numbers, k)
+                for total, w in zip(totals, theirs, strict=True):
+                    self._add(code, total, ours, w)
+        for row, totals in enumerate(sums):
+            start = b.add(b.mul(I64(first + row), columns), n)
+            self._store(code, code.sums_of_four([total.get() for total in totals]), start)

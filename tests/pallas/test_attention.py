@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
-from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, paged_attention_cpu
+from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
 from jinfercept.pallas.layout import write_kv
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 
@@ -18,7 +18,7 @@ WIDE_PAGES = Shapes(70, 4, 3, 128, 4, 1, 32)  # one KV head, pages larger than a
 ONE_TOKEN = Shapes(1, 1, 20, 16, 9, 3, 64)
 ALL_SHAPES = [SMALL, RAGGED, ONE_HEAD_EACH, WIDE_PAGES, ONE_TOKEN]
 
-cpu = jax.jit(paged_attention_cpu)
+cpu, tiled = jax.jit(paged_attention_cpu), jax.jit(_tiled)
 
 
 def dense_attention(q: np.ndarray, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -39,6 +39,13 @@ def dense_attention(q: np.ndarray, key: np.ndarray, value: np.ndarray, positions
 def test_cpu_attention_agrees_with_the_reference_on_any_ragged_batch(step):
     q, pages, batch = make_step(*step)
     np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+@settings(max_examples=10)
+@given(steps([SMALL]))
+def test_cpu_attention_without_kernels_agrees_with_the_reference(step):
+    q, pages, batch = make_step(*step)
+    np.testing.assert_allclose(tiled(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
 
 
 @settings(max_examples=10)
