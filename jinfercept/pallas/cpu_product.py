@@ -18,7 +18,7 @@ from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
 
 MOST_ROWS = 32
 BLOCK = 32  # numbers in a cache line, and outputs of an item
-AHEAD = 16  # rows of the weight that are fetched before they are needed
+AHEAD = 32  # rows of the weight that are fetched before they are needed
 PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
 
 
