@@ -6,6 +6,8 @@ that was its input keeps its KV.
 
 A step dispatches the forward pass of its plan, then its sampling. A constrained request's mask depends on its last token. So a
 plan that samples for such a request has the plans before it collected in between, while the device runs its forward pass.
+A plan with drafts (`sched.speculation`) is collected before the next one is made, and the plans before it too: drafts continue
+tokens that the host knows.
 """
 
 import logging
@@ -177,13 +179,17 @@ class Engine:
         try:
             self._poll(events)
             self._retained.expire(self._clock.now())
+            if self._in_flight and self.scheduler.speculation.waits(self.scheduler.running):
+                self._collect_all(events)
             planned = self.scheduler.plan(self._clock.now())
             self._quiescent_at = None if planned.plan else self._requests.num_finished
             if planned.plan:
                 forward = self._runner.forward(planned.plan)
                 masks = self._masks(planned, events)
                 self._in_flight.append((planned, self._runner.sample(forward, masks)))
-            if self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
+            if planned.drafts:
+                self._collect_all(events)
+            elif self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
                 self._collect(events)
             elif not planned.plan and not events and self._requests:
                 self._idle()
@@ -228,8 +234,7 @@ class Engine:
         """
         if not self._requests.is_constrained(planned):
             return {}
-        while self._in_flight:
-            self._collect(events)
+        self._collect_all(events)
         return self._requests.masks(planned, events)
 
     def _collect(self, events: list[Event]) -> None:
@@ -239,6 +244,10 @@ class Engine:
         if self._observe is not None:
             self._observe(planned, result)
         self._requests.apply(planned, result, events)
+
+    def _collect_all(self, events: list[Event]) -> None:
+        while self._in_flight:
+            self._collect(events)
 
     def _fail(self, error: BaseException, events: list[Event]) -> None:
         """Recover from a failed step: end every request with the error, and forget all KV."""

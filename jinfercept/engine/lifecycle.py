@@ -10,7 +10,7 @@ from typing import Any, final
 
 from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
 from jinfercept.engine.clock import Clock
-from jinfercept.engine.protocols import Endpoints
+from jinfercept.engine.protocols import CopyableConstraint, Endpoints
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, Text
 from jinfercept.errors import RequestError, describe_failure
@@ -23,6 +23,7 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sampling_options import draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Sequence, State
+from jinfercept.sched.speculation import kept
 
 MOST_FIRST_TOKENS = 4096
 """First tokens that are kept for those who want to know."""
@@ -156,13 +157,15 @@ class RequestLifecycle:
 
         A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
         """
-        masks = {}
-        for row, (sequence, epoch) in enumerate(planned.sampled):
+        masks, row = {}, 0
+        for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):
             session = self._constrained.get(sequence.id)
             if session is not None and sequence.epoch == epoch:
                 words = self._allowed(session, events)
                 if words is not None:
                     masks[row] = words
+                    masks |= enumerate(session.allowed_after(words, drafts), start=row + 1)
+            row += 1 + len(drafts)
         return masks
 
     def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
@@ -172,10 +175,43 @@ class RequestLifecycle:
             if sequence.epoch == epoch:
                 self._sessions[sequence.id].note_scores(scores)
         reports = result.logprobs or (None,) * len(result.tokens)
-        for (sequence, epoch), token, report in zip(planned.sampled, result.tokens, reports, strict=True):
-            if sequence.epoch == epoch:
-                self._scheduler.accept(sequence, token)
-                self._accept(self._sessions[sequence.id], token, report, now, events)
+        row = 0
+        for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):
+            rows = slice(row, row := row + 1 + len(drafts))
+            if sequence.epoch != epoch:
+                continue
+            session = self._sessions[sequence.id]
+            if drafts:
+                self._verify(session, drafts, result.tokens[rows], reports[rows], now, events)
+            else:
+                self._scheduler.accept(sequence, result.tokens[rows.start])
+                self._accept(session, result.tokens[rows.start], reports[rows.start], now, events)
+
+    def _verify(
+        self,
+        session: Session,
+        drafts: tuple[int, ...],
+        drawn: tuple[int, ...],
+        reports: tuple[TokenLogprobs | None, ...],
+        now: float,
+        events: list[Event],
+    ) -> None:
+        """Hand the drawn tokens of a chunk with drafts to their request, one by one, as far as they count (`kept`).
+
+        A token after which the request pauses, ends or reads a result is the last one.
+        """
+        sequence, accepted = session.sequence, 0
+        epoch = sequence.epoch
+        for index in range(kept(drafts, drawn)):
+            if index and session.constraint is not None and self._allowed(session, events) is None:
+                break
+            computed = index < len(drafts) and drawn[index] == drafts[index]
+            accepted += computed
+            self._scheduler.accept(sequence, drawn[index], computed=computed)
+            self._accept(session, drawn[index], reports[index], now, events)
+            if sequence.epoch != epoch:
+                break
+        self._scheduler.speculation.settle(sequence, len(drafts), accepted)
 
     def _constrain(self, session: Session) -> None:
         """Begin the constraint of the request's next turn, if its grammar has one."""
@@ -183,6 +219,7 @@ class RequestLifecycle:
         session.constraint = grammar.constrain(session.stop_token_ids) if grammar is not None else None
         if session.constraint is not None:
             self._constrained[session.request.id] = session
+            session.sequence.may_draft &= isinstance(session.constraint, CopyableConstraint)
         else:
             self._constrained.pop(session.request.id, None)
 

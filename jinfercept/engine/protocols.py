@@ -1,11 +1,11 @@
 """What the engine needs of its runner, which executes plans, of its endpoints, which answer calls, and of markup."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from jinfercept.intercept.call_markup import SharedLimit
 from jinfercept.parsers.cml import BadFrame, TrapFrame
-from jinfercept.request import Call, CallMode, Result, Tool
+from jinfercept.request import Call, CallMode, Constraint, Result, Tool
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
@@ -58,6 +58,15 @@ class Endpoints(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Forget the calls of a request, asynchronous ones too, if it has any."""
+        ...
+
+
+@runtime_checkable
+class CopyableConstraint(Constraint, Protocol):
+    """A constraint whose state can be copied. Requests with another one have no drafts."""
+
+    def copy(self) -> Constraint:
+        """The same state; what it accepts does not change this one."""
         ...
 
 

@@ -1,9 +1,10 @@
 """One request in the engine: its text, its tokens, its interceptions and its output. Knows no pages and no plans."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from jinfercept.engine.protocols import CopyableConstraint
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -93,6 +94,26 @@ class Session:
         """Whether the grammar ends the request: it allows no further token, and no detector waits for an end token."""
         constraint = self.constraint
         return constraint is not None and constraint.ended and not (self.watch and self.stop_token_ids)
+
+    def allowed_after(self, words: Any, drafts: tuple[int, ...]) -> Iterator[Any]:
+        """The masks of the tokens after each draft, up to a draft that the grammar refuses: no drawn token equals that one.
+
+        Args:
+            words: the mask of the first draft's place.
+        """
+        if not drafts:
+            return
+        assert isinstance(self.constraint, CopyableConstraint)
+        ahead = self.constraint.copy()
+        for draft in drafts:
+            if not int(words[draft // 32]) >> draft % 32 & 1:
+                return
+            try:
+                ahead.accept(draft)
+                words = ahead.allowed()
+            except Exception:  # the request fails at this place once its tokens lead there
+                return
+            yield words
 
     def watched(self, token: int) -> tuple[Call, ...]:
         """The calls that the detector finds in the newest token and that the server answers."""

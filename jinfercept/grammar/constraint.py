@@ -48,6 +48,12 @@ class TokenConstraint:
         self._allowed: UInt32[np.ndarray, "words"] | None = None  # of the next token, once computed
         self.ended = False
 
+    def copy(self) -> "TokenConstraint":
+        """The same state; what it accepts does not change this one."""
+        copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids)
+        copied.ended = self.ended
+        return copied
+
     def allowed(self) -> UInt32[np.ndarray, "words"]:
         """The tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
 

@@ -18,7 +18,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 1
+VERSION = 2
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -93,7 +93,7 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
-    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), chunk.score)
+    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), *chunk[5:])
 
 
 def _draw_numbers(options: object) -> tuple[object, ...]:
@@ -104,8 +104,8 @@ def _draw_numbers(options: object) -> tuple[object, ...]:
 
 
 def _chunk(fields: tuple[Any, ...]) -> Chunk:
-    slot, start, tokens, new_pages, sample, score = fields
-    return Chunk(slot, start, tokens, new_pages, sample and _sample(*sample), score and Score(*score))
+    slot, start, tokens, new_pages, sample, score, num_drafts = fields
+    return Chunk(slot, start, tokens, new_pages, sample and _sample(*sample), score and Score(*score), num_drafts)
 
 
 def _sample(

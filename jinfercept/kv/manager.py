@@ -89,8 +89,8 @@ class KVManager:
         self.advance(context)
 
     def release(self, context: Context) -> None:
-        """The sequence pauses: turn its references into evictable references."""
-        assert context.held
+        """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
+        self.trim(context)
         context.held = False
         for page in context.pages:
             self.store.count(page, refs=-1, evictable_refs=1)
@@ -214,6 +214,14 @@ class KVManager:
         if start <= context.ready:
             context.ready = max(context.ready, end)
         self.advance(context)
+
+    def trim(self, context: Context) -> int:
+        """Give back the last pages of a held context that have a device slot and no token; returns how many pages are left."""
+        assert context.held
+        pages = context.pages
+        while pages and pages[-1].device is not None and not pages[-1].filled:
+            self.store.count(pages.pop(), refs=-1)
+        return len(pages)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 

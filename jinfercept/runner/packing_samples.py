@@ -1,6 +1,6 @@
 """Packs a plan's sampled rows into one int32 matrix, so that sampling needs one upload, and unpacks it on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.runner.logits_processors import SampleRows
-from jinfercept.sched.plan import Chunk
+from jinfercept.sched.plan import Chunk, Sample
 from jinfercept.sched.sampling_options import DrawOptions
 
 NUM_FIELDS = len(SampleRows._fields)
@@ -23,14 +23,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
-    """The sampled rows of a plan, in its order."""
+    """The sampled rows of a plan, in its order. Rows of a chunk with drafts write to no slot: the host sends its next token."""
     rows = _blank(num_rows, scratch_slot)
-    drawn = [row for row, chunk in enumerate(chunks) if chunk.sample is not None]
+    drawn = list(sampled_rows(chunks))
     if drawn:
-        count, lengths = len(drawn), [len(chunk.tokens) for chunk in chunks]
-        temperatures, seeds, positions, options, held, _, _ = zip(*[chunks[row].sample for row in drawn], strict=True)
-        rows[0, :count] = np.cumsum(lengths)[drawn] - 1
-        rows[1, :count] = [chunks[row].slot for row in drawn]
+        count = len(drawn)
+        indices, slots, samples = zip(*drawn, strict=True)
+        temperatures, seeds, positions, options, held, _, _ = zip(*samples, strict=True)
+        rows[0, :count] = indices
+        rows[1, :count] = [scratch_slot if slot is None else slot for slot in slots]
         rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)
         rows[3, :count] = positions
         rows[_FIRST_FLOAT, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
@@ -39,6 +40,24 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
                 if asked is not None:
                     _enter_options(rows[:, row], asked, held[row])
     return rows
+
+
+def sampled_rows(chunks: tuple[Chunk, ...]) -> Iterator[tuple[int, int | None, Sample]]:
+    """Of every sampled row the token whose logits it draws from, counted over the chunks; the slot; and the draw.
+
+    The slot is None where the chunk has drafts.
+    """
+    end = 0
+    for chunk in chunks:
+        end += len(chunk.tokens)
+        if chunk.sample is None:
+            continue
+        if not chunk.num_drafts:
+            yield end - 1, chunk.slot, chunk.sample
+            continue
+        for row in range(1 + chunk.num_drafts):
+            sample = chunk.sample._replace(position=chunk.sample.position + row)
+            yield end - 1 - chunk.num_drafts + row, None, sample
 
 
 def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:

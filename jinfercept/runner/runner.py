@@ -75,6 +75,7 @@ class RunnerShape:
         joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
             of quantised pages.
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
+        num_drafts: most drafts of a sequence in a step.
     """
 
     num_pages: int
@@ -88,6 +89,7 @@ class RunnerShape:
     pinned_memory: bool = True
     joined_decode: bool = True
     kv_cache_dtype: str = "auto"
+    num_drafts: int = 0
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""
@@ -115,7 +117,8 @@ class RunnerShape:
     @property
     def sample_rows(self) -> tuple[int, ...]:
         """Numbers of sampled rows that have executables, ascending."""
-        return tuple(sorted({self.bucket(size).num_rows for size in self.buckets}))
+        most = self.max_num_seqs * (1 + self.num_drafts)
+        return tuple(sorted({min(size, most) for size in self.buckets}))
 
 
 @final

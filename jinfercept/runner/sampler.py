@@ -28,6 +28,7 @@ from jinfercept.runner.packing_samples import (
     draw_kind,
     pack_positions,
     pack_samples,
+    sampled_rows,
     unpack_samples,
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
@@ -131,15 +132,16 @@ class Sampler:
             chunks: of the plan.
             params: `Params.head`.
         """
-        samples = [(chunk.slot, chunk.sample) for chunk in chunks if chunk.sample is not None]
+        samples = list(sampled_rows(chunks))
         if not samples:
             return Hidden(x, chunks, None)
         num_best: list[int | None] = []
         forced: dict[int, np.ndarray] = {}
-        for row, (slot, asked) in enumerate(samples):
+        for row, (_, slot, asked) in enumerate(samples):
             if asked.forced is not None:
                 forced[row] = self._only(asked.forced)
             if asked.options is not None and asked.history is not None:
+                assert slot is not None, "the host does not draft for a slot with state"
                 vector = pack_slot(asked.options, asked.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
             num_best.append(None if asked.options is None else asked.options.params.logprobs)

@@ -14,6 +14,7 @@ from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.prefill import chunks_prefill
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 
 
 class SchedulerLimits(NamedTuple):
@@ -26,6 +27,7 @@ class SchedulerLimits(NamedTuple):
         max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
         chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
         preemption: see `Scheduler`.
+        speculation: options of drafts.
     """
 
     buckets: tuple[int, ...]
@@ -34,6 +36,7 @@ class SchedulerLimits(NamedTuple):
     max_chunk_tokens: int | None = None
     chunked_prefill: bool | None = None
     preemption: Preemption = "policy"
+    speculation: SpeculationLimits = NO_DRAFTS
 
     def chunks(self, policy: PolicyChoice) -> bool:
         """Whether prefill is chunked under a policy.
@@ -82,6 +85,7 @@ class SchedulerBuild:
             observer=observer,
             preemption=limits.preemption,
             order=self.order,
+            speculation=limits.speculation,
         )
 
 

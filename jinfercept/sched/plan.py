@@ -11,7 +11,7 @@ FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""
 
 Masks = Mapping[int, Any]
-"""The tokens that constrained rows may draw, by the row's place among a plan's sampled chunks: an array of uint32 words, in
+"""The tokens that constrained rows may draw, by the row's place among a plan's sampled rows: an array of uint32 words, in
 which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may draw every token."""
 
 
@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive query tokens of one sequence. Decoding is a chunk of one.
+    """Consecutive query tokens of one sequence. Decoding is a chunk of one, or of one and drafts of the tokens after it.
 
     Attributes:
         slot: the sequence's slot in the runner's page tables.
@@ -59,6 +59,9 @@ class Chunk(NamedTuple):
         new_pages: (index in the page table, device slot) pairs that the runner does not know yet.
         sample: how to draw the next token from the last one's logits; None: nothing is drawn.
         score: tokens of the prompt to score; None: none.
+        num_drafts: the last so many tokens are drafts. The token at each draft's position is drawn too, from the logits before
+            it, and after the last draft one more: the chunk has `1 + num_drafts` sampled rows, `sample` is that of the first,
+            and the others differ from it by their position only.
     """
 
     slot: int
@@ -67,6 +70,12 @@ class Chunk(NamedTuple):
     new_pages: tuple[tuple[int, int], ...]
     sample: Sample | None
     score: Score | None = None
+    num_drafts: int = 0
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafted tokens, in order."""
+        return self.tokens[len(self.tokens) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +121,9 @@ class StepResult(NamedTuple):
     """The tokens of a plan.
 
     Attributes:
-        tokens: one per sampled chunk, in the plan's order.
+        tokens: one per sampled row, in the plan's order: one per sampled chunk, and one more for each of its drafts.
         elapsed_s: seconds from the dispatch of the forward pass until the tokens were read.
-        logprobs: one per sampled chunk, None where the request asks for none; empty if no request asks for any.
+        logprobs: one per sampled row, None where the request asks for none; empty if no request asks for any.
         scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
     """
 

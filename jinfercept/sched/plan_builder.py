@@ -1,7 +1,9 @@
 """A plan while the scheduler makes it, the finished plan with its sequences, and the counters of all plans."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from jinfercept.kv.store import PageCopy
 from jinfercept.sched.plan import Chunk, StepPlan
@@ -26,6 +28,7 @@ class PlanBuilder:
         recomputed: how many query tokens that were.
         victims: the policy's order of eviction from the device, as far as it was not used up.
         host_victims: a sequence, and the order of eviction from the host for its copies, likewise.
+        drafted: query tokens that are drafts.
     """
 
     now: float
@@ -42,6 +45,7 @@ class PlanBuilder:
     recomputed: int = 0
     victims: Iterator[Move] | None = None
     host_victims: tuple[Sequence, Iterator[Move]] | None = None
+    drafted: int = 0
 
     def __post_init__(self) -> None:
         self.query_tokens = self.bucket_tokens
@@ -65,8 +69,9 @@ class PlanBuilder:
             drop=drop,
         )
         sampled = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.sample])
+        drafts = tuple([chunk.drafts for _, chunk in self.chunks if chunk.sample]) if self.drafted else ()
         scored = tuple([(sequence, sequence.epoch) for sequence, chunk in self.chunks if chunk.score])
-        return PlannedStep(plan, sampled, tuple(self.recomputing), self.recomputed, scored)
+        return PlannedStep(plan, sampled, tuple(self.recomputing), self.recomputed, scored, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class PlannedStep:
         recomputing: sequences with a chunk that was computed before, at least in part.
         recomputed_tokens: how many of the plan's query tokens that were.
         scored: the sequence of every chunk with a score, with its epoch.
+        drafts: the drafts of every sampled chunk; empty if no chunk has any.
     """
 
     plan: StepPlan
@@ -85,6 +91,12 @@ class PlannedStep:
     recomputing: tuple[Sequence, ...]
     recomputed_tokens: int
     scored: tuple[tuple[Sequence, int], ...] = ()
+    drafts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def drafts_by_sample(self) -> Iterable[tuple[int, ...]]:
+        """The drafts of every sampled chunk, empty for a chunk without."""
+        return self.drafts or repeat((), len(self.sampled))
 
 
 def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
@@ -93,10 +105,11 @@ def _is_long(entry: tuple[Sequence, Chunk]) -> bool:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the scheduler was made: plans, preemptions and interceptions; the others are tokens.
+    """Totals since the scheduler was made: plans, preemptions, interceptions and chunks with drafts; the others are tokens.
 
     `returned` are the tokens that contexts had computed whose calls have returned, and `kept` those of them whose KV are on the
-    device or on the host then.
+    device or on the host then. `drafts` are chunks with drafts, `drafted` the tokens that were drafted, and `accepted` those of
+    them that became tokens of their sequences, by their place among the chunk's drafts.
     """
 
     plans: int = 0
@@ -108,3 +121,6 @@ class Counters:
     interceptions: int = 0
     returned: int = 0
     kept: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)

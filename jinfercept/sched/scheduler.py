@@ -22,6 +22,7 @@ from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
+from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
 
@@ -44,6 +45,7 @@ class Scheduler:
         observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
+        speculation: options of drafts.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Scheduler:
         observer: Observer | None = None,
         preemption: Preemption = "policy",
         order: Order | None = None,
+        speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
         self.kv = kv
         self.counters, self.means = Counters(), RunMeans()
@@ -76,6 +79,7 @@ class Scheduler:
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
+        self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
 
     # -- requests come and go --------------------------------------------------------------------------------------
@@ -84,11 +88,18 @@ class Scheduler:
         """Queue a new sequence behind all others."""
         self._queues.put_last(sequence)
 
-    def accept(self, sequence: Sequence, token: int) -> None:
-        """Append a sampled token to its sequence."""
+    def accept(self, sequence: Sequence, token: int, *, computed: bool = False) -> None:
+        """Append a sampled token to its sequence.
+
+        Args:
+            computed: the token was a draft, so that its KV is there.
+        """
         sequence.pending -= 1
         sequence.generated += 1
         sequence.tokens.append(token)
+        if computed:
+            end = sequence.max_computed = len(sequence.tokens)
+            self.kv.computed(sequence.context, end - 1, end)
         self.kv.commit(sequence.context, sequence.tokens)
 
     def intercept(
@@ -225,6 +236,7 @@ class Scheduler:
             self._run_all(builder)
         if not self._whole_prompts:
             self._admit_all(builder)
+        self.speculation.extend(builder)
         builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
         self._fetch_more(builder)
         self._eviction.move_paused(builder)

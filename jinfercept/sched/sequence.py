@@ -2,11 +2,14 @@
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
 from jinfercept.sched.plan import Sample, Score
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+
+if TYPE_CHECKING:
+    from jinfercept.sched.speculation import DraftState
 
 
 class State(Enum):
@@ -56,6 +59,7 @@ class Sequence:
     `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
     collected yet. `epoch` grows whenever pending samples become void, by an interception, by an injected result or by the end.
     `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
+    `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be had for a draft.
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class Sequence:
         "context",
         "copied_in",
         "copied_out",
+        "drafting",
         "epoch",
         "external_spans",
         "generated",
@@ -72,6 +77,7 @@ class Sequence:
         "leader",
         "max_computed",
         "max_tokens",
+        "may_draft",
         "num_best",
         "num_cached",
         "options",
@@ -165,6 +171,8 @@ class Sequence:
         self.copied_in = 0
         self.recomputed = 0
         self.preemptions = 0
+        self.drafting: DraftState | None = None  # the drafts of its next tokens
+        self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
         self.run_from: int | None = None  # tokens generated when its run began: see `load`
 
     @property

@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams
@@ -10,6 +10,9 @@ from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
 
 VOCAB = 97
 """Token ids of the fake model are below it."""
+
+
+FakeModel = Callable[[list[int], Sequence[int] | None], int]
 
 
 def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
@@ -22,10 +25,20 @@ def next_token(context: list[int], words: Sequence[int] | None = None) -> int:
 
 
 class FakeRunner:
-    """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes."""
+    """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes.
 
-    def __init__(self, page_size: int, buckets: tuple[int, ...], fail_at: int | None = None) -> None:
+    Args:
+        page_size: tokens per page.
+        buckets: query tokens of the executables.
+        fail_at: number of the plan that raises, from 1; None: none does.
+        write: the model: a token for a context and the words of a mask.
+    """
+
+    def __init__(
+        self, page_size: int, buckets: tuple[int, ...], fail_at: int | None = None, write: FakeModel | None = None
+    ) -> None:
         self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
+        self.write = write or next_token
         self.plans: list[StepPlan] = []
         self.reset()
 
@@ -40,7 +53,7 @@ class FakeRunner:
         self.reset()
 
     def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
-        """The slots and contexts of the plan's sampled chunks, as attention sees them: before pages are scattered."""
+        """The slots and contexts of the plan's sampled rows, as attention sees them: before pages are scattered."""
         assert not self.unsampled, "a plan follows one that was not sampled"
         self.unsampled = True
         self.plans.append(plan)
@@ -61,8 +74,13 @@ class FakeRunner:
     def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
         assert self.unsampled
         self.unsampled = False
-        drawn = [next_token(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
-        samples = [chunk.sample for chunk in self.plans[-1].chunks if chunk.sample is not None]
+        drawn = [self.write(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        samples = [
+            chunk.sample
+            for chunk in self.plans[-1].chunks
+            if chunk.sample is not None
+            for _ in range(1 + chunk.num_drafts)
+        ]
         tokens = [
             token if sample.forced is None else sample.forced for token, sample in zip(drawn, samples, strict=True)
         ]
@@ -98,12 +116,21 @@ class FakeRunner:
             if chunk.sample is None:
                 continue
             end = chunk.start + len(chunk.tokens)
-            assert chunk.sample.position == end
+            assert chunk.sample.position == end - chunk.num_drafts
+            assert not chunk.num_drafts or chunk.sample.forced is None
             table = self.tables[chunk.slot]
             entries = [self.device[table[i // self.page_size]].get(i % self.page_size) for i in range(end)]
             assert [entry and entry[0] for entry in entries] == list(range(end)), "a context has a hole"
-            contexts.append((chunk.slot, [entry[1] for entry in entries if entry]))
+            context = [entry[1] for entry in entries if entry]
+            slot = -1 if chunk.num_drafts else chunk.slot  # rows with drafts leave the slot's last token as it is
+            contexts += [(slot, context[:length]) for length in range(chunk.sample.position, end + 1)]
         return contexts
+
+
+def copying_token(context: list[int], words: Sequence[int] | None = None) -> int:
+    """The token of a model that repeats itself: three of four follow from the two before them, the others from all."""
+    few = next_token(context) % 4 != 0
+    return next_token([token % 3 for token in context[-2:]] if few else context, words)
 
 
 def uninterrupted(

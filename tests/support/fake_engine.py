@@ -19,6 +19,7 @@ from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from jinfercept.testing.fake_runner import VOCAB, FakeRunner, next_token, uninterrupted
 
 __all__ = [
@@ -146,6 +147,7 @@ def make_engine(
     estimator: Estimator | None = None,
     retain: Callable[[Scheduler], RetainedContexts] = RetainedContexts,
     vocab_size: int = VOCAB,
+    speculation: SpeculationLimits = NO_DRAFTS,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -158,6 +160,7 @@ def make_engine(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len or num_pages * page_size,
         chunk_tokens=chunk_tokens,
+        speculation=speculation,
     )
     wake = Event()
     return Engine(

@@ -1,0 +1,258 @@
+"""Speculative decoding: which sequences get drafts in a step, and how many.
+
+A draft is verified in the ordinary step: the target draws the token of every position with that position's own random numbers,
+and what it drew counts up to and including the first token that differs from its draft (`kept`). So drafts change neither the
+distribution of tokens nor, for a request with a seed or without temperature, the tokens.
+
+The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`).
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.ngrams import NgramIndex
+from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.step_budget import StepBudget
+
+_PRIOR_CHANCE, _PRIOR = 0.6, 2.0
+"""Chance that a draft is accepted, and the number of drafts as which it counts, before any was tried."""
+_KEPT = 0.9
+"""Weight of what was seen before a step with drafts, against that step."""
+_KEPT_UNTRIED = 0.98
+"""The same in a step in which a draft was found and not tried: after some time it is tried again."""
+_LEAST_CHANCE = 0.1
+"""Drafts that are accepted less often than this are never computed."""
+
+
+class SpeculationLimits(NamedTuple):
+    """Options of drafts.
+
+    Attributes:
+        num_drafts: most drafts of a sequence in a step; 0: there are none.
+        shortest, longest: tokens of the n-grams that are looked up.
+    """
+
+    num_drafts: int
+    shortest: int
+    longest: int
+
+
+NO_DRAFTS = SpeculationLimits(0, 1, 1)
+
+
+class Prospect(NamedTuple):
+    """Drafts that a sequence could have.
+
+    Attributes:
+        chance: that a draft is accepted if those before it are.
+        most: how many there are.
+    """
+
+    chance: float
+    most: int
+
+
+class DraftState:
+    """The n-grams of one sequence, and how many of its drafts were accepted; mutable, owned by `Speculation`."""
+
+    __slots__ = ("_accepted", "_tried", "index")
+
+    def __init__(self, index: NgramIndex) -> None:
+        self.index = index
+        self._tried = self._accepted = 0.0
+
+    @property
+    def chance(self) -> float:
+        """That a draft is accepted if those before it are."""
+        return (self._accepted + _PRIOR * _PRIOR_CHANCE) / (self._tried + _PRIOR)
+
+    def note(self, num_drafts: int, accepted: int) -> None:
+        """A step had drafts; those behind the first refused one say nothing."""
+        self._tried = _KEPT * self._tried + min(num_drafts, accepted + 1)
+        self._accepted = _KEPT * self._accepted + accepted
+
+    def forget(self) -> None:
+        """A step went without the drafts that were found."""
+        self._tried *= _KEPT_UNTRIED
+        self._accepted *= _KEPT_UNTRIED
+
+
+def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
+    """How many drawn tokens count: those up to and including the first that differs from its draft.
+
+    Args:
+        drafts: of the positions in order.
+        drawn: of the same positions, and of the one after them.
+    """
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == drawn[accepted]:
+        accepted += 1
+    return accepted + 1
+
+
+def choose_depths(
+    prospects: list[Prospect], num_sampled: int, query_tokens: int, most: int, step_s: Callable[[int], float]
+) -> list[int]:
+    """The number of drafts of each sequence that makes the most expected tokens per second.
+
+    A sequence's drafts are taken in order; the `j`-th is accepted with probability `chance ** j`. Whatever the number of drafts
+    in a step, the likeliest ones of all sequences are taken.
+
+    Args:
+        prospects: of every sequence.
+        num_sampled: tokens that the step draws without drafts.
+        query_tokens: of the step without drafts.
+        most: drafts of all sequences together.
+        step_s: seconds of a step by its query tokens.
+    """
+    depths, chosen = [0] * len(prospects), [0] * len(prospects)
+    heap = [(-chance, place) for place, (chance, count) in enumerate(prospects) if count]
+    heap.sort()
+    gain, best = 0.0, num_sampled / step_s(query_tokens)
+    for number in range(1, most + 1):
+        if not heap or -heap[0][0] < _LEAST_CHANCE:
+            break
+        negative, place = heappop(heap)
+        gain -= negative
+        depths[place] += 1
+        chance, count = prospects[place]
+        if depths[place] < count:
+            heappush(heap, (negative * chance, place))
+        rate = (num_sampled + gain) / step_s(query_tokens + number)
+        if rate > best:
+            best, chosen = rate, depths.copy()
+    return chosen
+
+
+@final
+class Speculation:
+    """The drafts of one scheduler's plans.
+
+    Args:
+        limits: options.
+        kv: pages for the drafts come from free slots and from finished prefixes, never from paused contexts.
+        budget: prices a step.
+        max_model_len: tokens that a sequence may have.
+        counters: drafts are counted there.
+    """
+
+    def __init__(
+        self, limits: SpeculationLimits, kv: KVManager, budget: StepBudget, max_model_len: int, counters: Counters
+    ) -> None:
+        self._limits, self._kv, self._budget = limits, kv, budget
+        self._max_model_len, self._counters = max_model_len, counters
+
+    def extend(self, builder: PlanBuilder) -> None:
+        """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
+
+        Beside chunks of prompts, drafts only fill the places of the bucket that would stay empty.
+        """
+        if builder.stalled or not self._limits.num_drafts:
+            return
+        decoding = [place for place, (_, chunk) in enumerate(builder.chunks) if _decodes(chunk)]
+        found = [(place, drafts) for place in decoding if (drafts := self._draft(builder.chunks[place][0]))]
+        if not found:
+            return
+        used, most = builder.bucket_tokens - builder.query_tokens, builder.query_tokens
+        if len(decoding) < len(builder.chunks):
+            most = self._budget.bucket(used) - used
+        sequences = [builder.chunks[place][0] for place, _ in found]
+        depths = self._depths(
+            sequences, [len(drafts) for _, drafts in found], len(decoding), used, most, builder.context_tokens
+        )
+        for (place, drafts), depth in zip(found, depths, strict=True):
+            sequence, chunk = builder.chunks[place]
+            depth = self._place(sequence, chunk.start + 1, depth)
+            if depth:
+                builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
+                builder.query_tokens -= depth
+                builder.drafted += depth
+            else:
+                self._state(sequence).forget()
+        self._counters.drafted += builder.drafted
+
+    def waits(self, running: Iterable[Sequence]) -> bool:
+        """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
+        if not self._limits.num_drafts:
+            return False
+        sequences, counts, num_decoding, context_tokens = list[Sequence](), list[int](), 0, 0
+        for sequence in running:
+            num_decoding += 1
+            context_tokens += sequence.length
+            if sequence.pending and (drafts := self._draft(sequence)):
+                sequences.append(sequence)
+                counts.append(len(drafts))
+        if not sequences:
+            return False
+        most = self._budget.buckets[-1] - num_decoding
+        return any(self._depths(sequences, counts, num_decoding, num_decoding, most, context_tokens))
+
+    def settle(self, sequence: Sequence, num_drafts: int, accepted: int) -> None:
+        """A step with drafts of a sequence has ended, and its tokens that count were accepted: give back what the others hold.
+
+        Args:
+            accepted: drafts that became tokens.
+        """
+        self._state(sequence).note(num_drafts, accepted)
+        self._counters.drafts += 1
+        self._counters.accepted.update(range(accepted))
+        sequence.pending = 0
+        if sequence.context.held:
+            del sequence.table[self._kv.trim(sequence.context) :]
+
+    def _state(self, sequence: Sequence) -> DraftState:
+        if sequence.drafting is None:
+            sequence.drafting = DraftState(NgramIndex(self._limits.shortest, self._limits.longest))
+        return sequence.drafting
+
+    def _draft(self, sequence: Sequence) -> tuple[int, ...]:
+        """Drafts that follow the known tokens of a sequence, within its limits; its next token is planned already."""
+        if not sequence.may_draft:
+            return ()
+        known = len(sequence.tokens)
+        room = min(sequence.max_tokens - sequence.generated, self._max_model_len - known) - 1
+        count = min(self._limits.num_drafts, room)
+        return self._state(sequence).index.draft(sequence.tokens, count) if count > 0 else ()
+
+    def _depths(
+        self,
+        sequences: list[Sequence],
+        counts: list[int],
+        num_sampled: int,
+        query_tokens: int,
+        most: int,
+        context_tokens: int,
+    ) -> list[int]:
+        prospects = [
+            Prospect(self._state(sequence).chance, count) for sequence, count in zip(sequences, counts, strict=True)
+        ]
+        cost, bucket = self._budget.cost, self._budget.bucket
+        return choose_depths(
+            prospects, num_sampled, query_tokens, most, lambda tokens: cost.step_s(bucket(tokens), context_tokens)
+        )
+
+    def _place(self, sequence: Sequence, first: int, depth: int) -> int:
+        """How many drafts have a device slot, from the position `first` on."""
+        kv, store = self._kv, self._kv.store
+        for position in range(first, first + depth):
+            if kv.needs_slot(sequence.context, position):
+                if not (store.num_free or store.evict_cached()):
+                    return position - first
+                kv.give_slot(sequence.context, position)
+        return depth
+
+    def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
+        """A decode row with drafts."""
+        sequence.pending += len(drafts)
+        end = chunk.start + 1 + len(drafts)
+        new_pages = (*chunk.new_pages, *sequence.new_pages(end, self._kv.page_size))
+        return chunk._replace(tokens=(*chunk.tokens, *drafts), new_pages=new_pages, num_drafts=len(drafts))
+
+
+def _decodes(chunk: Chunk) -> bool:
+    """Whether a chunk is the last token of its sequence, known to the host."""
+    return chunk.sample is not None and len(chunk.tokens) == 1 and chunk.tokens[0] != FROM_DEVICE

@@ -1,0 +1,158 @@
+"""Drafts change no token and lose no page, whatever becomes of the requests."""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.request import Request, RequestOutput, SamplingParams
+from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
+from jinfercept.testing.fake_runner import copying_token
+from tests.engine.test_constrained_engine import EOS, Count, Counting
+from tests.support.engine_requests import DEPTHS, only, request, serve
+from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+
+BUCKETS = (4, 8, 16)
+DRAFTS = SpeculationLimits(4, 1, 3)
+
+
+def run(
+    requests: list[Request], speculation: SpeculationLimits, policy: str = "copy_ahead", **options: Any
+) -> tuple[dict[str, RequestOutput], FakeRunner, Any]:
+    """Outputs, the runner with its plans, and the scheduler's counters."""
+    write = options.pop("write", copying_token)
+    runner = FakeRunner(4, BUCKETS, write=write)
+    engine = serve(
+        POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
+    )
+    return run_all(engine, requests), runner, engine.scheduler.counters
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 5), min_size=1, max_size=12),
+        st.integers(1, 24),
+        st.dictionaries(st.integers(1, 16), st.lists(st.integers(0, 5), max_size=6), max_size=3),
+        st.one_of(st.none(), st.integers(0, VOCAB - 1)),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60)
+@given(
+    described=REQUESTS,
+    policy=st.sampled_from(sorted(POLICIES)),
+    depth=st.sampled_from([0, 1]),
+    limits=st.builds(
+        lambda most, short, more: SpeculationLimits(most, short, short + more),
+        st.integers(1, 7),
+        st.integers(1, 3),
+        st.integers(0, 2),
+    ),
+    pages=st.tuples(st.integers(14, 24), st.integers(0, 8)),
+    latency_s=st.sampled_from([0.0, 0.3]),
+)
+def test_drafts_change_no_token_and_no_end(
+    described: list[tuple[list[int], int, dict[int, list[int]], int | None]],
+    policy: str,
+    depth: int,
+    limits: SpeculationLimits,
+    pages: tuple[int, int],
+    latency_s: float,
+) -> None:
+    requests = [
+        request(
+            str(number),
+            prompt,
+            calls=calls,
+            params=SamplingParams(temperature=0, max_tokens=most, stop_token_ids=None if stop is None else [stop]),
+        )
+        for number, (prompt, most, calls, stop) in enumerate(described)
+    ]
+    ends = []
+    for speculation in (NO_DRAFTS, limits):
+        outputs, _, _ = run(
+            requests,
+            speculation,
+            policy,
+            depth=depth,
+            num_pages=pages[0],
+            num_host_pages=pages[1],
+            latency=lambda call: latency_s,
+        )
+        ends.append(
+            {
+                name: (one.token_ids, one.finish_reason, one.num_generated, [pause.span for pause in one.interceptions])
+                for name, done in outputs.items()
+                for one in done.outputs
+            }
+        )
+    assert ends[0] == ends[1]
+
+
+@DEPTHS
+def test_drafts_save_steps_and_are_counted(depth: int) -> None:
+    asked = [request("a", [1, 2], 60)]
+    slow, without, _ = run(asked, NO_DRAFTS, depth=depth, num_pages=20)
+    fast, runner, counters = run(asked, DRAFTS, depth=depth, num_pages=20)
+    assert only(fast).token_ids == only(slow).token_ids
+    assert len(runner.plans) < 0.8 * len(without.plans)
+    chunks = [chunk for plan in runner.plans for chunk in plan.chunks if chunk.num_drafts]
+    assert counters.drafts == len(chunks)
+    assert counters.drafted == sum(chunk.num_drafts for chunk in chunks)
+    assert sum(counters.accepted.values()) == len(without.plans) - len(runner.plans)
+    assert list(counters.accepted) == sorted(counters.accepted)
+
+
+class CopiedCount(Count):
+    def copy(self) -> "CopiedCount":
+        return copy(self)
+
+
+@dataclass(frozen=True)
+class CopiedCounting(Counting):
+    """The same grammar with a constraint that can be copied."""
+
+    def constrain(self, end_token_ids: frozenset[int]) -> CopiedCount:
+        return CopiedCount(self, end_token_ids)
+
+
+@DEPTHS
+@pytest.mark.parametrize(("least", "most", "late"), [(38, 40, False), (40, 40, True), (45, 60, True)])
+def test_each_draft_is_masked_by_the_grammar_after_those_before_it(
+    depth: int, least: int, most: int, late: bool
+) -> None:
+    asked = [
+        request(name, prompt, 50, {5: [1, 2], 17: [3]}, grammar=CopiedCounting(least, most, late))
+        for name, prompt in (("a", [1, 2]), ("b", [0, 1, 2] * 3))
+    ]
+    fast, _, counters = run(asked, DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
+    slow, *_ = run(asked, NO_DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
+    assert counters.accepted
+    for name, output in slow.items():
+        one, other = fast[name].outputs[0], output.outputs[0]
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+
+
+@DEPTHS
+@pytest.mark.parametrize("grammar", [Counting(3, 12), Counting(12, 12, late=True)])
+def test_a_grammar_without_copies_has_no_drafts(depth: int, grammar: Counting) -> None:
+    asked = [request("a", [1, 2], 20, grammar=grammar)]
+    outputs, _, counters = run(asked, DRAFTS, depth=depth, num_pages=20, eos_token_ids=EOS)
+    assert counters.drafted == 0
+    assert only(outputs).token_ids == only(run(asked, NO_DRAFTS, num_pages=20, eos_token_ids=EOS)[0]).token_ids
+
+
+def test_requests_whose_draws_depend_on_their_own_tokens_have_no_drafts() -> None:
+    for params in (
+        SamplingParams(temperature=0, max_tokens=30, presence_penalty=0.5),
+        SamplingParams(temperature=0, max_tokens=30, min_tokens=3),
+        SamplingParams(temperature=0, max_tokens=30, forced_output_ids=[1, 2] * 15),
+    ):
+        _, _, counters = run([request("a", [1, 2] * 4, params=params)], DRAFTS, num_pages=20)
+        assert counters.drafted == 0

@@ -1,0 +1,92 @@
+"""Drafts are what followed before; as many as pay; and what is drawn counts up to the first that differs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jinfercept.sched.ngrams import NgramIndex
+from jinfercept.sched.speculation import DraftState, Prospect, choose_depths, kept
+
+TOKENS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def by_search(tokens: list[int], count: int, shortest: int, longest: int) -> tuple[int, ...]:
+    """The draft, found by comparing every place with the end."""
+    for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if tokens[end - length : end] == tokens[-length:]:
+                period = tokens[end:]
+                return tuple(period[index % len(period)] for index in range(count))
+    return ()
+
+
+@given(tokens=TOKENS, count=st.integers(0, 6), shortest=st.integers(1, 3), more=st.integers(0, 2), cuts=TOKENS)
+def test_a_draft_continues_the_latest_of_the_longest_ngrams(
+    tokens: list[int], count: int, shortest: int, more: int, cuts: list[int]
+) -> None:
+    index, end = NgramIndex(shortest, shortest + more), 0
+    for cut in cuts:  # the list grows between two drafts
+        end = min(len(tokens), end + cut)
+        index.draft(tokens[:end], count)
+    few = [token + 4 * (place % 5) for place, token in enumerate(tokens)]  # few enough occurrences to compare them all
+    assert NgramIndex(shortest, shortest + more).draft(few, count) == (
+        by_search(few, count, shortest, shortest + more) if count else ()
+    )
+    assert index.draft(tokens, count) == NgramIndex(shortest, shortest + more).draft(tokens, count)
+
+
+@given(drafts=st.lists(st.integers(0, 1), max_size=5), drawn=st.lists(st.integers(0, 1), min_size=6, max_size=6))
+def test_tokens_count_up_to_the_first_that_differs(drafts: list[int], drawn: list[int]) -> None:
+    count = kept(tuple(drafts), tuple(drawn[: len(drafts) + 1]))
+    assert 1 <= count <= len(drafts) + 1
+    assert drawn[: count - 1] == drafts[: count - 1]
+    assert count == len(drafts) + 1 or drawn[count - 1] != drafts[count - 1]
+
+
+def flat(tokens: int) -> float:
+    return 1.0
+
+
+def linear(tokens: int) -> float:
+    return float(tokens)
+
+
+def test_drafts_are_taken_where_they_are_likely_and_only_if_they_pay() -> None:
+    both = [Prospect(0.9, 4), Prospect(0.5, 4)]
+    assert choose_depths(both, 2, 2, 30, flat) == [4, 3]  # 0.5 ** 4 is below the least chance
+    assert choose_depths(both, 2, 2, 3, flat) == [3, 0]
+    assert choose_depths(both, 2, 2, 30, linear) == [0, 0]  # a saturated step
+    assert choose_depths(both, 2, 2, 30, lambda tokens: 1.0 if tokens <= 4 else 9.0) == [2, 0]
+    assert choose_depths([Prospect(0.9, 0)], 1, 1, 30, flat) == [0]
+
+
+@given(
+    prospects=st.lists(st.builds(Prospect, st.floats(0, 1), st.integers(0, 5)), max_size=6),
+    most=st.integers(0, 12),
+    buckets=st.sets(st.integers(1, 40), min_size=1),
+)
+def test_depths_are_within_their_limits_and_never_slower(
+    prospects: list[Prospect], most: int, buckets: set[int]
+) -> None:
+    def step_s(tokens: int) -> float:
+        return 1.0 + sum(bucket < tokens for bucket in buckets)
+
+    number = max(1, len(prospects))
+    depths = choose_depths(prospects, number, number, most, step_s)
+    assert sum(depths) <= most
+    assert all(depth <= prospect.most for depth, prospect in zip(depths, prospects, strict=True))
+    gain = sum(p.chance**place for p, depth in zip(prospects, depths, strict=True) for place in range(1, depth + 1))
+    assert (number + gain) / step_s(number + sum(depths)) >= number / step_s(number)
+
+
+def test_the_chance_follows_what_was_accepted_and_returns_to_the_prior() -> None:
+    state = DraftState(NgramIndex(1, 2))
+    prior = state.chance
+    for _ in range(20):
+        state.note(4, 0)
+    assert state.chance < 0.2
+    for _ in range(200):
+        state.forget()
+    assert abs(state.chance - prior) < 0.05
+    for _ in range(20):
+        state.note(4, 4)
+    assert state.chance > 0.9
