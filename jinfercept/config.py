@@ -4,10 +4,11 @@
 Groups are frozen, and a class of the engine gets only its own. Imports nothing heavy.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import Any, Literal, Self, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest
 
@@ -75,6 +76,51 @@ class CacheOptions:
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
 
 
+class SpeculativeConfig(NamedTuple):
+    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's.
+
+    Attributes:
+        method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output.
+        num_speculative_tokens: most drafts of a sequence in a step; 0: none.
+        prompt_lookup_max, prompt_lookup_min: tokens of the longest and of the shortest n-gram that is looked up.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+
+    @classmethod
+    def parse(cls, given: str | dict[str, Any] | None) -> Self:
+        """From a mapping or its JSON; None: no drafts. Raises `ConfigError`."""
+        what = "speculative_config"
+        if given is None:
+            return cls()
+        try:
+            values: Any = json.loads(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise ConfigError(f"{what} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
+        if not isinstance(values, dict) or (unknown := sorted(set(values) - set(cls._fields))):
+            got = ", ".join(unknown) if isinstance(values, dict) else repr(values)
+            raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=got, fix=_SPECULATIVE_EXAMPLE)
+        config = cls(**values)
+        if config.method != "ngram":
+            raise ConfigError(f"{what} has another method", got=repr(config.method), fix="ngram is the only one")
+        if not all(type(number) is int and number >= 1 for number in config[1:]):
+            raise ConfigError(f"{what} has whole numbers from 1 on", got=repr(given), fix=_SPECULATIVE_EXAMPLE)
+        shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
+        if "prompt_lookup_min" not in values:
+            shortest = min(shortest, longest)
+        if "prompt_lookup_max" not in values:
+            longest = max(shortest, longest)
+        if shortest > longest:
+            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=repr(given), fix="lower it")
+        return config._replace(prompt_lookup_min=shortest, prompt_lookup_max=longest)
+
+
+_SPECULATIVE_EXAMPLE = 'such as {"method": "ngram", "num_speculative_tokens": 4}'
+
+
 @dataclass(frozen=True)
 class SchedulingOptions:
     """Which sequences run in a step, and what becomes of the contexts of those that do not."""
@@ -108,11 +154,21 @@ class SchedulingOptions:
         "step holds the longest sequence, else chunked",
         "--enable-chunked-prefill",
     )
+    speculative_config: str | dict[str, Any] | None = option(
+        None,
+        "drafts of the next tokens that steps verify, as JSON: "
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; default: none',
+    )
     preemption: PreemptionChoice = option(
         "policy",
         "what becomes of the context of a running sequence that has to give way: the policy's choice; auto: its pages are "
         "recomputed or swapped, whichever the profile prices lower, as slots are needed; or one of these, all at once",
     )
+
+    @property
+    def speculation(self) -> SpeculativeConfig:
+        """The drafts. Raises `ConfigError`."""
+        return SpeculativeConfig.parse(self.speculative_config)
 
 
 @dataclass(frozen=True)
@@ -153,7 +209,10 @@ class HostOptions:
 
 
 class RestartOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM.restart` beside `policy`, `estimator` and `order`: options that no executable depends on."""
+    """Keyword arguments of `LLM.restart` beside `policy`, `estimator` and `order`: options that no executable depends on.
+
+    `speculative_config` may have at most as many drafts as the `LLM` started with.
+    """
 
     seed: int
     swap_space: float
@@ -161,6 +220,7 @@ class RestartOptions(TypedDict, total=False):
     max_chunk_tokens: int | None
     chunked_prefill: bool | None
     preemption: PreemptionChoice
+    speculative_config: str | dict[str, Any] | None
     pipeline_depth: int
     check_pages: bool
 
@@ -266,6 +326,7 @@ class EngineConfig:
                 got=f"{size} and devices={self.model.devices}",
                 fix="leave one of them out",
             )
+        assert scheduling.speculation
         if advanced.staging_pages not in (1, 2, 4, 8, 16, 32):
             raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
         if advanced.pipeline_depth not in (0, 1):
@@ -292,7 +353,7 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
 
 def check_type(name: str, value: Any, hint: Any) -> None:
     """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
-    if value is None and NoneType in get_args(hint):
+    if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
         return
     wanted = without_none(hint)
     choices = get_args(wanted)

@@ -1,6 +1,7 @@
 """Options: one source for the keyword arguments, the flags and their checks."""
 
 import inspect
+import json
 import math
 from dataclasses import FrozenInstanceError, asdict, dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
@@ -8,7 +9,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pytest
 
 from jinfercept.cli.options import engine_flags, group_flags, parse
-from jinfercept.config import GROUPS, EngineConfig, EngineOptions, LLMOptions, RestartOptions, without_none
+from jinfercept.config import (
+    GROUPS,
+    EngineConfig,
+    EngineOptions,
+    LLMOptions,
+    RestartOptions,
+    SpeculativeConfig,
+    without_none,
+)
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.pallas.attention import IMPLEMENTATIONS
@@ -37,6 +46,38 @@ def mistake(**flags: Any) -> ConfigError:
     assert str(error) == f"{error.what}; got {error.got}; fix: {error.fix}"
     assert error.fix
     return error
+
+
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+def test_drafts_are_set_as_in_vllm() -> None:
+    def speculation(given: str | dict[str, Any] | None) -> SpeculativeConfig:
+        return EngineConfig.from_options({"speculative_config": given}).scheduling.speculation
+
+    assert speculation(None).num_speculative_tokens == 0
+    assert speculation(DRAFTS) == speculation(json.loads(DRAFTS)) == SpeculativeConfig("ngram", 3, 2, 4)
+    assert speculation({"num_speculative_tokens": 3, "prompt_lookup_max": 1}) == SpeculativeConfig("ngram", 3, 1, 1)
+    assert speculation({"num_speculative_tokens": 3, "prompt_lookup_min": 6}) == SpeculativeConfig("ngram", 3, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("{", "no JSON"),
+        ("[3]", "has the keys"),
+        ({"num_speculative_tokens": 2, "model": "small"}, "model"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram is the only one"),
+        ({}, "from 1 on"),
+        ({"num_speculative_tokens": "2"}, "from 1 on"),
+        ({"num_speculative_tokens": 2, "prompt_lookup_max": "2"}, "from 1 on"),
+        ({"num_speculative_tokens": 2, "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "lower it"),
+        (3, "wrong type"),
+    ],
+)
+def test_drafts_that_cannot_be_are_errors(given: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        EngineConfig.from_options({"speculative_config": given})
 
 
 def test_keyword_arguments_have_the_names_and_the_types_of_the_options() -> None:
@@ -82,7 +123,13 @@ def test_every_flag_arrives_in_its_group_with_its_type(name: str) -> None:
     flag, kind, default = f"--{name.replace('_', '-')}", without_none(HINTS[name]), OPTIONS[name].default
     samples = {int: 1, float: 0.5, bool: not default, str: "word"}
     sample = samples[kind] if kind in samples else get_args(kind)[0]
-    value: Any = {"max_num_batched_tokens": 64, "max_model_len": 64, "kv_tokens": 64, "devices": "3"}.get(name, sample)
+    value: Any = {
+        "max_num_batched_tokens": 64,
+        "max_model_len": 64,
+        "kv_tokens": 64,
+        "devices": "3",
+        "speculative_config": DRAFTS,
+    }.get(name, sample)
     arguments = ([flag] if value else ["--no-" + flag[2:]]) if kind is bool else [flag, str(value)]
     assert parsed(*arguments) == {name: value}
     groups = asdict(EngineConfig.from_options(parsed(*arguments))).values()

@@ -111,8 +111,8 @@ def _cell(llm: "LLM", batch: int, context: int, new_tokens: int) -> Cell:
         llm.restart()
         rng = random.Random(len(rounds))
         prompts = [_prompt(rng, context, llm.model.config.vocab_size) for _ in range(batch)]
-        prefill_s = max(times[-1] for times in _times(llm, prompts, 1))
-        rounds.append((decode_rate(_times(llm, prompts, new_tokens)), batch * context / prefill_s))
+        prefill_s = max(times[-1] for times in token_times(llm, prompts, 1)[0])
+        rounds.append((decode_rate(token_times(llm, prompts, new_tokens)[0]), batch * context / prefill_s))
     return Cell(batch, context, max(decode for decode, _ in rounds), max(prefill for _, prefill in rounds))
 
 
@@ -120,8 +120,10 @@ def _prompt(rng: random.Random, length: int, vocab_size: int) -> dict[str, Any]:
     return {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(length)]}
 
 
-def _times(llm: "LLM", prompts: list[dict[str, Any]], new_tokens: int) -> list[list[float]]:
-    """Seconds from now to each of every request's tokens."""
+def token_times(
+    llm: "LLM", prompts: list[dict[str, Any]], new_tokens: int
+) -> tuple[list[list[float]], list[list[int]]]:
+    """Seconds from now to each of every request's tokens, and the tokens. Greedy, without an early end."""
     times: dict[str, list[float]] = {}
 
     def note(event: Event) -> None:
@@ -130,5 +132,5 @@ def _times(llm: "LLM", prompts: list[dict[str, Any]], new_tokens: int) -> list[l
 
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     began_s = time.perf_counter()
-    llm.generate(prompts, params, on_event=note)  # pyright: ignore[reportArgumentType]
-    return list(times.values())
+    outputs = llm.generate(prompts, params, on_event=note)  # pyright: ignore[reportArgumentType]
+    return list(times.values()), [output.outputs[0].token_ids for output in outputs]

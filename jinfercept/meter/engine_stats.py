@@ -202,6 +202,7 @@ class EngineStats:
         """An iteration of the engine has ended with these events."""
         for event in events:
             if isinstance(event, Token):
+                self.counts.generated += 1
                 continue
             if isinstance(event, Finished):
                 self._finish(event.output)
@@ -259,12 +260,11 @@ class EngineStats:
         self._entered.clear()
 
     def _count_tokens(self, planned: PlannedStep, now: float) -> None:
-        """The sampled tokens, and the seconds since each sequence's last one."""
+        """The seconds since each sequence's last token: one entry per step, as in vLLM, also for several tokens."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
         for sequence, epoch in planned.sampled:
             if sequence.epoch != epoch:
                 continue
-            counts.generated += 1
             times = times_of[sequence.id]
             last_s, times.token_s = times.token_s, now
             if last_s is None:

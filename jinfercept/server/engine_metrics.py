@@ -97,6 +97,13 @@ def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     yield make.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt)
     yield make.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached)
     yield make.counter("vllm:num_preemptions", "Preemptions of running requests", counters.preemptions)
+    yield make.counter("vllm:spec_decode_num_drafts", "Steps of a request with drafts", counters.drafts)
+    yield make.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens", counters.drafted)
+    accepted = counters.accepted
+    yield make.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that became tokens", accepted.total())
+    by_place: LabelledValues = {(str(place),): number for place, number in sorted(accepted.items())}
+    text = "The same by place among the drafts of a step, from 0"
+    yield make.counters("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
     finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
     by_reason: LabelledValues = {(reason,): number for reason, number in finished.items()}
     yield make.counters("vllm:request_success", "Finished requests", by_reason, "finished_reason")

@@ -22,6 +22,7 @@ from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.call_scripts import CallArrival
 from jinfercept.sim.first_token_gate import FirstTokenGate
@@ -82,6 +83,8 @@ class Simulation:
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
+        num_drafts: most drafts of a sequence in a step; there is always one for a token that the request does not force.
+        accepted_share: chance that a draft is accepted if those before it are.
     """
 
     profile: Profile
@@ -109,6 +112,8 @@ class Simulation:
     first_token_limit_s: float | None = None
     fair: bool = True
     shared_prefix: float = 0.0
+    num_drafts: int = 0
+    accepted_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -169,6 +174,7 @@ class Simulation:
             self.chunk_tokens,
             True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
+            SpeculationLimits(self.num_drafts, 1, 1),
         )
 
     def run(
@@ -229,7 +235,7 @@ class Simulation:
         accounts = RunStats(world.scheduler, clock, prices, world.buckets[-1], self.limits)
         engine = Engine(
             world.scheduler,
-            PricedRunner(prices, clock),
+            PricedRunner(prices, clock, self.accepted_share),
             endpoints,
             clock,
             threading.Event(),

@@ -3,6 +3,7 @@
 No JAX and no model: a simulated model writes what a request's `forced_output_ids` say, and zeros behind them.
 """
 
+from random import Random
 from threading import Event
 from typing import NamedTuple, final
 
@@ -43,10 +44,12 @@ class PricedRunner:
     Args:
         prices: of the plans.
         clock: passes until a plan is done when its result is collected.
+        accepted_share: chance that a draft is accepted if those before it are.
     """
 
-    def __init__(self, prices: Prices, clock: VirtualClock) -> None:
+    def __init__(self, prices: Prices, clock: VirtualClock, accepted_share: float = 0.0) -> None:
         self._prices, self._clock = prices, clock
+        self._accepted_share, self._rng = accepted_share, Random(0)
         self._free_s = 0.0  # when everything that was submitted is done
 
     def forward(self, plan: StepPlan) -> PricedStep:
@@ -54,8 +57,16 @@ class PricedRunner:
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
-        drawn = tuple([chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None])
-        return PricedStep(drawn, now, self._free_s)
+        drawn = list[int]()
+        for chunk in plan.chunks:
+            if chunk.sample is not None:
+                drawn += [self._verified(draft) for draft in chunk.drafts]
+                drawn.append(chunk.sample.forced or 0)
+        return PricedStep(tuple(drawn), now, self._free_s)
+
+    def _verified(self, draft: int) -> int:
+        """The token that is drawn where there is a draft: the draft, or another one."""
+        return draft if self._rng.random() < self._accepted_share else 1 - min(draft, 1)
 
     def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
         """Nothing is left to price."""

@@ -26,6 +26,7 @@ from jinfercept.sched.observer import Observer, Observers
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -175,6 +176,7 @@ def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
+        SpeculationLimits(*options.speculation[1:]),
     )
 
 

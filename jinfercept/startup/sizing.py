@@ -177,6 +177,7 @@ def _runner_shape(num_pages: int, max_model_len: int, config: EngineConfig, laye
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
+        num_drafts=config.scheduling.speculation.num_speculative_tokens,
     )
 
 

@@ -121,6 +121,11 @@ class EngineSetup:
             raise ConfigError(
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
+        drafts, most = config.scheduling.speculation.num_speculative_tokens, self.machine.shape.num_drafts
+        if drafts > most:
+            raise ConfigError(
+                "more drafts than this LLM has executables for", got=drafts, fix=f"at most {most}, or a new LLM"
+            )
         own.check(config)
         chunks(config, self.machine.shape, own)
         memory_plan = self.memory_plan.with_host(config.cache)

@@ -28,7 +28,7 @@ def run(
     engine = serve(
         POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
     )
-    return run_all(engine, requests), runner, engine.scheduler.counters
+    return run_all(engine, requests, max_steps=2000), runner, engine.scheduler.counters
 
 
 REQUESTS = st.lists(
