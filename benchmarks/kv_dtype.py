@@ -62,7 +62,7 @@ class KVDTypeBench(NamedTuple):
                 for token, known in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
                     if known is not None:
                         own.append(known[token].logprob)
-                        first.append(max(known, key=lambda each: known[each].logprob))
+                        first.append(max(known.items(), key=lambda each: each[1].logprob)[0])
             return Measured(
                 kv_cache_dtype,
                 llm.profile.kv_bytes_per_token,
