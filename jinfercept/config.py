@@ -100,9 +100,10 @@ class SpeculativeConfig(NamedTuple):
             values: Any = json.loads(given) if isinstance(given, str) else given
         except ValueError as error:
             raise ConfigError(f"{what} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
-        if not isinstance(values, dict) or (unknown := sorted(set(values) - set(cls._fields))):
-            got = ", ".join(unknown) if isinstance(values, dict) else repr(values)
-            raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=got, fix=_SPECULATIVE_EXAMPLE)
+        if not isinstance(values, dict):
+            raise ConfigError(f"{what} is an object", got=repr(values), fix=_SPECULATIVE_EXAMPLE)
+        if unknown := sorted(set(values) - set(cls._fields)):
+            raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
         config = cls(**values)
         if config.method != "ngram":
             raise ConfigError(f"{what} has another method", got=repr(config.method), fix="ngram is the only one")

@@ -65,7 +65,7 @@ def test_drafts_are_set_as_in_vllm() -> None:
     ("given", "problem"),
     [
         ("{", "no JSON"),
-        ("[3]", "has the keys"),
+        ("[3]", "is an object"),
         ({"num_speculative_tokens": 2, "model": "small"}, "model"),
         ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram is the only one"),
         ({}, "from 1 on"),
