@@ -167,10 +167,10 @@ def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_on
         if server is mine.server and mine.responses.open and not has_read.is_set():
             session.commit()
             has_read.set()
-            until(mine.responses.inserted)
+            until(lambda: bool(mine.responses.inserted()))
         return found
 
-    def late_insert(*arguments: Any, **more: Any) -> None:
+    def late_insert(*arguments: Any, **more: Any) -> int:
         assert has_read.wait(10)
         return insert(*arguments, **more)
 
