@@ -59,7 +59,7 @@ SIZES = OverflowSizes(
     evicted=(128, 256, 512),
     lengths=(64, 128, 192),
     batch=at_once(16, 48, 32, page_size=8),
-    shares=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
+    shares=(0.1, 0.2, 0.3, 0.5, 0.7),
     seeds=3,
     repeats=3,
 )

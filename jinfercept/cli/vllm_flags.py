@@ -46,7 +46,6 @@ UNNEEDED = {
     "--data-parallel-size": Flag("a server is one replica", ("1",), "-dp"),
     "--distributed-executor-backend": Flag("one process drives all its devices", ("mp", "uni")),
     "--cpu-offload-gb": Flag("weights stay on the device", ("0", "0.0")),
-    "--kv-cache-dtype": Flag("KV has the type of the weights", ("auto",)),
     "--tokenizer-mode": Flag("the tokenizer is the model's", ("auto",)),
     "--config-format": Flag("the format is seen from the files", ("auto", "hf")),
     "--runner": Flag("a server generates", ("auto", "generate")),

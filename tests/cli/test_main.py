@@ -161,7 +161,7 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     [
         (["-pp", "2"], "every device has all layers; got --pipeline-parallel-size 2; fix: leave it out, or give 1"),
         (["--task", "embed"], "a server generates; got --task embed; fix: leave it out, or give auto or generate"),
-        (["--kv-cache-dtype"], "KV has the type of the weights; got --kv-cache-dtype"),
+        (["--tokenizer-mode"], "the tokenizer is the model's; got --tokenizer-mode"),
         (
             ["--num-gpu-blocks-override=9"],
             "a flag has another name here; got --num-gpu-blocks-override; fix: --kv-tokens",
