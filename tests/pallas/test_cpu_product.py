@@ -72,7 +72,6 @@ def test_several_threads_call_one_kernel_at_once():
         list(pool.map(check, range(64)))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_kernels_work_on_when_the_process_has_forked():
     x, weight = operands(3, 64, 3200)

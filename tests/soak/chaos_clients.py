@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Protocol, final
@@ -42,7 +43,7 @@ class _Ended(Exception):
     """A request ended with this code of an error."""
 
 
-class ChaosClient(threading.Thread):
+class ChaosClient(threading.Thread, ABC):
     """One client: it asks, one request after the other, until `ended` is set."""
 
     def __init__(self, fleet: Served, outcome: Outcome, seed: str) -> None:
@@ -74,9 +75,9 @@ class ChaosClient(threading.Thread):
             ended = "connection closed with the front"
         self._outcome.count("hung" if time.monotonic() - began_s > 2 * PATIENCE_S else ended)
 
+    @abstractmethod
     def ask(self, http: httpx2.Client) -> str:
         """One request; returns how it ended. Raises `_Ended` for an error."""
-        raise NotImplementedError
 
     def _settled(self) -> bool:
         """Whether the front still runs a moment later: it was not killed."""
