@@ -3,9 +3,10 @@
 A tenant's use is memory·time: the tokens of context that its running sequences hold, times seconds, divided by its weight
 (token·seconds). Paused and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual
 token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, sections 4 and 4.3): the tenant that has
-used least is served next, and a tenant that becomes active begins no lower than the least that an active tenant has used, so
-that idle time earns no credit. So tenants that always have work get memory·time as their weights say, and what one does not use
-goes to the others in the same proportion.
+used least is served next. So tenants that always have work get memory·time as their weights say, and what one does not use goes
+to the others in the same proportion. There a tenant that becomes active begins no lower than the least that an active tenant has
+used. Here idle time and little use earn a credit, as in a bucket of tokens: what a tenant has used less than the one that has
+used most is counted up to all that runs for `CREDIT_S`.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
 a running sequence has a right to one; if its weight is lower than another tenant's and its share less than one sequence, only
@@ -15,13 +16,15 @@ a slot, the second if it lacks pages. The sequence that gives way to a right is 
 above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
 
 A tenant that stays within its share on average has bursts that exceed it, for which a tenant that takes all that is left would
-leave no pages. So a tenant has a right to its next sequence, whatever it holds, against one that has used more than it by the
-whole pool for `BEHIND_S` seconds. The difference is counted up to the whole pool for `CREDIT_S`, so that the right ends.
+leave nothing. So the half grows with what the other tenant has used more: by one for every `AHEAD_S` seconds of all that runs.
+A tenant that has used more than another one by that is ahead of it. A step that computes a prompt leaves out the sequences of the
+tenants that are ahead of the prompt's, since a full step takes longer; of two steps in a row at most one does.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
 
-from collections.abc import Callable, Container
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import final
 
 from jinfercept.kv.context import Context
@@ -30,10 +33,10 @@ from jinfercept.sched.sequence import Sequence
 
 RIGHT = 2.0
 """How many times what a tenant holds after its next sequence another one has to hold, for a right to that."""
-BEHIND_S = 2.0
-"""Seconds of the whole pool by which a tenant has used less than another one, for a right to its next sequence."""
-CREDIT_S = 20.0
-"""Seconds of the whole pool by which a tenant is counted as having used less than another one, at most."""
+AHEAD_S = 2.0
+"""Seconds of the contexts of all running sequences by which a tenant that is ahead has used more than another one."""
+CREDIT_S = 8.0
+"""Seconds of the contexts of all running sequences by which a tenant counts as having used less than another one, at most."""
 _MOST_IDLE = 4096
 """Idle tenants whose use is remembered."""
 
@@ -46,12 +49,12 @@ class FairShare:
 
     Args:
         queues: the sequences of all tenants.
-        pool_tokens: tokens that the device pool holds.
     """
 
-    def __init__(self, queues: Queues, pool_tokens: int) -> None:
+    def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._behind, self._credit = BEHIND_S * pool_tokens, CREDIT_S * pool_tokens
+        self._held = 0.0  # tokens that all running sequences hold: the most of late
+        self._held_back = False  # whether the last step left sequences out
         self._used: dict[str, float] = {}  # token·seconds by tenant
         self._active: set[str] = set()  # tenants that ran or waited at the last plan
         self._at_s = 0.0  # of the last plan
@@ -65,18 +68,18 @@ class FairShare:
         """
         queues, elapsed_s = self._queues.by_tenant, now - self._at_s
         self._at_s = now
+        held = sum([len(one.tokens) for one in self._queues.running])
+        self._held = max(held, self._held * (1.0 - min(1.0, elapsed_s / CREDIT_S)))
         if len(queues) < 2:  # alone there is nothing to compare with
-            self._active = set(queues)
             return False
         used = self._used
-        least = min((used.get(tenant, 0.0) for tenant in self._active if tenant in queues), default=0.0)
         for tenant, queue in queues.items():
-            before = used.get(tenant, 0.0) if tenant in self._active else max(used.pop(tenant, 0.0), least)
-            used[tenant] = before + elapsed_s * sum([len(one.tokens) / one.weight for one in queue.running])
-        lowest = max(used[tenant] for tenant in queues) - self._credit
+            used[tenant] = used.pop(tenant, 0.0) + elapsed_s * sum(
+                [len(one.tokens) / one.weight for one in queue.running]
+            )
+        lowest = max(used[tenant] for tenant in queues) - CREDIT_S * self._held
         for tenant in queues:
             used[tenant] = max(used[tenant], lowest)
-        self._active = set(queues)
         weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
         self._weights, self._most_weight = sum(weights), max(weights)
         if len(used) > len(queues) + _MOST_IDLE:
@@ -84,7 +87,7 @@ class FairShare:
         return True
 
     def used(self, tenant: str) -> float:
-        """Token·seconds over its weight that a tenant has used while it was not alone, the credit of idle times taken away."""
+        """Token·seconds over its weight that a tenant has used while it was not alone; more if its credit would exceed `CREDIT_S`."""
         return self._used.get(tenant, 0.0)
 
     def service_order(self) -> list[Sequence]:
@@ -115,6 +118,23 @@ class FairShare:
             shares[sequence.id] = 1 + min(wanted, max(0, rest))
             rest -= wanted
         return shares
+
+    def held_back(self, order: list[Sequence], started: Iterable[Sequence], shares: Mapping[str, int]) -> set[str]:
+        """Tenants whose sequences this step leaves out, since it computes a prompt of a tenant that they are ahead of.
+
+        Args:
+            order: the running sequences that are still to be planned.
+            started: those that the step starts.
+            shares: from `query_tokens`.
+        """
+        if self._held_back:
+            self._held_back = False
+            return set()
+        prompts = {one.tenant for one in started} | {one.tenant for one in order if shares[one.id] > 1}
+        most = min((self.used(tenant) for tenant in prompts), default=math.inf) + AHEAD_S * self._held
+        held_back = {one.tenant for one in order if self.used(one.tenant) >= most}
+        self._held_back = bool(held_back)
+        return held_back
 
     def next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next: by priority, tenants without a running sequence first, then by use."""
@@ -163,11 +183,12 @@ class FairShare:
                 name for name, running in others if floor or head.weight >= running[0].weight or self.used(name) >= used
             ]
         size, more = (_num_tokens, head.length) if pages else (_num_running, 1)
-        least = RIGHT * (size(own) + more / head.weight)
+        least = size(own) + more / head.weight
         return [
             name
             for name, running in others
-            if self.used(name) >= used + (0.0 if size(running) >= least else self._behind)
+            if (lead := self.used(name) - used) >= 0.0
+            and size(running) * (1.0 / RIGHT + lead / (AHEAD_S * self._held or math.inf)) >= least
         ]
 
     def _has_floor(self, head: Sequence) -> bool:

@@ -6,6 +6,8 @@ moves for paused contexts, into what is left of the link. `Eviction` frees the d
 several tenants compete, `FairShare` gives the order of service and says which sequences give way.
 """
 
+from collections.abc import Mapping
+
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.admission import Admission
@@ -70,7 +72,7 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
-        self._fair = FairShare(self._queues, kv.store.num_device_pages * kv.page_size)
+        self._fair = FairShare(self._queues)
         self._transfers = Transfers(kv, policy, self.counters, observer)
         has_host = kv.store.num_host_pages > 0
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)
@@ -264,6 +266,12 @@ class Scheduler:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use."""
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         shares = self._fair.query_tokens(order, builder.query_tokens, self.kv.computable)
+        held_back = self._fair.held_back(order, [sequence for sequence, _ in builder.chunks], shares)
+        self._run_shares(builder, [sequence for sequence in order if sequence.tenant not in held_back], shares)
+        if held_back and not builder.chunks:
+            self._run_shares(builder, order, shares)
+
+    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], shares: Mapping[str, int]) -> None:
         for sequence in order:
             if sequence.state is State.RUNNING and not self._decode(builder, sequence):
                 self._run(builder, sequence, shares[sequence.id])
