@@ -119,7 +119,10 @@ class OverloadBench(NamedTuple):
         return len(ended) / (max(ended) - begun_s)
 
     async def _play(self, url: str, keys: Sequence[tuple[str, str, float]]) -> list[KeyReply]:
-        """Play arrivals of a name, a key and a rate each, until all but the greedy one's are answered; returns those that count."""
+        """Play arrivals of a name, a key and a rate each, until those of all but the greedy name are answered.
+
+        Returns the replies that count.
+        """
         began_s, replies = time.perf_counter(), list[KeyReply]()
 
         async def one(client: Client, name: str, number: int, at_s: float) -> None:

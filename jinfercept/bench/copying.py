@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinfercept.bench.throughput import decode_rate, token_times
+from jinfercept.bench.peer_script import decode_rate
+from jinfercept.bench.throughput import token_times
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

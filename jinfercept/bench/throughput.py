@@ -4,11 +4,11 @@ Prompts are random tokens, generation is greedy and never ends early. Each cell 
 stops at their first tokens; then the same prompts, whose pages are kept, decode. Knows no other engines and prints nothing.
 """
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jinfercept.bench.peer_script import measure_cell
 from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Token
@@ -16,11 +16,6 @@ from jinfercept.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM
-
-ROUNDS = 3
-"""Times that a cell is measured; the fastest counts, since disturbances only add time."""
-TIMEOUT_S = 10.0
-"""Seconds after which a cell begins no further round."""
 
 
 class Cell(NamedTuple):
@@ -91,33 +86,16 @@ def measure(
     return cells
 
 
-def decode_rate(times_s: Sequence[Sequence[float]]) -> float:
-    """Tokens per second of all requests while all of them decode.
-
-    Args:
-        times_s: when each request's tokens came; at least two of them overlap.
-
-    The span reaches from the moment at which the last request has its first token to the one at which the first request has
-    its last; tokens count that came after its beginning.
-    """
-    start, end = max(times[0] for times in times_s), min(times[-1] for times in times_s)
-    return sum(start < at <= end for times in times_s for at in times) / (end - start)
-
-
 def _cell(llm: "LLM", batch: int, context: int, new_tokens: int) -> Cell:
-    """The best of some rounds, each with prompts of its own."""
-    began_s, rounds = time.perf_counter(), list[tuple[float, float]]()
-    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - began_s < TIMEOUT_S):
-        llm.restart()
-        rng = random.Random(len(rounds))
-        prompts = [_prompt(rng, context, llm.model.config.vocab_size) for _ in range(batch)]
-        prefill_s = max(times[-1] for times in token_times(llm, prompts, 1)[0])
-        rounds.append((decode_rate(token_times(llm, prompts, new_tokens)[0]), batch * context / prefill_s))
-    return Cell(batch, context, max(decode for decode, _ in rounds), max(prefill for _, prefill in rounds))
+    """The best of some rounds, each with prompts of its own, computed before on pages that are dropped."""
 
+    def generate(prompts: list[list[int]], count: int) -> list[list[float]]:
+        if count == 1:  # the prompts' pages are kept for the decoding that follows
+            llm.restart()
+        return token_times(llm, [{"prompt_token_ids": prompt} for prompt in prompts], count)[0]
 
-def _prompt(rng: random.Random, length: int, vocab_size: int) -> dict[str, Any]:
-    return {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(length)]}
+    vocab_size = llm.model.config.vocab_size
+    return Cell(batch, context, *measure_cell(generate, batch, context, new_tokens, vocab_size))
 
 
 def token_times(

@@ -8,14 +8,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinfercept.bench.throughput import Cell, ThroughputWork
 from jinfercept.errors import ConfigError
 
-TRANSFORMERS = "transformers"
+PEERS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("torch", "transformers"),
+    "vllm": ("vllm", "transformers"),
+    "llama_cpp": ("llama_cpp", "numpy"),
+}
+"""Engines that a script here measures, and the packages that it needs."""
 
 
 class Peer(NamedTuple):
@@ -34,27 +39,29 @@ class PeerCells(NamedTuple):
     cells: list[Cell]
 
 
-def transformers_peer(python: str | None) -> Peer:
-    """Hugging Face transformers, in the interpreter given or in this one.
+def script_peer(text: str) -> Peer:
+    """An engine given as `NAME` or `NAME=PYTHON`: one of `PEERS`, in this interpreter or in that one.
 
     Raises:
-        ConfigError: that interpreter has no torch or no transformers.
+        ConfigError: there is no such engine, or the interpreter lacks one of its packages.
     """
+    name, _, python = text.partition("=")
+    if name not in PEERS:
+        raise ConfigError("no such --peer", got=name, fix=f"use one of {', '.join(PEERS)}, or --peer-command")
     python = python or sys.executable
-    script = Path(__file__).with_name("throughput_transformers.py")
     try:
-        found = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True, text=True)
+        found = subprocess.run([python, "-c", f"import {', '.join(PEERS[name])}"], capture_output=True, text=True)
     except OSError as error:
         raise ConfigError(
-            "--peer-python cannot be run", got=f"{python} ({error.strerror})", fix="name a Python"
+            f"the interpreter of --peer {name} cannot be run", got=f"{python} ({error.strerror})", fix="name a Python"
         ) from None
     if found.returncode:
         raise ConfigError(
-            "the peer transformers cannot be imported",
+            f"the peer {name} cannot be imported",
             got=_last_line(found.stderr),
-            fix="give --peer-python an interpreter that has torch and transformers",
+            fix=f"give --peer {name}=PYTHON, an interpreter that has {' and '.join(PEERS[name])}",
         )
-    return Peer(TRANSFORMERS, (python, str(script)))
+    return Peer(name, (python, str(Path(__file__).with_name(f"throughput_{name}.py"))))
 
 
 def command_peer(text: str) -> Peer:

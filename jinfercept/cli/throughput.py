@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,12 +13,11 @@ from tyro import conf
 from jinfercept import __version__
 from jinfercept.bench.throughput import Cell, ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
-    TRANSFORMERS,
     Peer,
     PeerCells,
     command_peer,
     measure_peer,
-    transformers_peer,
+    script_peer,
 )
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineOptions
@@ -45,10 +44,8 @@ class Throughput:
     """prompt tokens (default: 32,1000)"""
     new_tokens: int = 32
     """tokens that each generates"""
-    peer: Maybe[Literal["transformers"]] = None
-    """measure Hugging Face transformers too"""
-    peer_python: Maybe[str] = None
-    """the interpreter that has torch and transformers (default: this one)"""
+    peer: Annotated[Repeated, conf.arg(metavar="NAME[=PYTHON]")] = ()
+    """measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
     peer_command: Annotated[Repeated, conf.arg(metavar="NAME=COMMAND")] = ()
     """another engine: reads the work as JSON, prints its cells as JSON"""
     json: Maybe[str] = None
@@ -66,7 +63,7 @@ class Throughput:
         """
         dtypes, work = self._dtypes(), self._work()
         check_outputs((("--json", self.json),))
-        peers = _peers(self.peer, self.peer_python, self.peer_command)
+        peers = _peers(self.peer, self.peer_command)
         console, measured = Console(stderr=True), list[PeerCells]()
         try:
             for name in dtypes:
@@ -124,12 +121,9 @@ def table(measured: Sequence[PeerCells]) -> Table:
     return shown
 
 
-def _peers(peer: str | None, python: str | None, commands: Sequence[str]) -> list[Peer]:
+def _peers(scripts: Sequence[str], commands: Sequence[str]) -> list[Peer]:
     """All that were asked for, checked before anything is measured."""
-    if python is not None and peer is None:
-        raise ConfigError("--peer-python is of --peer", got="no --peer", fix=f"add --peer {TRANSFORMERS}")
-    peers = [transformers_peer(python)] if peer is not None else []
-    peers += [command_peer(text) for text in commands]
+    peers = [*map(script_peer, scripts), *map(command_peer, commands)]
     names = [OURS, *(one.name for one in peers)]
     if len(set(names)) < len(names):
         raise ConfigError("two engines have one name", got=", ".join(names), fix="name them differently")

@@ -4,9 +4,9 @@ A tenant's use is memory·time: the tokens of context that its running sequences
 (token·seconds). Paused and retained contexts cost nothing, since they may be evicted at any time. The order is that of virtual
 token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, sections 4 and 4.3): the tenant that has
 used least is served next. So tenants that always have work get memory·time as their weights say, and what one does not use goes
-to the others in the same proportion. There a tenant that becomes active begins no lower than the least that an active tenant has
-used. Here idle time and little use earn a credit, as in a bucket of tokens: what a tenant has used less than the one that has
-used most is counted up to all that runs for `CREDIT_S`.
+to the others in the same proportion. There a tenant that becomes active begins no lower than the least that an active tenant
+has used. Here idle time and little use earn a credit, as in a bucket of tokens: what a tenant has used less than the one that
+has used most is counted up to all that runs for `CREDIT_S`.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
 a running sequence has a right to one; if its weight is lower than another tenant's and its share less than one sequence, only
@@ -17,8 +17,8 @@ above. No tenant's oldest running sequence gives way to a right, so that no two 
 
 A tenant that stays within its share on average has bursts that exceed it, for which a tenant that takes all that is left would
 leave nothing. So the half grows with what the other tenant has used more: by one for every `AHEAD_S` seconds of all that runs.
-A tenant that has used more than another one by that is ahead of it. A step that computes a prompt leaves out the sequences of the
-tenants that are ahead of the prompt's, since a full step takes longer; of two steps in a row at most one does.
+A tenant that has used more than another one by that is ahead of it. A step that computes a prompt leaves out the sequences of
+the tenants that are ahead of the prompt's, since a full step takes longer; of two steps in a row at most one does.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
@@ -87,7 +87,7 @@ class FairShare:
         return True
 
     def used(self, tenant: str) -> float:
-        """Token·seconds over its weight that a tenant has used while it was not alone; more if its credit would exceed `CREDIT_S`."""
+        """Token·seconds over its weight that a tenant has used while it was not alone, at least what its credit leaves."""
         return self._used.get(tenant, 0.0)
 
     def service_order(self) -> list[Sequence]:

@@ -6,8 +6,6 @@ moves for paused contexts, into what is left of the link. `Eviction` frees the d
 several tenants compete, `FairShare` gives the order of service and says which sequences give way.
 """
 
-from collections.abc import Mapping
-
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.admission import Admission
@@ -27,8 +25,6 @@ from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
-
-_FROM_DEVICE = (FROM_DEVICE,)
 
 
 class Scheduler:
@@ -211,8 +207,7 @@ class Scheduler:
 
     def num_waiting_of(self, tenant: str) -> int:
         """Sequences of a tenant in the waiting queue. From any thread."""
-        queue = self._queues.by_tenant.get(tenant)
-        return len(queue.waiting) if queue is not None else 0
+        return len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -267,14 +262,13 @@ class Scheduler:
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         shares = self._fair.query_tokens(order, builder.query_tokens, self.kv.computable)
         held_back = self._fair.held_back(order, [sequence for sequence, _ in builder.chunks], shares)
-        self._run_shares(builder, [sequence for sequence in order if sequence.tenant not in held_back], shares)
-        if held_back and not builder.chunks:
-            self._run_shares(builder, order, shares)
-
-    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], shares: Mapping[str, int]) -> None:
-        for sequence in order:
-            if sequence.state is State.RUNNING and not self._decode(builder, sequence):
-                self._run(builder, sequence, shares[sequence.id])
+        for left_out in (held_back, set[str]()):  # if the others cannot go on, none is left out
+            for sequence in order:
+                runs = sequence.state is State.RUNNING and sequence.tenant not in left_out
+                if runs and not self._decode(builder, sequence):
+                    self._run(builder, sequence, shares[sequence.id])
+            if builder.chunks or not held_back:
+                return
 
     def _decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `_run`."""
@@ -289,7 +283,7 @@ class Scheduler:
             or not self.kv.append(context)
         ):
             return False
-        tokens = (sequence.tokens[start],) if start < known else _FROM_DEVICE
+        tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
         sample = sequence.draw(start + 1)
         assert sequence.slot is not None
         builder.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
@@ -302,9 +296,7 @@ class Scheduler:
 
     def _admit_all(self, builder: PlanBuilder) -> None:
         """Start waiting sequences in order while query tokens are left; the first that cannot start holds back the rest.
-
-        A sequence that waits for its leader is passed over.
-        """
+        A sequence that waits for its leader is passed over."""
         while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
             if builder.tenants_compete:
                 sequence = self._fair.next_waiting()
@@ -369,7 +361,7 @@ class Scheduler:
         assert sequence.slot is not None
         known = len(sequence.tokens)
         assert end <= known or start == known, "a sample in flight is a chunk of its own"
-        tokens = tuple(sequence.tokens[start:end]) if end <= known else _FROM_DEVICE
+        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
         sample = sequence.draw(end) if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
         chunk = Chunk(sequence.slot, start, tokens, sequence.new_pages(end, self.kv.page_size), sample, score)

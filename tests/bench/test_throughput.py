@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.bench.throughput import ThroughputWork, decode_rate, measure
+from jinfercept.bench.peer_script import decode_rate
+from jinfercept.bench.throughput import ThroughputWork, measure
 from jinfercept.bench.throughput_peers import command_peer, measure_peer
 from jinfercept.cli.main import main
 from jinfercept.config import LLMOptions
@@ -87,8 +88,9 @@ def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> 
         (["--peer-command", "other=/no/such/engine"], "the peer other is not there"),
         (["--peer-command", "vllm"], "NAME=COMMAND"),
         (["--peer-command", f"jinfercept={sys.executable}"], "two engines have one name"),
-        (["--peer", "transformers", "--peer-python", "/no/such/python"], "--peer-python cannot be run"),
-        (["--peer-python", sys.executable], "add --peer transformers"),
+        (["--peer", "transformers=/no/such/python"], "the interpreter of --peer transformers cannot be run"),
+        (["--peer", "vllm"], "the peer vllm cannot be imported"),
+        (["--peer", "tgi"], "use one of transformers, vllm, llama_cpp"),
         (["--new-tokens", "1"], "--new-tokens is too small"),
         (["--batch", "0"], "--batch is too small"),
         (["--dtype", "float16"], "no such --dtype"),
