@@ -309,4 +309,12 @@ def _atomic_load(code: Code, place: Any) -> Any:
 def _align(type: ir.Type) -> int:
     """Bytes of one number."""
     number = type.element if isinstance(type, ir.VectorType) else type
-    return 2 if number == BF16 else 4 if number == F32 else number.width // 8 if isinstance(number, ir.IntType) else 8
+    return (
+        2
+        if number == BF16 or number == ir.HalfType()
+        else 4
+        if number == F32
+        else number.width // 8
+        if isinstance(number, ir.IntType)
+        else 8
+    )

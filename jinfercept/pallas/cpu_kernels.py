@@ -17,6 +17,8 @@ import jax
 if TYPE_CHECKING:
     from jinfercept.pallas.cpu_code import Kernel
 
+MOST_ROWS = 32
+"""Of a product that a kernel computes."""
 log = logging.getLogger(__name__)
 _LOCK = threading.Lock()
 _COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machine code that XLA calls
@@ -58,8 +60,8 @@ def target(kernel: "Kernel") -> str:
 
 
 def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
-    """The kernel's result, row-major as its operands are."""
-    return jax.ffi.ffi_call(target(kernel), result)(*operands)  # pyright: ignore[reportReturnType]
+    """The kernel's result, row-major as its operands are; under `jax.vmap` one call after the other."""
+    return jax.ffi.ffi_call(target(kernel), result, vmap_method="sequential")(*operands)  # pyright: ignore[reportReturnType]
 
 
 def _compile(kernel: "Kernel") -> tuple[Any, int]:

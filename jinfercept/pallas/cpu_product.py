@@ -16,7 +16,6 @@ from llvmlite import ir
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
 
-MOST_ROWS = 32
 BLOCK = 32  # numbers in a cache line, and outputs of an item
 AHEAD = 32  # rows of the weight that are fetched before they are needed
 PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
@@ -40,15 +39,15 @@ def product(
 def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike) -> bool:
     """Whether `product` computes this, of the shapes and types of its factors."""
     return (
-        x[0] <= MOST_ROWS
+        x[0] <= cpu_kernels.MOST_ROWS
         and all(size % BLOCK == 0 for size in weight)
         and all(dtype == jnp.bfloat16 for dtype in dtypes)
     )
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Code of both kernels.
+class Rows:
+    """Code that kernels of products have in common.
 
     Attributes:
         rows: of `x`.
@@ -90,7 +89,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _ByColumns(_Rows):
+class _ByColumns(Rows):
     """`[T, K] @ [K, N]`: an item is a block of columns."""
 
     @property
@@ -154,7 +153,7 @@ def _ordered(half: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _ByRows(_Rows):
+class _ByRows(Rows):
     """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows."""
 
     @property

@@ -4,6 +4,7 @@ A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset
 A block is contiguous, so that a kernel that computes its columns reads memory in sequence. Knows arrays only.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,10 +12,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
+from jinfercept.pallas import cpu_kernels
+
 WIDTH = 32
 """Columns of a block."""
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of a word's numbers of 4 bits, from the lowest: a shift brings two neighbours to the same place of both halves."""
+
+GROUP_STEP = 16
+"""Inputs of a group come in multiples of these, for a kernel."""
 
 
 class Packed(NamedTuple):
@@ -90,6 +96,36 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
 
 
 def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    """`x @ unpack(packed, x.dtype)`, summed in float32."""
+    """`x @ unpack(packed, x.dtype)`, summed in float32. On a CPU few rows are multiplied without unpacking."""
+    by_xla = partial(_by_xla, packed.zero, out)
+    if not supports(x, packed):
+        return by_xla(x, *packed[:3])
+    from jinfercept.pallas import cpu_quantized
+
+    kernel = partial(cpu_quantized.product, packed.zero, out)
+    return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
+
+
+def supports(x: Float[Array, "T K"], packed: Packed) -> bool:
+    """Whether a kernel of the CPU computes this product."""
+    return (
+        len(x) <= cpu_kernels.MOST_ROWS
+        and cpu_kernels.usable()
+        and x.dtype in (jnp.float32, jnp.bfloat16)
+        and packed.values.dtype in (jnp.int8, jnp.uint32)
+        and packed.scales.dtype in (jnp.float16, jnp.float32)
+        and x.shape[1] // packed.scales.shape[1] % GROUP_STEP == 0
+    )
+
+
+def _by_xla(
+    zero: int,
+    out: DTypeLike,
+    x: Float[Array, "T K"],
+    values: Shaped[Array, "B R W"],
+    scales: Float[Array, "B G W"],
+    offsets: Float[Array, "B G W"] | None,
+) -> Float[Array, "T N"]:
+    weight = unpack(Packed(values, scales, offsets, zero), x.dtype)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, unpack(packed, x.dtype), precision=precision, preferred_element_type=out)
+    return jnp.dot(x, weight, precision=precision, preferred_element_type=out)
