@@ -1,8 +1,9 @@
 """LLVM code of the CPU kernels, made with llvmlite: loops, vectors, and the frame in which XLA passes buffers.
 
-A kernel is a `Kernel`: independent items of work, each a run of `item`. `handler` wraps it into a function of XLA's typed
-foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here). XLA's own pool of threads and the caller
-take items by an atomic counter; the caller waits only for items that another thread has begun, never for a free thread.
+A kernel is a `Kernel`: independent items of work, each a call of `item`. `handler` wraps it into a function of XLA's typed
+foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here). The caller and XLA's own pool of threads
+each take the items of a run of neighbours, so that they read memory in sequence, and then what is left of other runs; the
+caller waits only for items that another thread has begun, never for a free thread.
 """
 
 import math
@@ -20,7 +21,8 @@ _VERSION = (0, 1)  # of the interface: the offsets hold since then
 _EXTENSION, _API, _CONTEXT, _ARGS, _RETS = 8, 16, 24, 72, 112  # in a call frame
 _DATA, _DIMS = 24, 40  # in a buffer
 _SCHEDULE, _DESTROY_ERROR = 136, 64  # in the table of XLA's functions
-_NEXT, _DONE, _USERS, _TOTAL, _FRAME, _JOB_BYTES = 0, 64, 128, 192, 200, 208  # in a job: counters on lines of their own
+_DONE, _USERS, _THREADS, _TOTAL, _RUNS, _FRAME, _NEXT = 0, 64, 72, 128, 136, 144, 192  # in a job
+_LINE = 64  # bytes of a cache line; each run's counter has one of its own, from `_NEXT`
 _EXP = [1 / math.factorial(power) for power in range(6, -1, -1)]  # of the series, from the highest power
 
 
@@ -125,6 +127,10 @@ class Code:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         known = self.function.module.globals.get(name)
         return self.builder.call(known or ir.Function(self.function.module, kind, name), arguments)
+
+    def prefetch(self, place: Any) -> None:
+        """Ask for the cache line of an address, which need not be one of an array."""
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(3), I32(1))
 
     def splat(self, value: Any, lanes: int) -> Any:
         """A vector of equal numbers."""
@@ -245,10 +251,12 @@ def _share(code: Code, total: Any, num_threads: int, item: Any, work: Any, assis
         with alone, code.loop(I64(0), total) as index:
             builder.call(item, [code.frame, index])
         with several:
-            job = code.call("malloc", POINTER, I64(_JOB_BYTES))
-            for offset, value in ((_NEXT, I64(0)), (_DONE, I64(0)), (_USERS, wanted), (_TOTAL, total)):
+            job = code.call("malloc", POINTER, builder.add(builder.mul(wanted, I64(_LINE)), I64(_NEXT)))
+            numbers = ((_DONE, I64(0)), (_USERS, wanted), (_THREADS, I64(0)), (_TOTAL, total), (_RUNS, wanted))
+            for offset, value in (*numbers, (_FRAME, code.frame)):
                 code.store(value, job, offset, of=I8)
-            code.store(code.frame, job, _FRAME, of=I8)
+            with code.loop(I64(0), wanted) as run:
+                code.store(_start(code, job, run), job, _counter(code, run), of=I8)
             with code.loop(I64(1), wanted):
                 _schedule(code, builder.bitcast(assist, POINTER), job)
             builder.call(work, [job])
@@ -280,24 +288,39 @@ def _call_api(code: Code, offset: int, request: Any) -> Any:
 
 
 def _take_items(code: Code, item: Any) -> None:
-    """Run items of the job as long as there are any."""
+    """Take items of one run, and then of the next ones."""
     builder, job = code.builder, code.frame
-    total = code.load(job, _TOTAL, I64, of=I8)
-    taken = code.variable(_add(code, job, _NEXT, 1))
-    with code.loop_while(lambda: builder.icmp_signed("<", taken.get(), total)):
-        builder.call(item, [code.load(job, _FRAME, POINTER, of=I8), taken.get()])
-        _add(code, job, _DONE, 1)
-        taken.set(_add(code, job, _NEXT, 1))
+    num_runs = code.load(job, _RUNS, I64, of=I8)
+    first = _add(code, job, I64(_THREADS), 1)
+    with code.loop(first, builder.add(first, num_runs)) as turn:
+        run = builder.srem(turn, num_runs)
+        end, counter = _start(code, job, builder.add(run, I64(1))), _counter(code, run)
+        taken = code.variable(_add(code, job, counter, 1))
+        with code.loop_while(lambda end=end, taken=taken: builder.icmp_signed("<", taken.get(), end)):
+            builder.call(item, [code.load(job, _FRAME, POINTER, of=I8), taken.get()])
+            _add(code, job, I64(_DONE), 1)
+            taken.set(_add(code, job, counter, 1))
+
+
+def _start(code: Code, job: Any, run: Any) -> Any:
+    """The first item of a run."""
+    total, num_runs = (code.load(job, offset, I64, of=I8) for offset in (_TOTAL, _RUNS))
+    return code.builder.sdiv(code.builder.mul(total, run), num_runs)
+
+
+def _counter(code: Code, run: Any) -> Any:
+    """Where in the job a run has the number of its next item."""
+    return code.builder.add(code.builder.mul(run, I64(_LINE)), I64(_NEXT))
 
 
 def _release(code: Code, job: Any) -> None:
     """The last user of the job frees it: a task may start when all its work is done."""
-    before = _add(code, job, _USERS, -1)
+    before = _add(code, job, I64(_USERS), -1)
     with code.builder.if_then(code.builder.icmp_signed("==", before, I64(1))):
         code.call("free", ir.VoidType(), job)
 
 
-def _add(code: Code, job: Any, offset: int, number: int) -> Any:
+def _add(code: Code, job: Any, offset: Any, number: int) -> Any:
     place = code.builder.bitcast(code.at(job, offset), I64.as_pointer())
     return code.builder.atomic_rmw("add", place, I64(number), "acq_rel")
 

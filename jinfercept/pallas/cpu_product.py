@@ -77,7 +77,7 @@ class Rows:
         """Add the products of two vectors' numbers, or of their pairs."""
         if self.pairs:
             name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            total.set(code.call(name, total.get().type, total.get(), code.builder.bitcast(x, PAIRS), y))
+            total.set(code.call(name, total.get().type, total.get(), y, code.builder.bitcast(x, PAIRS)))
         else:
             total.set(code.fma(x, y, total.get()))
 
@@ -115,7 +115,7 @@ class _ByColumns(Rows):
             place = b.add(b.mul(k, columns), column)
             for row in range(step):
                 far = code.at(weight, b.add(place, b.mul(columns, I64(AHEAD + row))), BF16)
-                code.call("llvm.prefetch.p0", ir.VoidType(), far, I32(0), I32(3), I32(1))
+                code.prefetch(far)
             weights = self._weights(code, weight, place, columns)
             for totals, numbers in zip(sums, xs, strict=True):
                 if self.pairs:

@@ -21,6 +21,8 @@ from jinfercept.pallas.quantized_product import ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""
+AHEAD_BYTES = 2048
+"""Of the weight, fetched before they are needed: the next block is mostly the same thread's."""
 _SCALES = {"float16": ir.HalfType(), "float32": F32}
 _FACTORS = {"float32": F32, "bfloat16": BF16}
 
@@ -98,6 +100,9 @@ class _Quantized(Rows):
         chains = max(1, min(4, 8 // (parts * len(xs))))
         sums = [[self._zeros(code, parts) for _ in xs] for _ in range(chains)]
         with code.loop(start, end, STEP) as k:
+            line = WIDTH * self.bits // 8
+            for ahead in range(0, STEP * line, 64):
+                code.prefetch(code.at(values, b.add(b.mul(k, I64(line)), I64(AHEAD_BYTES + ahead))))
             for turn, (place, weights) in enumerate(self._weights(code, values, k)):
                 for totals, numbers in zip(sums[turn % chains], xs, strict=True):
                     x = self._factor(code, numbers, b.add(k, I64(place)))
