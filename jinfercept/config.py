@@ -15,6 +15,7 @@ from jinfercept.errors import ConfigError, nearest
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
 LoadFormatChoice = Literal["auto", "dummy"]
+QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
@@ -30,6 +31,12 @@ class ModelOptions:
 
     dtype: DTypeChoice = option("auto", "type of weights and KV; auto: float32 on a CPU, bfloat16 on a GPU")
     load_format: LoadFormatChoice = option("auto", "dummy: random weights for a checkpoint's config")
+    quantization: QuantizationChoice = option(
+        "auto",
+        "format of the checkpoint's quantised weights (gguf, gptq, awq), which then stay so on the device; none: they are "
+        "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU",
+        "-q",
+    )
     seed: int = option(0, "seed of random weights and of requests that bring none")
     max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
     tensor_parallel_size: int | None = option(
@@ -231,6 +238,7 @@ class LLMOptions(RestartOptions, total=False):
 
     dtype: DTypeChoice
     load_format: LoadFormatChoice
+    quantization: QuantizationChoice
     max_model_len: int | None
     generation_config: str
     tensor_parallel_size: int | None

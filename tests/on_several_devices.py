@@ -30,6 +30,7 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
 from tests.support.sample_tokenizers import VOCAB, byte_level
+from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, TOOL, Workload
 
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
@@ -151,6 +152,25 @@ def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.Monk
     for module in (model, joined_weights):  # as on a GPU
         monkeypatch.setattr(module, "joins", lambda: True)
     assert tokens(4) == apart
+
+
+def test_quantised_weights_are_cut_by_blocks_and_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jinfercept.models import joined_weights, model
+
+    write_gguf(tmp_path / "m.gguf", kind="Q4_1", vocab_size=128)
+
+    def served(num_devices: int) -> tuple[list[int], int]:
+        flags = SIZES | {"max_num_seqs": 1, "max_num_batched_tokens": 4, "quantization": "gguf"}
+        with LLM(tmp_path / "m.gguf", tokenizer=byte_level(), tensor_parallel_size=num_devices, **flags) as llm:
+            assert ("qkv" in llm.engine.setup.machine.runner.params.layers[0]) == (num_devices > 1)
+            return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids, llm.memory_plan.weight_bytes
+
+    alone, whole_bytes = served(1)
+    for module in (model, joined_weights):  # as on a GPU
+        monkeypatch.setattr(module, "joins", lambda: True)
+    tokens, part_bytes = served(4)  # k and v twice: two KV heads on four devices
+    assert tokens == alone
+    assert part_bytes < 0.3 * whole_bytes
 
 
 def on_mesh(params: Params, mesh: Mesh) -> Params:

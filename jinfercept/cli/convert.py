@@ -58,6 +58,6 @@ def _timed(model: str | Path, dtype: DTypeChoice) -> "tuple[Loaded, float]":
     from jinfercept.models.load import load
 
     began_s = time.monotonic()
-    loaded = load(model, dtype=dtype)
+    loaded = load(model, dtype=dtype, quantization="none")
     jax.block_until_ready(loaded.params)
     return loaded, time.monotonic() - began_s

@@ -23,7 +23,7 @@ class Info:
         from rich.console import Console
         from rich.table import Table
 
-        from jinfercept.models.load import read_config
+        from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
 
         num_devices = 1 if self.tensor_parallel_size is None else self.tensor_parallel_size
@@ -49,5 +49,11 @@ class Info:
             weights, token = param_bytes(config, dtype, num_devices), kv_bytes_per_token(config, dtype) / num_devices
             name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token")
+        if (kind := quantization_of(self.model)) is not None:
+            try:
+                weights = bytes_to_load(self.model, "bfloat16", num_devices, quantization=kind)
+                table.add_row(f"--quantization {kind}", f"weights {weights / 2**30:.2f} GiB")
+            except ConfigError as error:
+                table.add_row(f"--quantization {kind}", str(error))
         Console().print(table)
         return 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
+from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.rotation import Rotation
 
@@ -52,13 +53,13 @@ class Embed(nnx.Module):
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
-        return look_up(self.embedding[...], tokens)
+        return look_up(self.embedding.get_value(), tokens)
 
 
 def project(
     spec: str,
     x: Float[Array, "..."],
-    weight: nnx.Param[Float[Array, "..."]],
+    weight: nnx.Param[Any],
     bias: nnx.Param[Float[Array, "..."]] | None = None,
     out: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
@@ -67,12 +68,14 @@ def project(
 
     Args:
         spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
-        x, weight, bias: the factors, and the term that is added.
+        x, weight, bias: the factors, and the term that is added. The weight is an array or a `QuantizedTensor`, which is
+            multiplied as it lies.
         out: dtype of the product, if not that of `x`.
     """
-    weights = weight[...]
-    kernel = _kernel(spec, x, weights, out or x.dtype)
-    if kernel is None:
+    weights = weight.get_value()
+    if isinstance(weights, QuantizedTensor):
+        y = weights.product(x, out)
+    elif (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         y = _by_xla(spec, out, x, weights)
     else:
         y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
@@ -113,11 +116,16 @@ def _kernel(
     return multiply
 
 
-def project_each(x: Float[Array, "T E"], weights: nnx.Param[Float[Array, "G E F"]]) -> Float[Array, "G T F"]:
-    """The products of the same rows with several matrices, as one batch: faster than one wide product on a CPU."""
+def project_each(x: Float[Array, "T E"], weights: nnx.Param[Any]) -> Float[Array, "G T F"]:
+    """The products of the same rows with several matrices, `[G, E, F]`, as one batch: faster than one wide product on a CPU.
+
+    A quantised stack is one matrix.
+    """
+    if isinstance(stack := weights.get_value(), QuantizedTensor):
+        return stack.product_of_each(x)
     rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
-    rows = jnp.broadcast_to(rows, (len(weights[...]), *rows.shape))
-    return jax.lax.dot_general(rows, weights[...], batch, precision=_precision(x.dtype))[:, : len(x)]
+    rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
+    return jax.lax.dot_general(rows, stack, batch, precision=_precision(x.dtype))[:, : len(x)]
 
 
 def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.packed_rows import PackedRows, Packing
 
 
 class StoredTensor(NamedTuple):
@@ -62,4 +63,22 @@ class Checkpoint(Protocol):
 
         `rows` begins and ends between heads where the rows are those of heads.
         """
+        ...
+
+
+@runtime_checkable
+class PackedCheckpoint(Checkpoint, Protocol):
+    """A checkpoint that may have quantised weights, which can also be read as they are."""
+
+    @property
+    def quantization(self) -> str | None:
+        """Name of the format of its quantised weights, as `quantization` has it; None: there are none."""
+        ...
+
+    def packing(self, name: str) -> Packing | None:
+        """How a tensor is stored; None if its numbers are not quantised, or in a way that can only be dequantised."""
+        ...
+
+    def read_packed(self, name: str, rows: slice) -> PackedRows:
+        """As `read`, of a tensor that has a packing, with its numbers as they are stored."""
         ...

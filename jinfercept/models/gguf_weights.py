@@ -1,7 +1,7 @@
 """Checkpoints in one `.gguf` file, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
 
 The converter permutes the rows of a Llama's Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
-Quantised weights are dequantised by the `gguf` package: on the device they take as much memory as unquantised ones.
+Quantised weights of the types in `gguf_blocks.py` can be read as they are; the `gguf` package dequantises all types.
 """
 
 import math
@@ -11,13 +11,15 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped, UInt8
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig
+from jinfercept.models.gguf_blocks import PACKINGS, packed_rows
 from jinfercept.models.gguf_config import config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
+from jinfercept.models.packed_rows import PackedRows, Packing
 
 _NAMES = TensorNames(
     embed={"embedding": StoredTensor("token_embd.weight")},
@@ -95,11 +97,30 @@ class GGUFCheckpoint:
     def names(self) -> TensorNames:
         return _NAMES
 
+    @property
+    def quantization(self) -> str | None:
+        """See `PackedCheckpoint`."""
+        return "gguf" if any(self.packing(name) is not None for name in self._tensors) else None
+
+    def packing(self, name: str) -> Packing | None:
+        """See `PackedCheckpoint`."""
+        tensor = self._tensors[name]
+        return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) == 2 else None
+
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
         values = _values(self._file, self._tensors[name], rows)
-        if self.permuted and name.endswith(("attn_q.weight", "attn_k.weight")):
-            return halves_apart(values, self.config.head_dim)
-        return values
+        return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
+
+    def read_packed(self, name: str, rows: slice) -> PackedRows:
+        """See `PackedCheckpoint`."""
+        tensor = self._tensors[name]
+        packed = packed_rows(_bytes(self._file, tensor)[rows], tensor.kind)
+        if not self._is_permuted(name):
+            return packed
+        return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
+
+    def _is_permuted(self, name: str) -> bool:
+        return self.permuted and name.endswith(("attn_q.weight", "attn_k.weight"))
 
 
 def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
@@ -118,15 +139,19 @@ def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
 
 def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[np.ndarray, "..."]:
     """Rows of a tensor, dequantised."""
-    kind = gguf.GGMLQuantizationType(tensor.kind)
-    stored = gguf.quants.quant_shape_to_byte_shape(tensor.shape, kind)
-    try:
-        data = np.memmap(file, np.uint8, "r", tensor.offset, stored)
-    except ValueError as error:
-        raise ModelError("the GGUF file ends too early", got=f"{file}: {error}", fix="download it again") from error
+    kind, data = gguf.GGMLQuantizationType(tensor.kind), _bytes(file, tensor)
     if len(tensor.shape) == 1:
         return gguf.quants.dequantize(data, kind)[rows]
     return gguf.quants.dequantize(data[rows], kind)
+
+
+def _bytes(file: Path, tensor: TensorInfo) -> UInt8[np.ndarray, "..."]:
+    """A tensor as it lies in the file."""
+    stored = gguf.quants.quant_shape_to_byte_shape(tensor.shape, gguf.GGMLQuantizationType(tensor.kind))
+    try:
+        return np.memmap(file, np.uint8, "r", tensor.offset, stored)
+    except ValueError as error:
+        raise ModelError("the GGUF file ends too early", got=f"{file}: {error}", fix="download it again") from error
 
 
 def _type_name(kind: int) -> str:
@@ -134,6 +159,6 @@ def _type_name(kind: int) -> str:
     return known.get(kind, f"type {kind}")
 
 
-def halves_apart(rows: Float[np.ndarray, "HD E"], head_dim: int) -> Float[np.ndarray, "HD E"]:
+def halves_apart(rows: Shaped[np.ndarray, "HD E"], head_dim: int) -> Shaped[np.ndarray, "HD E"]:
     """Undo llama.cpp's permutation: within each head, rows `2i, 2i + 1` go to `i, i + D / 2`."""
     return rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)

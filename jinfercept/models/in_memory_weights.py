@@ -12,6 +12,7 @@ from jinfercept.models.joined_weights import is_joined, separate, serve
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
 from jinfercept.models.protocol import CutModel, Params, ServedModel
+from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_specs
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
@@ -27,7 +28,8 @@ def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Param
         mesh: the devices.
 
     Raises:
-        ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
+        ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or there are quantised
+            weights for several devices.
     """
     num_layers = model.config.num_layers
     params = _complete(model, params)
@@ -50,11 +52,16 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
         present: the served weights.
 
     Raises:
-        ModelError: a weight is missing, is not the model's, or has another shape; the error names it.
+        ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or the served weights are
+            quantised: no others can replace them.
     """
     params = _complete(model, params)
+    if quantised := next((weight for weight in weights_of(present) if is_quantized(weight)), None):
+        raise ModelError(
+            "quantised weights cannot be replaced", got=str(quantised.packing), fix="start with quantization=none"
+        )
     if isinstance(model, Model):
-        leaf = jax.tree.leaves(present.embed)[0]
+        leaf = weights_of(present.embed)[0]
         params = _fitting(model, params, mesh_of(leaf).size)
         return tied(
             model.config, serve(_on_devices(model, untied(model.config, _cast(params, leaf.dtype)), mesh_of(leaf)))
@@ -67,6 +74,12 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
 def _fitting(model: Model, params: Params, num_devices: int) -> Params:
     """The weights in the shapes that so many devices cut, of those in a checkpoint's shapes or in these: apart, or joined as
     `load` returns them. Raises `ModelError` as `_check`."""
+    if num_devices > 1 and any(map(is_quantized, weights_of(params))):
+        raise ModelError(
+            "quantised weights in memory are for one device",
+            got=f"{num_devices} devices",
+            fix="name the checkpoint instead",
+        )
     if num_devices > 1:
         params = separate(params)
     joined = bool(params.layers) and is_joined(params.layers[0])
@@ -132,4 +145,5 @@ def _check(params: Params, expected: Params) -> None:
 
 
 def _by_name(params: Params) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -7,6 +7,7 @@ a gate beside its up: the axis of the KV heads and the last axis can be cut amon
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jinfercept.models.blocks import separate_heads
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import joins
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.sharding import partition_spec
 
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
@@ -29,7 +31,17 @@ def serve(params: Params) -> Params:
 
 def serve_layer(layer: Weights) -> Weights:
     """One layer's weights as a model on JAX's default backend computes with them. See `join_layer`."""
-    return join_layer(layer) if joins() else separate_layer(layer)
+    return join_layer(layer) if joins() and joinable(layer) else separate_layer(layer)
+
+
+def joinable(layer: Weights) -> bool:
+    """Whether a layer's weights can be joined: those of one product are arrays, or quantised alike."""
+
+    def alike(*names: str) -> bool:
+        weights = [layer[name] for name in names if name in layer]
+        return len({weight.packing if is_quantized(weight) else None for weight in weights}) < 2
+
+    return alike(*JOINED["qkv"]) and alike("gate", "up")
 
 
 def separate(params: Params) -> Params:
@@ -58,7 +70,8 @@ def _join(layer: Weights) -> Weights:
         if parts[0] in layer:
             joined[name] = _join_heads(*(joined.pop(part) for part in parts))
     if "gate" in layer:
-        joined["gate_up"] = jnp.stack([joined.pop("gate"), joined.pop("up")], axis=0)
+        sides = joined.pop("gate"), joined.pop("up")
+        joined["gate_up"] = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=0), *sides)
     return joined
 
 
@@ -77,7 +90,7 @@ def _joining(mesh: ModelMesh) -> Callable[[Weights], Weights]:
 
 
 def _specs(layer: Weights) -> Weights:
-    return {name: partition_spec(name) for name in layer}
+    return {name: partition_spec(name, weight) for name, weight in layer.items()}
 
 
 def is_joined(layer: Weights) -> bool:
@@ -95,14 +108,32 @@ def _separate_layer(layer: Weights) -> Weights:
     separate = dict(layer)
     for name, parts in JOINED.items():
         if name in layer:
-            separate |= zip(parts, separate_heads(separate.pop(name)), strict=True)
+            separate |= zip(parts, _separate_heads(separate.pop(name)), strict=True)
     if "gate_up" in layer:
         both = separate.pop("gate_up")
-        separate |= {"gate": both[0], "up": both[1]}
+        gate, up = both.split() if isinstance(both, QuantizedTensor) else both
+        separate |= {"gate": gate, "up": up}
     return separate
 
 
-def _join_heads(
+def _join_heads(q: Any, k: Any, v: Any) -> Any:
+    if isinstance(q, QuantizedTensor):
+        num_heads, num_kv_heads = q.shape[1], k.shape[1]
+        return q.with_columns(_heads_joined, k, v, outputs=(num_heads // num_kv_heads + 2, *q.outputs))
+    return _heads_joined(q, k, v)
+
+
+def _separate_heads(qkv: Any) -> tuple[Any, Any, Any]:
+    if not isinstance(qkv, QuantizedTensor):
+        return separate_heads(qkv)
+    q, k, v = (
+        qkv.with_columns(lambda columns, part=part: separate_heads(columns)[part], outputs=qkv.outputs[1:])
+        for part in range(3)
+    )
+    return q, k, v
+
+
+def _heads_joined(
     q: Shaped[Array, "*rows H D"], k: Shaped[Array, "*rows K D"], v: Shaped[Array, "*rows K D"]
 ) -> Shaped[Array, "*rows K G2 D"]:
     *rows, num_kv_heads, head_dim = k.shape

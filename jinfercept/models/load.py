@@ -5,15 +5,15 @@ Every tensor's name and shape is checked against the config before the first is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
-from jinfercept.models.checkpoint import Checkpoint, StoredTensor
+from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
 from jinfercept.models.converted import read_config as read_converted
@@ -21,10 +21,12 @@ from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
-from jinfercept.models.joined_weights import serve_layer
+from jinfercept.models.joined_weights import is_joined, serve_layer
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_weights import Stored, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
@@ -51,6 +53,7 @@ def load(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     mesh: ModelMesh | None = None,
+    quantization: str = "auto",
 ) -> Loaded[Model]:
     """Load a model onto its devices.
 
@@ -62,6 +65,7 @@ def load(
         load_format: `dummy` makes random weights instead of reading any.
         seed: of the dummy weights.
         mesh: the devices that serve the model; by default JAX's default device.
+        quantization: see `keeps_quantized`.
 
     Raises:
         ModelError: there is no such model, or its config or its tensors do not fit.
@@ -69,10 +73,12 @@ def load(
     """
     target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
     with jax.default_device(mesh.local_devices[0]):
-        return _load(model, target, load_format, seed, mesh)
+        return _load(model, target, load_format, seed, mesh, quantization)
 
 
-def _load(model: str | Path | ModelConfig, dtype: str, load_format: str, seed: int, mesh: ModelMesh) -> Loaded[Model]:
+def _load(
+    model: str | Path | ModelConfig, dtype: str, load_format: str, seed: int, mesh: ModelMesh, quantization: str
+) -> Loaded[Model]:
     if isinstance(model, ModelConfig):
         if load_format != "dummy":
             raise ModelError(
@@ -86,7 +92,56 @@ def _load(model: str | Path | ModelConfig, dtype: str, load_format: str, seed: i
         return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source, "dummy")
     checkpoint = _open(source)
     served = Model(checkpoint.config).on_devices(mesh.size)
-    return Loaded(served, _read_params(checkpoint, served.config, dtype, mesh), source, _kind(source))
+    cut = _served_shapes(checkpoint, served.config, dtype, mesh.size, quantization)
+    params = _read_params(checkpoint, cut, dtype, mesh)
+    return Loaded(replace(served, joined=is_joined(params.layers[0])), params, source, _kind(source))
+
+
+def bytes_to_load(
+    model: str | Path | ModelConfig,
+    dtype: str,
+    num_devices: int = 1,
+    load_format: LoadFormat = "auto",
+    quantization: str = "auto",
+) -> int:
+    """Memory of a model's weights on each of so many devices, without loading it. Arguments and errors as `load`'s."""
+    config = model if isinstance(model, ModelConfig) else read_config(model)
+    served = Model(config).on_devices(num_devices).config
+    if isinstance(model, ModelConfig) or load_format == "dummy":
+        return param_bytes(served, dtype, num_devices)
+    checkpoint = _open(locate(model))
+    return weight_bytes(_served_shapes(checkpoint, served, dtype, num_devices, quantization), num_devices)
+
+
+def quantization_of(model: str | Path) -> str | None:
+    """Name of the format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
+    return _quantization(_open(locate(model)))
+
+
+def _quantization(checkpoint: Checkpoint) -> str | None:
+    return checkpoint.quantization if isinstance(checkpoint, PackedCheckpoint) else None
+
+
+def keeps_quantized(checkpoint: Checkpoint, quantization: str) -> bool:
+    """Whether quantised weights of a checkpoint stay quantised on the device.
+
+    Args:
+        quantization: the name of the checkpoint's format: they stay; `none`: they are dequantised while they are loaded;
+            `auto`: they stay, but for GGUF files on a CPU.
+
+    Raises:
+        ModelError: the checkpoint has no weights of this format.
+    """
+    found = _quantization(checkpoint)
+    if quantization not in ("auto", "none", found):
+        raise ModelError(
+            "the model's weights are not quantised so",
+            got=f"{quantization}, weights of {found}",
+            fix="quantization=auto",
+        )
+    if quantization == "auto":
+        return found is not None and (found != "gguf" or jax.default_backend() != "cpu")
+    return quantization == found
 
 
 def dtype_name(dtype: str) -> str:
@@ -148,7 +203,18 @@ def _find(model: str | Path, *, weights: bool) -> Path:
     )
 
 
-def _read_params(checkpoint: Checkpoint, served: ModelConfig, dtype: str, mesh: ModelMesh) -> Params:
+def _served_shapes(
+    checkpoint: Checkpoint, served: ModelConfig, dtype: str, num_devices: int, quantization: str
+) -> Params:
+    """The shapes of the weights as so many devices serve them, apart and every one once."""
+    cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
+    if keeps_quantized(checkpoint, quantization) and isinstance(checkpoint, PackedCheckpoint):
+        return keep_quantized(checkpoint, cut, num_devices)
+    return cut
+
+
+def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
+    """The weights, of the shapes in `cut`."""
     config, names = checkpoint.config, checkpoint.names
     expected = untied(config, abstract_params(config, dtype, joined=False))
     wanted = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
@@ -168,9 +234,14 @@ def _read_params(checkpoint: Checkpoint, served: ModelConfig, dtype: str, mesh: 
             ours: Stored(ours, tensors[ours], stored[ours], found[tensors[ours]][0], shape.shape)
             for ours, shape in shapes.items()
         }
-        return {ours: read_weight(checkpoint, weight, dtype, piece_bytes, mesh) for ours, weight in weights.items()}
 
-    cut = untied(config, abstract_params(served, dtype, joined=False, num_devices=mesh.size))
+        def read(ours: str, weight: Stored) -> Any:
+            if isinstance(wanted := shapes[ours], QuantizedTensor) and isinstance(checkpoint, PackedCheckpoint):
+                return read_quantized(checkpoint, weight, wanted, piece_bytes, mesh)
+            return read_weight(checkpoint, weight, dtype, piece_bytes, mesh)
+
+        return {ours: read(ours, weight) for ours, weight in weights.items()}
+
     layers = tuple(  # one after the other: a layer may be in memory twice while it is joined
         jax.block_until_ready(serve_layer(block(names.layer, layer, i))) for i, layer in enumerate(cut.layers)
     )

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
+from jinfercept.models.quantized import QuantizedTensor
+
 AXIS = "tp"
 """Name of the mesh axis along which weights and pages are cut."""
 
@@ -36,14 +38,18 @@ def on_first_device[X: Array](x: X) -> X:
     return jnp.where(jax.lax.axis_index(AXIS) == 0, x, jnp.zeros_like(x))  # pyright: ignore[reportReturnType]
 
 
-def look_up(table: Shaped[Array, "V E"], tokens: Int[Array, "T"]) -> Shaped[Array, "T E"]:
+def look_up(table: Shaped[Array, "V E"] | QuantizedTensor, tokens: Int[Array, "T"]) -> Shaped[Array, "T E"]:
     """The rows of a table whose rows are cut among devices."""
+
+    def rows(index: Int[Array, "T"]) -> Shaped[Array, "T E"]:
+        return table.rows(index) if isinstance(table, QuantizedTensor) else table[index]
+
     if num_devices() == 1:
-        return table[tokens]
+        return rows(tokens)
     local = tokens - jax.lax.axis_index(AXIS) * len(table)
     is_here = (local >= 0) & (local < len(table))
-    rows = table[jnp.where(is_here, local, 0)]
-    return jax.lax.psum(jnp.where(is_here[:, None], rows, jnp.zeros_like(rows)), AXIS)
+    found = rows(jnp.where(is_here, local, 0))
+    return jax.lax.psum(jnp.where(is_here[:, None], found, jnp.zeros_like(found)), AXIS)
 
 
 def gather_columns(logits: Float[Array, "R V"], num_columns: int) -> Float[Array, "R V"]:

@@ -20,6 +20,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.models.quantized import QuantizedTensor
 
 MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "ffn": AXIS}
 """The mesh axis that cuts an axis of the weights; no other axis is cut."""
@@ -46,8 +47,19 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
 """Axes of the weights of all families; those of other names, norms and the rest of the biases, are whole on every device."""
 
 
-def partition_spec(name: str) -> PartitionSpec:
-    """How a weight of this name is cut."""
+def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
+    """How a weight of this name is cut.
+
+    Args:
+        weight: the weight, if it may be a `QuantizedTensor`: its arrays are all cut alike, by outputs or by inputs.
+    """
+    if isinstance(weight, QuantizedTensor):
+        axis, stacked = cut_axis(name), weight.values.ndim - 3
+        if axis is None:
+            return PartitionSpec()
+        num_inputs = 1 + len(weight.inputs)
+        by_output = axis == 0 if weight.outputs_first else axis - stacked >= num_inputs
+        return PartitionSpec(*(None,) * stacked, *((AXIS,) if by_output else (None, AXIS)))
     return PartitionSpec(*(MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())))
 
 
@@ -55,7 +67,7 @@ def partition_specs(params: Params) -> Params:
     """How the weights of a family are cut, by their names."""
 
     def block(weights: Weights) -> Weights:
-        return {name: partition_spec(name) for name in weights}
+        return {name: partition_spec(name, weight) for name, weight in weights.items()}
 
     return Params(block(params.embed), tuple(map(block, params.layers)), block(params.head))
 

@@ -79,10 +79,13 @@ def _piece(
     """Rows `start` to `start + count` of every part, on the devices; on the host for a single one."""
     part_rows = stored.stored_shape[0] // num_parts
 
+    def read(rows: slice) -> Rows:
+        return _read(checkpoint, stored.tensor, rows)
+
     @cache
     def part(index: int) -> Rows:
         first = index * part_rows + start
-        return _rows(checkpoint, stored, slice(first, first + count))
+        return rows_of(stored, checkpoint.config.head_dim, read, slice(first, first + count))
 
     if mesh.size == 1:
         return part(0)
@@ -94,20 +97,31 @@ def _piece(
     return jax.make_array_from_callback(shape, mesh.sharding(stored.stored_spec), of_device)
 
 
-def _rows(checkpoint: Checkpoint, stored: Stored, wanted: slice) -> Rows:
-    """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too."""
+def rows_of[X](stored: Stored, head_dim: int, read: Callable[[slice], X], wanted: slice) -> X:
+    """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too.
+
+    Args:
+        read: returns rows that the checkpoint has, as one array or as a tree of arrays of so many rows each.
+    """
     if stored.stored_shape[0] == stored.num_rows:
-        return _read(checkpoint, stored.tensor, wanted)
+        return read(wanted)
     if "kv_heads" in WEIGHT_AXES[stored.name]:
-        head_dim, repeats = checkpoint.config.head_dim, stored.stored_shape[0] // stored.num_rows
+        repeats = stored.stored_shape[0] // stored.num_rows
         heads = np.arange(wanted.start, wanted.stop, head_dim) // head_dim // repeats
-        rows = _read(checkpoint, stored.tensor, slice(heads[0] * head_dim, (heads[-1] + 1) * head_dim))
-        by_head = rows.reshape(-1, head_dim, *rows.shape[1:])[heads - heads[0]]
-        return by_head.reshape(-1, *rows.shape[1:])
+
+        def repeated(rows: Rows) -> Rows:
+            by_head = rows.reshape(-1, head_dim, *rows.shape[1:])[heads - heads[0]]
+            return by_head.reshape(-1, *rows.shape[1:])
+
+        return jax.tree.map(repeated, read(slice(heads[0] * head_dim, (heads[-1] + 1) * head_dim)))
+
+    def padded(rows: Rows) -> Rows:
+        rows = rows[: max(0, stored.num_rows - wanted.start)]
+        missing = wanted.stop - wanted.start - len(rows)
+        return np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
+
     there = slice(min(wanted.start, stored.num_rows - 1), min(wanted.stop, stored.num_rows))
-    rows = _read(checkpoint, stored.tensor, there)[: max(0, stored.num_rows - wanted.start)]
-    missing = wanted.stop - wanted.start - len(rows)
-    return np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
+    return jax.tree.map(padded, read(there))
 
 
 def _read(checkpoint: Checkpoint, tensor: str, wanted: slice) -> Rows:

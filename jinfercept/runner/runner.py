@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import Heads, cut_for, paged_attention
 from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
@@ -137,7 +138,7 @@ class ModelRunner:
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
         self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
-        leaf = jax.tree.leaves(self.params.embed)[0]
+        leaf = weights_of(self.params.embed)[0]
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,
@@ -257,7 +258,7 @@ def add_steps(
         attention: see `pallas.attention`; `auto` only for the default backend.
         params, layers: the weights and the KV: arrays, or shapes with shardings.
     """
-    leaf = jax.tree.leaves(params.embed)[0]
+    leaf = weights_of(params.embed)[0]
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -321,7 +322,7 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
 
     run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
     weights = jax.tree.map(struct, params)
-    leaf = jax.tree.leaves(weights.embed)[0]
+    leaf = weights_of(weights.embed)[0]
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
     dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
     pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))

@@ -18,6 +18,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.models.protocol import ModelDimensions, Params
+from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.kv_rows import stored_dtype
 
 GIB = 1 << 30
@@ -139,7 +140,7 @@ def plan_memory(
     """
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
-    leaf = next(iter(leaves.values()))
+    leaf = weights_of(params)[0]
     mesh = mesh_of(leaf)
     num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
     token_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, leaf.dtype)) // num_devices

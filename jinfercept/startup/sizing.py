@@ -13,6 +13,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, kv_bytes_per_token
 from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.runner.runner import RunnerShape, step_bytes
 from jinfercept.sched.profile import Profile
@@ -91,10 +92,12 @@ def profile_settings(
 ) -> Mapping[str, str | int]:
     """Everything that the cost of a step depends on."""
     devices = _mesh(params).devices
-    device = devices[0].device_kind
+    device, weights = devices[0].device_kind, weights_of(params)
+    quantised = sorted({str(weight.packing) for weight in weights if is_quantized(weight)})
     return {
         "model": repr(model.config),
-        "dtype": str(jax.tree.leaves(params)[0].dtype),
+        "dtype": str(weights[0].dtype),
+        **({"weights": ", ".join(quantised)} if quantised else {}),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,

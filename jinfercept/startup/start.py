@@ -19,9 +19,8 @@ from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.in_memory_weights import initial_params
-from jinfercept.models.load import Loaded, dtype_name, load, locate, read_config
+from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.model import Model, param_bytes
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner, RunnerShape
@@ -268,10 +267,16 @@ def load_model(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
         )
     options = config.model
-    model_config = model if isinstance(model, ModelConfig) else read_config(model)
-    served = Model(model_config).on_devices(mesh.size)
-    check_weights(param_bytes(served.config, dtype_name(options.dtype), mesh.size), FreeMemory.on(*mesh.local_devices))
-    return load(model, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)  # pyright: ignore[reportArgumentType]
+    num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
+    check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
+    return load(
+        model,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        seed=options.seed,
+        mesh=mesh,
+        quantization=options.quantization,
+    )  # pyright: ignore[reportReturnType]
 
 
 def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:

@@ -1,8 +1,5 @@
 """GGUF files: a tiny one written by the `gguf` package, in every supported quantisation, whole and in pieces."""
 
-from pathlib import Path
-
-import gguf
 import jax
 import numpy as np
 import pytest
@@ -14,79 +11,13 @@ from jinfercept.models.gguf_weights import halves_apart
 from jinfercept.models.joined_weights import separate_layer
 from jinfercept.models.load import load
 from tests.support.dense_model import logits
-
-E, H, K, D, F, V = 256, 4, 2, 64, 512, 50  # rows of whole blocks, which have up to 256 values
-METADATA = {
-    "llama.embedding_length": E,
-    "llama.block_count": 1,
-    "llama.attention.head_count": H,
-    "llama.attention.head_count_kv": K,
-    "llama.feed_forward_length": F,
-    "llama.context_length": 256,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.eot_token_id": 3,
-}
-SHAPES = {
-    "token_embd.weight": (V, E),
-    "blk.0.attn_norm.weight": (E,),
-    "blk.0.attn_q.weight": (H * D, E),
-    "blk.0.attn_k.weight": (K * D, E),
-    "blk.0.attn_v.weight": (K * D, E),
-    "blk.0.attn_output.weight": (E, H * D),
-    "blk.0.ffn_norm.weight": (E,),
-    "blk.0.ffn_gate.weight": (F, E),
-    "blk.0.ffn_up.weight": (F, E),
-    "blk.0.ffn_down.weight": (E, F),
-    "output_norm.weight": (E,),
-    "output.weight": (V, E),
-}
-
-
-def _write(
-    file: Path,
-    *,
-    kind: str = "F32",
-    architecture: str = "llama",
-    without: tuple[str, ...] = (),
-    extra: dict[str, str] | None = None,
-) -> dict[str, np.ndarray]:
-    """Write a random model without some keys or tensors; the values that its tensors dequantise to."""
-    rng, stored_values = np.random.default_rng(0), {}
-    quantisation = gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(file, architecture)
-    for key in METADATA.keys() - set(without):
-        writer.add_uint32(key, METADATA[key])
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_float32("llama.rope.freq_base", 5000.0)
-    for key, value in (extra or {}).items():
-        writer.add_string(key, value)
-    for name, shape in SHAPES.items():
-        if name in without:
-            continue
-        values = rng.standard_normal(shape, np.float32) / (np.sqrt(shape[-1]) if len(shape) == 2 else 1)
-        used = quantisation if len(shape) == 2 else gguf.GGMLQuantizationType.F32
-        stored = _blocks(values, used, rng)
-        writer.add_tensor(name, stored, raw_dtype=used)
-        stored_values[name] = gguf.quants.dequantize(stored, used)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return stored_values
-
-
-def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType, rng: np.random.Generator) -> np.ndarray:
-    """The values quantised, or any blocks where gguf only reads a kind; their scales are mostly finite."""
-    try:
-        return gguf.quants.quantize(values, kind)
-    except NotImplementedError:
-        return rng.integers(0, 256, gguf.quants.quant_shape_to_byte_shape(values.shape, kind), np.uint8)
+from tests.support.tiny_gguf import D, E, F, H, K, V, write
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random blocks overflow
 @pytest.mark.parametrize("kind", gguf_weights._TYPES)
 def test_weights_are_what_gguf_dequantises_with_rotary_rows_put_back(tmp_path, kind):
-    stored = _write(tmp_path / "m.gguf", kind=kind)
+    stored = write(tmp_path / "m.gguf", kind=kind)
     loaded = load(tmp_path / "m.gguf", dtype="float32")
     layer = separate_layer(loaded.params.layers[0])
 
@@ -109,7 +40,7 @@ def _as_llama_cpp_permutes(rows: np.ndarray, num_heads: int) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kind", ["F16", "Q6_K"])
 def test_weights_read_in_pieces_are_those_read_whole(tmp_path, kind, monkeypatch):
-    _write(tmp_path / "m.gguf", kind=kind)
+    write(tmp_path / "m.gguf", kind=kind)
     whole = load(tmp_path / "m.gguf", dtype="float32").params
     monkeypatch.setattr("jinfercept.models.load.PIECE_BYTES", (1, 1))  # one head at a time
     pieces = load(tmp_path / "m.gguf", dtype="float32").params
@@ -122,7 +53,7 @@ def test_the_rows_of_each_head_are_put_back():
 
 
 def test_the_config_comes_from_the_metadata(tmp_path):
-    _write(tmp_path / "m.gguf")
+    write(tmp_path / "m.gguf")
     config = load(tmp_path / "m.gguf", load_format="dummy").model.config
     assert (config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim) == (E, H, K, D)
     assert (config.vocab_size, config.ffn_size, config.max_position, config.norm_eps) == (V, F, 256, 1e-5)
@@ -132,21 +63,21 @@ def test_the_config_comes_from_the_metadata(tmp_path):
 
 
 def test_the_embedded_model_is_loaded_by_its_name(tmp_path, monkeypatch):
-    _write(tmp_path / "m.gguf")
+    write(tmp_path / "m.gguf")
     monkeypatch.setattr(embedded, "fetch", lambda: tmp_path / "m.gguf")
     loaded = load("smollm2-135m")
     assert (loaded.kind, loaded.source) == ("gguf", tmp_path / "m.gguf")
 
 
 def test_without_an_output_matrix_the_embeddings_are_tied(tmp_path):
-    _write(tmp_path / "m.gguf", without=("output.weight",))
+    write(tmp_path / "m.gguf", without=("output.weight",))
     loaded = load(tmp_path / "m.gguf", dtype="bfloat16")
     assert loaded.model.config.tie_embeddings
     assert loaded.params.head["unembed"] is loaded.params.embed["embedding"]
 
 
 def test_a_loaded_file_gives_finite_bfloat16_logits_near_float32(tmp_path):
-    _write(tmp_path / "m.gguf", kind="Q8_0")
+    write(tmp_path / "m.gguf", kind="Q8_0")
     wide, narrow = (load(tmp_path / "m.gguf", dtype=dtype) for dtype in ("float32", "bfloat16"))
     tokens = jax.numpy.arange(12)
     np.testing.assert_allclose(
@@ -156,26 +87,26 @@ def test_a_loaded_file_gives_finite_bfloat16_logits_near_float32(tmp_path):
 
 def test_what_would_run_wrongly_is_refused_by_name(tmp_path):
     file = tmp_path / "m.gguf"
-    _write(file, architecture="gemma")
+    write(file, architecture="gemma")
     with pytest.raises(ModelError, match="gemma"):
         load(file)
-    _write(file, kind="NVFP4")
+    write(file, kind="NVFP4")
     with pytest.raises(ModelError, match="NVFP4"):
         load(file)
-    _write(file, extra={"llama.rope.scaling.type": "yarn"})
+    write(file, extra={"llama.rope.scaling.type": "yarn"})
     with pytest.raises(ModelError, match="yarn"):
         load(file)
-    _write(file, without=("llama.block_count", "llama.context_length"))
+    write(file, without=("llama.block_count", "llama.context_length"))
     with pytest.raises(ModelError, match=r"no llama.block_count, llama.context_length"):
         load(file)
-    _write(file, without=("blk.0.ffn_up.weight",))
+    write(file, without=("blk.0.ffn_up.weight",))
     with pytest.raises(ModelError, match=r"blk.0.ffn_up.weight expected \[512, 256\] got nothing"):
         load(file)
 
 
 def test_a_damaged_file_is_refused(tmp_path):
     file = tmp_path / "m.gguf"
-    _write(file)
+    write(file)
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(ModelError, match="not a whole GGUF"):
         load(file)

@@ -1,0 +1,101 @@
+"""`PackedRows`: rows of a quantised weight as a checkpoint has them, an output each, before devices get them in blocks.
+
+Knows numpy only; `gguf_blocks.py` and `gptq.py` make such rows.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+
+class Packing(NamedTuple):
+    """How a weight's numbers are stored.
+
+    Attributes:
+        values: type of the stored numbers; uint32 has eight of 4 bits.
+        group: neighbouring inputs of a column that have the same scale.
+        scales: type of scales and offsets.
+        offset: whether there are offsets.
+        zero: subtracted from the stored numbers.
+    """
+
+    values: str
+    group: int
+    scales: str = "float16"
+    offset: bool = False
+    zero: int = 0
+
+    @property
+    def per_value(self) -> int:
+        """Numbers in one stored value."""
+        return 8 if self.values == "uint32" else 1
+
+
+class PackedRows(NamedTuple):
+    """Rows of a weight.
+
+    Attributes:
+        values: int8 `[rows, K]`, or uint32 `[rows, K / 8]`: 4-bit numbers, in the order of `quantized_product.ORDER`.
+        scales, offsets: `[rows, K / group]`; None: no offsets.
+    """
+
+    values: Shaped[np.ndarray, "R _"]
+    scales: Shaped[np.ndarray, "R G"]
+    offsets: Shaped[np.ndarray, "R G"] | None = None
+
+    @classmethod
+    def of_4_bits(
+        cls,
+        numbers: Shaped[np.ndarray, "R K"],
+        scales: Shaped[np.ndarray, "R G"],
+        offsets: Shaped[np.ndarray, "R G"] | None = None,
+    ) -> Self:
+        """From numbers of 0 to 15, of type uint8."""
+        pairs = numbers.reshape(len(numbers), -1, 2, 2, 2)
+        words = (pairs[..., 0, :] | pairs[..., 1, :] << np.uint8(4)).swapaxes(-2, -1)
+        return cls(np.ascontiguousarray(words).reshape(len(numbers), -1).view("<u4"), scales, offsets)
+
+    def changed(self, change: Callable[[Shaped[np.ndarray, "R _"]], Shaped[np.ndarray, "R _"]]) -> Self:
+        """With other rows, of every array alike."""
+        offsets = None if self.offsets is None else change(self.offsets)
+        return self._replace(values=change(self.values), scales=change(self.scales), offsets=offsets)
+
+    def dense(self, zero: int) -> Float32[np.ndarray, "R K"]:
+        """The numbers that these stand for."""
+        by_group = _signed(self.values, zero).reshape(*self.scales.shape, -1).astype(np.float32)
+        wide = by_group * self.scales[..., None].astype(np.float32)
+        if self.offsets is not None:
+            wide += self.offsets[..., None].astype(np.float32)
+        return wide.reshape(len(self.values), -1)
+
+    def stored_as(self, have: Packing, wanted: Packing) -> Self:
+        """The same numbers, stored as `wanted`, which is what they have or what `common` makes of it and others."""
+        if have == wanted:
+            return self
+        times = have.group // wanted.group
+        scales = np.repeat(self.scales, times, axis=1).astype(wanted.scales)
+        offsets = self.offsets
+        if wanted.offset:
+            offsets = np.zeros_like(scales) if offsets is None else np.repeat(offsets, times, axis=1)
+            offsets = offsets.astype(wanted.scales)
+        return self._replace(values=_signed(self.values, have.zero), scales=scales, offsets=offsets)
+
+
+def common(packings: set[Packing]) -> Packing:
+    """How weights of several packings are all stored, without any loss: in 8 bits if they differ."""
+    if len(packings) == 1:
+        return next(iter(packings))
+    groups = [packing.group for packing in packings]
+    assert not any(group % min(groups) for group in groups), groups
+    scales = "float16" if all(packing.scales == "float16" for packing in packings) else "float32"
+    return Packing("int8", min(groups), scales, offset=any(packing.offset for packing in packings))
+
+
+def _signed(values: Shaped[np.ndarray, "R _"], zero: int) -> Shaped[np.ndarray, "R K"]:
+    """Stored numbers without their zero."""
+    if values.dtype == np.uint32:
+        words = values.view(np.uint8).reshape(len(values), -1, 2, 2).swapaxes(-2, -1)
+        values = np.stack([words & 15, words >> 4], axis=3).reshape(len(values), -1).view(np.int8)
+    return values - np.int8(zero) if zero else values

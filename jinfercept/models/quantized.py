@@ -1,0 +1,166 @@
+"""`QuantizedTensor`: a weight that stays quantised on the device, in the place of an array among a model's parameters.
+
+`quantized_product.py` has the order of its numbers and the products; `quantized_weights.py` reads such weights from files.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Shaped
+
+from jinfercept.models.packed_rows import Packing
+from jinfercept.pallas.quantized_product import WIDTH, Packed, blocks, product, unblocked, unpack, unpack_blocks
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["values", "scales", "offsets"],
+    meta_fields=["zero", "inputs", "outputs", "outputs_first", "dtype"],
+)
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A weight whose numbers are `scale * (q - zero) + offset`, stored as `quantized_product.Packed` says.
+
+    Attributes:
+        values, scales, offsets: arrays or their shapes; of a stack of weights, with one more axis in front.
+        zero: subtracted from the stored numbers.
+        inputs, outputs: sizes of the axes over which products sum, and of the others, without the first of each, which is what
+            the arrays have: devices cut first axes.
+        outputs_first: whether the axes of the outputs come before those of the inputs.
+        dtype: type of the numbers that are stored so, which is that of the model's activations.
+    """
+
+    values: Any
+    scales: Any
+    offsets: Any
+    zero: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    outputs_first: bool
+    dtype: jnp.dtype
+
+    @classmethod
+    def of_shape(cls, shape: tuple[int, ...], num_inputs: int, packing: Packing, dtype: DTypeLike) -> Self:
+        """The shapes of a weight's arrays.
+
+        Args:
+            shape: of the weight.
+            num_inputs: axes at its beginning over which products sum; 0: all but the first.
+            packing: how it is stored.
+            dtype: of the model.
+        """
+        first, second = (shape[:num_inputs], shape[num_inputs:]) if num_inputs else (shape[1:], shape[:1])
+        depth, num_blocks = prod(first), prod(second) // WIDTH
+
+        def struct(num_rows: int, kind: str) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_blocks, num_rows, WIDTH), jnp.dtype(kind))
+
+        scales = struct(depth // packing.group, packing.scales)
+        values = struct(depth // packing.per_value, packing.values)
+        offsets = scales if packing.offset else None
+        return cls(values, scales, offsets, packing.zero, first[1:], second[1:], not num_inputs, jnp.dtype(dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array that this stands for; inside `jax.shard_map`, of one device's part."""
+        *stacked, num_blocks, num_rows, width = self.values.shape
+        depth = num_rows * (8 if self.values.dtype == jnp.uint32 else 1)
+        inputs = (depth // prod(self.inputs), *self.inputs)
+        outputs = (num_blocks * width // prod(self.outputs), *self.outputs)
+        return (*stacked, *((outputs + inputs) if self.outputs_first else (inputs + outputs)))
+
+    @property
+    def packing(self) -> Packing:
+        """How it is stored."""
+        depth = self.values.shape[-2] * (8 if self.values.dtype == jnp.uint32 else 1)
+        return Packing(
+            values=self.values.dtype.name,
+            group=depth // self.scales.shape[-2],
+            scales=self.scales.dtype.name,
+            offset=self.offsets is not None,
+            zero=self.zero,
+        )
+
+    @property
+    def ndim(self) -> int:
+        """Axes of the array that this stands for."""
+        return len(self.shape)
+
+    @property
+    def sharding(self) -> Any:
+        """The placement of the stored numbers."""
+        return self.values.sharding
+
+    def astype(self, dtype: DTypeLike) -> Self:
+        """The same numbers in a model of another type."""
+        return replace(self, dtype=jnp.dtype(dtype))
+
+    def __len__(self) -> int:
+        """The first axis."""
+        return self.shape[0]
+
+    def product(self, x: Float[Array, "T ..."], out: DTypeLike | None = None) -> Float[Array, "T ..."]:
+        """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of `x`."""
+        y = product(x.reshape(len(x), -1), self._packed, out or x.dtype)
+        return y.reshape(len(x), -1, *self.outputs)
+
+    def product_of_each(self, x: Float[Array, "T E"]) -> Float[Array, "G T F"]:
+        """The products of the same rows with all weights of a stack of matrices."""
+        columns = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), self)
+        return jnp.moveaxis(columns.product(x).reshape(len(x), len(self), -1), 1, 0)
+
+    def rows(self, index: Int[Array, "T"]) -> Float[Array, "T ..."]:
+        """Rows of a weight whose outputs are its first axis."""
+        block, column = index // WIDTH, index % WIDTH
+        taken = jax.tree.map(lambda array: array[block, :, column][:, :, None], self)
+        return unpack_blocks(taken._packed, self.dtype).reshape(len(index), -1, *self.inputs)
+
+    def split(self) -> list[Self]:
+        """The weights of a stack."""
+        return [jax.tree.map(lambda array, i=i: array[i], self) for i in range(len(self.values))]
+
+    def dense(self) -> Float[Array, "..."]:
+        """The array that this stands for, in its `dtype`."""
+        if self.values.ndim > 3:
+            return jnp.stack([weight.dense() for weight in self.split()])
+        matrix = unpack(self._packed, self.dtype)
+        return (matrix.T if self.outputs_first else matrix).reshape(self.shape)
+
+    def with_columns(
+        self,
+        change: Callable[..., Shaped[Array, "..."]],
+        *others: Self,
+        outputs: tuple[int, ...],
+    ) -> Self:
+        """A weight with other columns, those of several weights alike.
+
+        Args:
+            change: gets an array `[rows, *axes of the outputs]` of each weight, and returns one such array.
+            outputs: sizes of its axes after the first output.
+        """
+
+        def changed(*arrays: Shaped[Array, "B R W"]) -> Shaped[Array, "B R W"]:
+            columns = (unblocked(array).reshape(array.shape[1], -1, *self.outputs) for array in arrays)
+            return blocks(change(*columns).reshape(arrays[0].shape[1], -1))
+
+        return replace(jax.tree.map(changed, self, *others), outputs=outputs)
+
+    @property
+    def _packed(self) -> Packed:
+        return Packed(self.values, self.scales, self.offsets, self.zero)
+
+
+def is_quantized(weight: Any) -> bool:
+    """Whether a weight is a `QuantizedTensor`; as `is_leaf` it makes these the leaves of a tree."""
+    return isinstance(weight, QuantizedTensor)
+
+
+def weights_of(params: Any) -> list[Any]:
+    """All weights of a tree, quantised ones as one each: they have a `shape`, a `dtype` and a `sharding` as arrays have."""
+    return jax.tree.leaves(params, is_leaf=is_quantized)
