@@ -4,6 +4,7 @@ A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset
 A block is contiguous, so that a kernel that computes its columns reads memory in sequence. Knows arrays only.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -96,7 +97,13 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
 
 
 def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    """`x @ unpack(packed, x.dtype)`, summed in float32. On a CPU few rows are multiplied without unpacking."""
+    """`x @ unpack(packed, x.dtype)`, summed in float32.
+
+    The weight is never unpacked in memory where a kernel multiplies: on a CPU up to 32 rows, on a GPU up to 256 rows of 16-bit
+    numbers. Otherwise XLA unpacks it into memory.
+    """
+    if (gpu := _on_gpu(x)) is not None:
+        return gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
     if not supports(x, packed):
         return by_xla(x, *packed[:3])
@@ -106,11 +113,26 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Arr
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
 
 
+def _on_gpu(x: Float[Array, "T K"]) -> Callable[..., Float[Array, "T N"]] | None:
+    """The kernel of the GPU for which code is lowered, if it has one for these rows."""
+    from jax.experimental.pallas import triton as plgpu
+
+    if not plgpu.is_gpu_device() or x.dtype.itemsize != 2:
+        return None
+    from jinfercept.pallas import triton_quantized
+
+    if plgpu.get_gpu_info().compute_capability < triton_quantized.AMPERE:
+        return None
+
+    return triton_quantized.product if len(x) <= triton_quantized.MOST_ROWS else None
+
+
 def supports(x: Float[Array, "T K"], packed: Packed) -> bool:
     """Whether a kernel of the CPU computes this product."""
     return (
         len(x) <= cpu_kernels.MOST_ROWS
         and cpu_kernels.usable()
+        and not jax.sharding.get_abstract_mesh().manual_axes  # several devices
         and x.dtype in (jnp.float32, jnp.bfloat16)
         and packed.values.dtype in (jnp.int8, jnp.uint32)
         and packed.scales.dtype in (jnp.float16, jnp.float32)

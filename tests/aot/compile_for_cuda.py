@@ -1,10 +1,10 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
-{name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes `{"results": …, "sources": …}` to
-stdout. The results are by name the error of a compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it;
-the sources are the files of the repository that were read. The folder `$AOT_RESULTS` holds the results of earlier runs by a
-hash of all that a compilation depends on.
+{name: sizes}, "quantized": {name: sizes}, "steps": {"model": …, "shape": …}, "one_program": {name: options}}`, and writes
+`{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what `memory_analysis`, the
+optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The folder `$AOT_RESULTS`
+holds the results of earlier runs by a hash of all that a compilation depends on.
 """
 
 import json
@@ -28,6 +28,7 @@ from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
 from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.pallas.layout import Batch, kv_shape, write_kv
+from jinfercept.pallas.quantized_product import WIDTH, Packed, product
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import Heads, joined_attention_triton, paged_attention_triton, work_cut
@@ -61,7 +62,7 @@ class KernelCompiler(Compiler):
     ) -> None:
         name = key if isinstance(key, str) else " ".join(map(str, key))
         strict = {
-            "xla_gpu_fail_ptx_compilation_on_register_spilling": "paged" in name,
+            "xla_gpu_fail_ptx_compilation_on_register_spilling": "paged" in name or " bits, " in name,
             "xla_gpu_enable_triton_gemm": False,
         }
         super().add(name, function, *arguments, donate=donate, options=strict | dict(options or {}))
@@ -184,6 +185,19 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging)  # pyright: ignore[reportArgumentType]
 
 
+def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
+    """A product with a quantised weight, groups of 32."""
+    num_rows, depth, num_columns = case["rows"], case["inputs"], case["outputs"]
+    stored, kind = (depth // 8, jnp.uint32) if case["bits"] == 4 else (depth, jnp.int8)
+    values = compiler.shape((num_columns // WIDTH, stored, WIDTH), kind)
+    scales = compiler.shape((num_columns // WIDTH, depth // 32, WIDTH), jnp.float16)
+
+    def multiply(x, values, scales, offsets):
+        return product(x, Packed(values, scales, offsets), jnp.bfloat16)
+
+    compiler.add(name, multiply, compiler.shape((num_rows, depth), jnp.bfloat16), values, scales, scales)
+
+
 def one_program(
     compiler: KernelCompiler, name: str, options: Mapping[str, Any], num_layers: int = 3, width: int = 2048
 ) -> None:
@@ -225,6 +239,8 @@ def main() -> None:
             steps(compiler, asked["steps"])
         for name, case in asked.get("pages", {}).items():
             pages(compiler, name, case)
+        for name, case in asked.get("quantized", {}).items():
+            quantized(compiler, name, case)
         for name, options in asked.get("one_program", {}).items():
             one_program(compiler, name, options)
         results = compiler.results()

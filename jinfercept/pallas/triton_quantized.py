@@ -1,0 +1,134 @@
+"""The Triton kernel for products of up to `MOST_ROWS` rows with weights of 4 or 8 bits, which are unpacked in registers.
+
+A program multiplies a tile of rows with a few blocks of columns, over a part of the inputs; the parts' sums are added later.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Shaped
+
+from jinfercept.pallas.operands import EVERYWHERE
+from jinfercept.pallas.tiles import power_of_two
+
+AMPERE = 80  # its compute capability
+MOST_ROWS = 256
+"""Above, the copy that XLA makes of a weight costs less than to unpack the weight again for every tile of rows."""
+ROWS = 64  # of a tile
+PROGRAMS = 264  # two for each multiprocessor of an H100
+MOST_PARTS = 8
+
+
+class _Cut(NamedTuple):
+    """How a product is divided.
+
+    Attributes:
+        rows: of `x` in a tile; a matrix unit needs 16.
+        blocks: of columns in a tile.
+        depth: stored rows of the weight in a tile.
+        part: stored rows of the weight that one program reads.
+        per_value: numbers in a stored value.
+        group: inputs that have the same scale.
+        zero: subtracted from the numbers.
+    """
+
+    rows: int
+    blocks: int
+    depth: int
+    part: int
+    per_value: int
+    group: int
+    zero: int
+
+
+def product(
+    zero: int,
+    out: DTypeLike,
+    order: tuple[int, ...],
+    x: Float[Array, "T K"],
+    values: Shaped[Array, "B R W"],
+    scales: Float[Array, "B G W"],
+    offsets: Float[Array, "B G W"] | None,
+    interpret: bool = False,
+) -> Float[Array, "T N"]:
+    """`x @ weight`, of a weight as `quantized_product.Packed` has it.
+
+    Args:
+        zero: as there.
+        out: type of the result.
+        order: of the inputs in a word of 4-bit numbers.
+        x: of 16 bits a number.
+        interpret: run the kernel's Python instead of compiling it.
+    """
+    num_blocks, num_stored, width = values.shape
+    per_value = x.shape[1] // num_stored
+    cut = _cut(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
+    by_place = x.reshape(len(x), num_stored, per_value)
+    planes = jnp.stack([by_place[:, :, row] for row in (order if per_value > 1 else (0,))])  # [places, T, R]
+    num_parts = pl.cdiv(num_stored, cut.part)
+    operands = (planes, values, scales, *(() if offsets is None else (offsets,)))
+    sums = pl.pallas_call(
+        partial(_kernel, cut=cut),
+        grid=(pl.cdiv(num_blocks, cut.blocks), pl.cdiv(len(x), cut.rows), num_parts),
+        in_specs=[EVERYWHERE] * len(operands),
+        out_specs=EVERYWHERE,
+        out_shape=jax.ShapeDtypeStruct((num_parts, len(x), num_blocks * width), jnp.float32 if num_parts > 1 else out),
+        compiler_params=plgpu.CompilerParams(num_warps=4 if cut.rows == 16 else 8, num_stages=3),
+        interpret=interpret,
+        name="quantized_product",
+    )(*operands)
+    return sums[0] if num_parts == 1 else sums.sum(0).astype(out)
+
+
+def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> _Cut:
+    rows = max(16, min(ROWS, power_of_two(num_rows)))
+    blocks, depth = (2, 32) if rows <= 16 else (4, 32)
+    tiles = pl.cdiv(num_blocks, blocks) * pl.cdiv(num_rows, rows)
+    num_turns = pl.cdiv(num_stored, depth)
+    parts = min(MOST_PARTS, pl.cdiv(PROGRAMS, tiles), num_turns)
+    return _Cut(rows, blocks, depth, pl.cdiv(num_turns, parts) * depth, per_value, group, zero)
+
+
+def _kernel(
+    x_ref,  # [places, T, R]
+    values_ref,  # [B, R, W]
+    scales_ref,  # [B, G, W]
+    *refs,  # offsets [B, G, W], if there are any; the sums [parts, T, N]
+    cut: _Cut,
+):
+    """The sums of one tile of rows and columns over one part of the inputs."""
+    *offsets_ref, out_ref = refs
+    num_places, num_rows, num_stored = x_ref.shape
+    num_blocks, _, width = values_ref.shape
+    first_block, tile, part = (pl.program_id(axis) for axis in range(3))
+    row, place = tile * cut.rows + jnp.arange(cut.rows), jnp.arange(cut.blocks * width)
+    block, lane = first_block * cut.blocks + place // width, place % width
+    real, there = (row < num_rows)[:, None], (block < num_blocks)[None, :]
+
+    def add(turn, sums):
+        stored = part * cut.part + turn * cut.depth + jnp.arange(cut.depth)
+        inside = (stored < num_stored)[:, None]
+        mask = inside & there
+        packed = plgpu.load(values_ref.at[block[None, :], stored[:, None], lane[None, :]], mask=mask, other=0)
+        group = stored * cut.per_value // cut.group
+        at = block[None, :], group[:, None], lane[None, :]
+        scale = plgpu.load(scales_ref.at[at], mask=mask, other=0).astype(jnp.float32)
+        for i in range(num_places):
+            bits = packed >> 4 * i & 15 if num_places > 1 else packed
+            numbers = (bits.astype(jnp.int32) if num_places > 1 else bits).astype(jnp.float32)
+            numbers = (numbers - cut.zero) * scale
+            if offsets_ref:
+                numbers += plgpu.load(offsets_ref[0].at[at], mask=mask, other=0).astype(jnp.float32)
+            inputs = plgpu.load(x_ref.at[i, row[:, None], stored[None, :]], mask=real & inside.T, other=0)
+            sums += plgpu.dot(inputs, numbers.astype(inputs.dtype))
+        return sums
+
+    turns = pl.cdiv(jnp.minimum(cut.part, num_stored - part * cut.part), cut.depth)
+    sums = jax.lax.fori_loop(0, turns, add, jnp.zeros((cut.rows, cut.blocks * width), jnp.float32))
+    where = out_ref.at[part, row[:, None], first_block * cut.blocks * width + place[None, :]]
+    plgpu.store(where, sums.astype(out_ref.dtype), mask=real & there)

@@ -1,0 +1,26 @@
+"""Products with quantised weights, compiled for A100 and H100 without a GPU: the weight is never unpacked in memory."""
+
+import pytest
+
+from jinfercept.pallas.triton_quantized import MOST_ROWS
+from tests.aot.cuda import compile_for
+
+INPUTS, OUTPUTS = 4096, 14336
+UNPACKED = 2 * INPUTS * OUTPUTS
+CASES = {
+    f"{bits} bits, {rows} rows": {"rows": rows, "inputs": INPUTS, "outputs": OUTPUTS, "bits": bits}
+    for bits in (4, 8)
+    for rows in (1, 64, MOST_ROWS, 2 * MOST_ROWS)
+}
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+def test_up_to_so_many_rows_no_product_makes_a_copy_of_its_weight(gpu: str) -> None:
+    for name, facts in compile_for(gpu, quantized=CASES).items():
+        assert facts["error"] is None, name
+        if CASES[name]["rows"] <= MOST_ROWS:
+            assert facts["kernels"] == 1, name
+            assert facts["temp_bytes"] < UNPACKED / 8, f"{name}: sums of parts, and the rows in another order"
+        else:
+            assert facts["kernels"] == 0, name
+            assert facts["made"][0][0] == UNPACKED, "XLA unpacks the weight"

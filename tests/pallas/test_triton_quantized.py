@@ -1,0 +1,32 @@
+"""The GPU's kernel for quantised products, interpreted, against the unpacked weight."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jinfercept.pallas import triton_quantized
+from jinfercept.pallas.quantized_product import ORDER, pack, unpack
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "bits", "group", "offset", "zero"),
+    [
+        (1, 576, 96, 4, 32, True, 0),  # stored rows and blocks that fill no tile
+        (20, 1024, 64, 4, 128, False, 8),
+        (70, 512, 128, 8, 16, True, 0),  # two tiles of rows
+        (3, 4096, 64, 8, 32, False, 0),  # inputs in eight parts
+    ],
+)
+def test_the_kernel_multiplies_with_the_unpacked_numbers(
+    rows: int, inputs: int, outputs: int, bits: int, group: int, offset: bool, zero: int
+) -> None:
+    rng = np.random.default_rng(0)
+    numbers = (
+        rng.integers(0, 16, (inputs, outputs)) if bits == 4 else rng.integers(-128, 128, (inputs, outputs), np.int8)
+    )
+    scales, offsets = jnp.asarray(rng.standard_normal((2, inputs // group, outputs)), jnp.float16)
+    packed = pack(jnp.asarray(numbers), scales, offsets if offset else None, bits=bits, zero=zero)
+    x = jnp.asarray(rng.standard_normal((rows, inputs)), jnp.bfloat16)
+    y = triton_quantized.product(zero, jnp.float32, ORDER, x, *packed[:3], interpret=True)
+    expected = np.asarray(x, np.float64) @ np.asarray(unpack(packed, jnp.bfloat16), np.float64)
+    np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())
