@@ -15,7 +15,9 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
+from jinfercept.models.gptq_weights import PARTS, WordFormat
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
 
@@ -75,6 +77,7 @@ class HFCheckpoint:
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     _files: Mapping[str, SafetensorsFile | TorchFile]
+    _words: WordFormat | None
 
     @classmethod
     def open(cls, directory: Path) -> "HFCheckpoint":
@@ -83,21 +86,55 @@ class HFCheckpoint:
         Raises:
             ModelError: `config.json` is missing or not supported, or a file cannot be read.
         """
-        config = read_config(directory)
+        config, words = read_config(directory), WordFormat.from_config(_json(directory / "config.json"))
         files = [SafetensorsFile.open(file) for file in _weight_files(directory, "model", "safetensors")]
         files = files or [TorchFile.open(file) for file in _weight_files(directory, "pytorch_model", "bin")]
         shapes, holders = {}, {}
         for file in files:
             shapes |= file.shapes
             holders |= dict.fromkeys(file.shapes, file)
-        return cls(config, shapes, holders)
+        return cls(config, shapes if words is None else _with_weights(shapes, words), holders, words)
 
     @property
     def names(self) -> TensorNames:
         return _NAMES[self.config.family]
 
+    @property
+    def quantization(self) -> str | None:
+        """See `PackedCheckpoint`."""
+        return None if self._words is None else self._words.method
+
+    def packing(self, name: str) -> Packing | None:
+        """See `PackedCheckpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
+        if self._words is None or name in self._files or not self._words.quantises(name):
+            return None
+        inputs = self.shapes[name][1] if name in self.shapes else self._words.group_size
+        return None if inputs is None else self._words.packing(inputs)
+
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        return self._files[name].read(name, rows)
+        if name in self._files:
+            return self._files[name].read(name, rows)
+        packing = self.packing(name)
+        assert packing is not None, name
+        return self.read_packed(name, rows).dense(packing.zero)
+
+    def read_packed(self, name: str, rows: slice) -> PackedRows:
+        """See `PackedCheckpoint`."""
+        assert self._words is not None
+
+        def read(part: str, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+            stored = f"{name.removesuffix('weight')}{part}"
+            return self._files[stored].read(stored, index)
+
+        return self._words.rows(read, slice(*rows.indices(self.shapes[name][0])[:2]))
+
+
+def _with_weights(shapes: Mapping[str, tuple[int, ...]], words: WordFormat) -> dict[str, tuple[int, ...]]:
+    """The shapes with those of weights in place of those of their words."""
+    layers = {name.removesuffix("qweight"): shape for name, shape in shapes.items() if name.endswith(".qweight")}
+    parts = {layer + part for layer in layers for part in PARTS}
+    rest = {name: shape for name, shape in shapes.items() if name not in parts}
+    return rest | {f"{layer}weight": words.shape(shape) for layer, shape in layers.items()}
 
 
 def read_config(directory: Path) -> ModelConfig:

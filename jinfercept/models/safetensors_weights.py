@@ -30,7 +30,7 @@ class SafetensorsFile:
                 f"{path.name} is not a readable safetensors file", got=str(error)[:200], fix="download it again"
             ) from error
 
-    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+    def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         try:
             with safe_open(self.path, framework="numpy") as tensors:
                 return tensors.get_slice(name)[rows] if self.shapes[name] else tensors.get_tensor(name)

@@ -80,7 +80,7 @@ class TorchFile:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+    def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         tensor = self._tensors[name]
         size = tensor.dtype.itemsize
         first_byte = self._starts[tensor.storage] + tensor.offset * size

@@ -17,32 +17,37 @@ from jinfercept.models.model import Model
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.pallas.quantized_product import pack
-from tests.support.dense_model import logits
+from tests.support.dense_model import dense, logits
 from tests.support.tiny_gguf import E, F, write
 
 V = 64
 TOKENS = jnp.arange(3, 15)
 
 
-def dense(params):
-    """The parameters with arrays in place of quantised weights."""
-    return jax.tree.map(lambda weight: weight.dense() if is_quantized(weight) else weight, params, is_leaf=is_quantized)
+TYPES = {
+    "attn_q.weight": "Q4_0",  # its rows are permuted
+    "attn_k.weight": "Q4_K",
+    "attn_v.weight": "Q5_0",
+    "attn_output.weight": "Q5_1",
+    "ffn_gate.weight": "Q8_0",
+    "ffn_up.weight": "Q4_1",
+    "ffn_down.weight": "Q5_K",
+}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random blocks overflow
-@pytest.mark.parametrize("kind", PACKINGS)
-def test_quantised_weights_are_the_numbers_that_gguf_dequantises(tmp_path, kind):
-    write(tmp_path / "m.gguf", kind=kind, vocab_size=V)
-    exact = load(tmp_path / "m.gguf", dtype="float32", quantization="none").params
-    kept = load(tmp_path / "m.gguf", dtype="float32", quantization="gguf").params
-    matrices = {name for name, weight in kept.layers[0].items() if is_quantized(weight)}
-    assert matrices == {"q", "k", "v", "o", "gate", "up", "down"}
-    assert is_quantized(kept.embed["embedding"])
-    assert is_quantized(kept.head["unembed"])
-    jax.tree.map(np.testing.assert_array_equal, dense(kept), exact)
-    assert {leaf.dtype for leaf in jax.tree.leaves(dense(load(tmp_path / "m.gguf", dtype="bfloat16").params))} == {
-        jnp.dtype("bfloat16")
-    }
+def test_quantised_weights_are_the_numbers_that_gguf_dequantises(tmp_path):
+    assert {*TYPES.values(), "Q6_K"} == PACKINGS.keys()
+    write(tmp_path / "m.gguf", kind="Q6_K", vocab_size=V, layers=(TYPES,))
+    for dtype in ("float32", "bfloat16"):
+        exact = load(tmp_path / "m.gguf", dtype=dtype, quantization="none").params
+        kept = load(tmp_path / "m.gguf", dtype=dtype, quantization="gguf").params
+        matrices = {name for name, weight in kept.layers[0].items() if is_quantized(weight)}
+        assert matrices == {"q", "k", "v", "o", "gate", "up", "down"}
+        assert is_quantized(kept.embed["embedding"])
+        assert is_quantized(kept.head["unembed"])
+        kept, exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), (dense(kept), exact))
+        jax.tree.map(np.testing.assert_array_equal, kept, exact)
 
 
 def test_a_model_of_quantised_weights_has_the_logits_of_their_numbers(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.models.model import Model, Params, Weights
+from jinfercept.models.quantized import is_quantized
 
 
 def dense_attend(
@@ -21,6 +22,12 @@ def dense_attend(
     causal = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape), kv
+
+
+@jax.jit
+def dense(params: Params) -> Params:
+    """The parameters with arrays in place of quantised weights."""
+    return jax.tree.map(lambda weight: weight.dense() if is_quantized(weight) else weight, params, is_leaf=is_quantized)
 
 
 def logits(model: Model, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:

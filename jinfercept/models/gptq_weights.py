@@ -1,0 +1,146 @@
+"""Weights of GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978) checkpoints: words of 4- or 8-bit numbers, zeros and scales.
+
+A linear layer `name` has `name.qweight`, `name.qzeros` and `name.scales` in place of `name.weight`; groups of inputs share a
+scale and a zero. GPTQ joins neighbouring inputs of a column in a word, AWQ neighbouring columns in an order of its own. Layouts
+as AutoGPTQ's `qlinear_cuda.py` and AutoAWQ's `gemm.py` write them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Int32, Shaped, UInt8
+
+from jinfercept.errors import ModelError
+from jinfercept.models.packed_rows import PackedRows, Packing
+
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
+"""The last parts of the names of a layer's tensors; `g_idx` has the group of every input."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of a word, from the lowest bits
+
+type Read = Callable[[str, tuple[slice, ...]], Shaped[np.ndarray, "..."]]
+"""Reads a part of one of a layer's tensors, by the last part of its name."""
+
+
+@dataclass(frozen=True)
+class WordFormat:
+    """How a checkpoint's linear layers are stored.
+
+    Attributes:
+        method: gptq or awq.
+        bits: of a number.
+        group_size: inputs with the same scale; None: all inputs.
+        symmetric: all zeros are in the middle.
+        stored_zero: what is added to stored zeros.
+        unquantised: parts of the names of layers that are stored as usual.
+    """
+
+    method: str
+    bits: int
+    group_size: int | None
+    symmetric: bool
+    stored_zero: int
+    unquantised: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
+        """Of a parsed `config.json`; None: its weights are not quantised. Raises `ModelError` for any other quantisation."""
+        stated = config.get("quantization_config")
+        if stated is None:
+            return None
+        if not isinstance(stated, Mapping):
+            raise ModelError("quantization_config is an object", got=repr(stated)[:80], fix="correct config.json")
+        method, bits, group = (stated.get(key) for key in ("quant_method", "bits", "group_size"))
+        supported = {"gptq": (4, 8), "awq": (4,)}
+        if method not in supported:
+            fix = "use a checkpoint of gptq or awq, a GGUF file, or one that is not quantised"
+            raise ModelError("the checkpoint's quantisation is not supported", got=repr(method)[:80], fix=fix)
+        if type(bits) is not int or bits not in supported[method]:
+            raise ModelError(
+                f"numbers of {method} checkpoints have other sizes",
+                got=f"bits {bits!r}"[:80],
+                fix=f"use {supported[method]}",
+            )
+        if type(group) is not int or not (group == -1 or (group > 0 and group % 8 == 0)):
+            raise ModelError("group_size is a multiple of 8, or -1", got=repr(group)[:80], fix="correct config.json")
+        if method == "gptq" and stated.get("desc_act"):
+            raise ModelError(
+                "inputs of GPTQ in order of activation are not supported", got="desc_act", fix="use another file"
+            )
+        if method == "awq" and str(stated.get("version", "gemm")).lower() != "gemm":
+            raise ModelError("AWQ has the version gemm", got=repr(stated["version"])[:80], fix="use another checkpoint")
+        first = method == "gptq" and stated.get("checkpoint_format", "gptq") != "gptq_v2"  # stores zeros less one
+        symmetric = method == "gptq" and stated.get("sym") is True
+        without = tuple(map(str, stated.get("modules_to_not_convert") or ()))
+        return cls(method, bits, None if group == -1 else group, symmetric, int(first), without)
+
+    def quantises(self, name: str) -> bool:
+        """Whether a weight of the model, such as `model.layers.0.mlp.up_proj.weight`, is stored in words."""
+        is_linear = ".layers." in name or ".h." in name
+        is_linear = is_linear and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
+        return is_linear and not any(part in name for part in self.unquantised)
+
+    def shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
+        """Outputs and inputs of a layer."""
+        first, second, times = *qweight, 32 // self.bits
+        return (second, first * times) if self.method == "gptq" else (second * times, first)
+
+    def packing(self, num_inputs: int) -> Packing:
+        """How a layer with so many inputs is kept."""
+        kind, middle = ("uint32", 8) if self.bits == 4 else ("int8", 0)
+        group = self.group_size or num_inputs
+        return Packing(kind, group, "float32", offset=not self.symmetric, zero=middle if self.symmetric else 0)
+
+    def rows(self, read: Read, rows: slice) -> PackedRows:
+        """The outputs of a layer from one to another. Raises `ModelError` if its groups or zeros are not as the config says."""
+        times, every = 32 // self.bits, slice(None)
+        words = slice(rows.start // times, -(-rows.stop // times))
+        mine = slice(rows.start - words.start * times, rows.stop - words.start * times)
+        scales = read("scales", (every, rows)).astype(np.float32).T
+        zeros = self._apart(read("qzeros", (every, words)), axis=1)[:, mine].T
+        zeros = (zeros + self.stored_zero).astype(np.uint8) & np.uint8((1 << self.bits) - 1)
+        if self.method == "gptq":
+            numbers = self._apart(read("qweight", (every, rows)), axis=0).T
+            self._check_groups(read, numbers.shape[1])
+        else:
+            numbers = self._apart(read("qweight", (every, words)), axis=1)[:, mine].T
+        if scales.shape[1] != numbers.shape[1] // (self.group_size or numbers.shape[1]):
+            got = f"{scales.shape[1]} groups of {numbers.shape[1]} inputs"
+            raise ModelError(
+                "a layer has another number of groups than group_size says", got=got, fix="correct config.json"
+            )
+        return self._packed(np.ascontiguousarray(numbers), scales, zeros)
+
+    def _packed(
+        self, numbers: UInt8[np.ndarray, "R K"], scales: Shaped[np.ndarray, "R G"], zeros: UInt8[np.ndarray, "R G"]
+    ) -> PackedRows:
+        middle, scales = 1 << self.bits - 1, np.ascontiguousarray(scales)
+        if self.symmetric and (zeros != middle).any():
+            raise ModelError(
+                "zeros of a symmetric checkpoint are in the middle", got="others", fix="correct config.json: sym"
+            )
+        if self.bits == 4:
+            offsets = None if self.symmetric else -scales * zeros
+            return PackedRows.of_4_bits(numbers, scales, offsets)
+        offsets = None if self.symmetric else -scales * (zeros.astype(np.int16) - middle)
+        return PackedRows((numbers ^ np.uint8(128)).view(np.int8), scales, offsets)
+
+    def _apart(self, words: Int32[np.ndarray, "R C"], axis: int) -> UInt8[np.ndarray, "R C"]:
+        """The numbers in words, along an axis."""
+        places = np.arange(0, 32, self.bits, dtype=np.uint32)
+        if self.method == "awq":
+            places = places[np.argsort(_AWQ_ORDER)]
+        apart = np.expand_dims(words.view(np.uint32), axis + 1) >> (places[:, None] if axis == 0 else places)
+        apart = (apart & np.uint32((1 << self.bits) - 1)).astype(np.uint8)
+        return apart.reshape(-1, words.shape[1]) if axis == 0 else apart.reshape(len(words), -1)
+
+    def _check_groups(self, read: Read, num_inputs: int) -> None:
+        try:
+            groups = read("g_idx", (slice(None),))
+        except KeyError:  # not all writers store it
+            return
+        if (groups != np.arange(num_inputs) // (self.group_size or num_inputs)).any():
+            raise ModelError(
+                "inputs of GPTQ in order of activation are not supported", got="g_idx", fix="use another file"
+            )
