@@ -25,6 +25,9 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
     ),
     "kv-dtype": Entry("benchmarks.__main__:KVDType", "perplexity and greedy tokens with quantised KV pages"),
+    "cpu-products": Entry(
+        "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"
+    ),
     "gpu-report": Entry("benchmarks.__main__:GpuReport", "files of tools/gpu_suite as one table against the aims"),
     "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
 }
@@ -208,6 +211,26 @@ class KVDType:
         return kv_dtype_command(
             KVDTypeBench(self.own, self.windows, self.window_tokens, self.new_tokens, self.engine)  # pyright: ignore[reportArgumentType]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPUProducts:
+    """The command."""
+
+    rows: Several = ()
+    """of the other factor (default: 1,8,32)"""
+
+    def run(self) -> int:
+        """Measure; returns 0. Raises `ConfigError` where kernels for the CPU are off."""
+        from jinfercept.pallas import cpu_kernels
+
+        if not cpu_kernels.usable():
+            fix = "pip install jinfercept[cpu], an x86 CPU with AVX2, and JAX_PLATFORMS=cpu"
+            raise ConfigError("there are no kernels to measure", got="kernels for the CPU are off", fix=fix)
+        from benchmarks.cpu_products import ROWS, measure
+
+        measure(numbers("--rows", self.rows, int) or ROWS)
+        return 0
 
 
 @dataclass(frozen=True)

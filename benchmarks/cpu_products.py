@@ -82,8 +82,8 @@ KINDS = (
 )
 
 
-def measure(rows: Sequence[int], shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
-    """Print the table."""
+def measure(rows: Sequence[int] = ROWS, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
+    """Print the table. More than 32 rows are multiplied by XLA."""
     table = Table(
         title=f"microseconds a product; in brackets GB/s, of {bandwidth() / 1e9:.1f} that reading alone reaches"
     )
@@ -164,9 +164,3 @@ def bandwidth() -> float:
     read = jax.jit(lambda numbers: cpu_kernels.call(kernel, result, numbers))
     read(numbers).block_until_ready()
     return numbers.nbytes / _best(lambda: read(numbers))
-
-
-if __name__ == "__main__":
-    import sys
-
-    measure(ROWS, [SHAPES[int(i)] for i in sys.argv[1:]] or SHAPES)
