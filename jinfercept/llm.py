@@ -65,6 +65,7 @@ class LLM:
         profile: what steps and transfers cost, instead of one by name or a measurement.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
+        lazy: an executable is compiled by the first step that needs it, unless there is no profile yet, or on several hosts.
         progress: called with (what, done, total) while starting.
         options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
 
@@ -90,21 +91,14 @@ class LLM:
         order: OrderChoice | None = None,
         profile: Profile | str | Path | None = None,
         mesh: Mesh | None = None,
+        lazy: bool = False,
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        given = {
-            "params": params,
-            "tokenizer": tokenizer,
-            "policy": policy,
-            "estimator": estimator,
-            "order": order,
-            "profile": profile,
-            "mesh": mesh,
-            **options,
-        }
+        given: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh}
+        given |= {"policy": policy, "estimator": estimator, "order": order, "lazy": lazy or None, **options}
         if not isinstance(model, EngineSetup):
-            model = set_up(model, progress=progress or silent, **given)  # pyright: ignore[reportArgumentType] # as declared
+            model = set_up(model, progress=progress or silent, **given)
         elif any(value is not None for value in given.values()):
             raise ConfigError("an EngineSetup has its options", got=sorted(given), fix="give them to `set_up`")
         self.engine = EngineHost(model)

@@ -100,7 +100,7 @@ def reference(name: str) -> Served:
 
 def collectives(llm: LLM, *key: object) -> list[str]:
     """What devices exchange in an executable."""
-    program = llm.engine.setup.machine.runner._run[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
+    program = llm.engine.setup.machine.runner.executables[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
     return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", program)
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks.gpu_suite.attention_cases import make_batch, random_queries
 from benchmarks.gpu_suite.sizes import HeadSizes, Row, Sizes
 from jinfercept.models.config import ModelConfig
-from jinfercept.pallas.attention import Heads, available, cut_for, paged_attention, prepare
+from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layout import Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.startup.start import set_up

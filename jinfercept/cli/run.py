@@ -75,8 +75,6 @@ class Run:
         """Generate; returns 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
         from jinfercept.chat.options import check_parsers
         from jinfercept.cli.start_log import start_log
-        from jinfercept.cli.terminal_chat import TerminalChat, lines
-        from jinfercept.endpoints.load import load_tools
         from jinfercept.llm import LLM
         from jinfercept.startup.progress import StartDisplay
 
@@ -86,19 +84,21 @@ class Run:
         tokenizer = None
         with ExitStack() as ends, StartDisplay() as progress:
             if "tools" in chat:
+                from jinfercept.endpoints.load import load_tools
+
                 loaded = ends.enter_context(load_tools(chat["tools"]))
                 chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
                 tokenizer = _check_tools(self.model, params, chat)
             with start_log():
-                llm = ends.enter_context(LLM(self.model, progress=progress, tokenizer=tokenizer, **self.engine))
+                llm = ends.enter_context(
+                    LLM(self.model, progress=progress, tokenizer=tokenizer, lazy=True, **self.engine)
+                )
             progress.close()
             params = self._params(llm.sampling_defaults)
             if self.prompt is not None:
                 _complete(llm, self.prompt, params)
-                return 0
-            talk = TerminalChat(llm, params, **chat)
-            with lines() as ask:
-                talk.run(ask)
+            else:
+                _talk(llm, params, chat)
         return 0
 
     def _chat_options(self) -> dict[str, Any]:
@@ -150,6 +150,16 @@ def _complete(llm: "LLM", prompt: str, params: "SamplingParams") -> None:
         if isinstance(event, Token | Resumed | Finished):
             print(harmless(event.text) if sys.stdout.isatty() else event.text, end="", flush=True)
     print(flush=True)
+
+
+def _talk(llm: "LLM", params: "SamplingParams", chat: Mapping[str, Any]) -> None:
+    """Chat at the terminal; what a lazy start left out is compiled meanwhile."""
+    from jinfercept.cli.terminal_chat import TerminalChat, lines
+
+    llm.engine.warm_up_behind()
+    talk = TerminalChat(llm, params, **chat)
+    with lines() as ask:
+        talk.run(ask)
 
 
 def _given(flags: ChatFlags | SamplingFlags) -> dict[str, Any]:

@@ -60,6 +60,9 @@ _TYPES = (
     ),
 )
 
+_VALUES = 32768
+"""Of a row that is dequantised: short rows are joined, since the package takes 16 rows at a time."""
+
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
@@ -139,10 +142,14 @@ def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
 
 def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[np.ndarray, "..."]:
     """Rows of a tensor, dequantised."""
-    kind, data = gguf.GGMLQuantizationType(tensor.kind), _bytes(file, tensor)
+    kind = gguf.GGMLQuantizationType(tensor.kind)
+    data = _bytes(file, tensor).view(np.ndarray)  # each slice of a memmap costs time
     if len(tensor.shape) == 1:
         return gguf.quants.dequantize(data, kind)[rows]
-    return gguf.quants.dequantize(data[rows], kind)
+    data = data[rows]
+    longer = math.gcd(len(data), 1 << max(0, (_VALUES // tensor.shape[-1]).bit_length() - 1))
+    values = gguf.quants.dequantize(data.reshape(len(data) // longer, *data.shape[1:-1], -1), kind)
+    return values.reshape(len(data), *tensor.shape[1:])
 
 
 def _bytes(file: Path, tensor: TensorInfo) -> UInt8[np.ndarray, "..."]:

@@ -13,18 +13,19 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jinfercept.pallas.cpu_attention import paged_attention_cpu
+from jinfercept.pallas.gpu_heads import AMPERE, Heads, compute_capability, is_supported, work_cut
 from jinfercept.pallas.layout import Batch, KVPages
 from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import HOPPER
-from jinfercept.pallas.triton_attention import (
-    AMPERE,
-    Heads,
-    compute_capability,
-    is_supported,
-    paged_attention_triton,
-    work_cut,
-)
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
+
+
+def _triton() -> ModuleType:
+    """The module with the kernels for Ampere and newer, imported on demand: the import takes a fifth of a second."""
+    from jinfercept.pallas import triton_attention
+
+    return triton_attention
 
 
 def _mosaic() -> ModuleType:
@@ -37,7 +38,7 @@ def _mosaic() -> ModuleType:
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
-    "triton": paged_attention_triton,
+    "triton": lambda *operands, **options: _triton().paged_attention_triton(*operands, **options),
     "mosaic": lambda *operands, **options: _mosaic().paged_attention_mosaic(*operands, **options),
 }
 CUTS: dict[str, Callable[[Heads], WorkCut]] = {
@@ -75,6 +76,13 @@ def paged_attention(
         raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
     options = {"decode_only": True} if decode_only and implementation in CUTS else {}
     return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
+
+
+def joined_attention(
+    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch
+) -> tuple[Float[Array, "T H D"], KVPages]:
+    """Attention of decode rows that rotates and writes too, see `triton_attention.joined_attention_triton`."""
+    return _triton().joined_attention_triton(qkv, rotation, pages, batch)
 
 
 def cut_for(heads: Heads, dtype: DTypeLike, pages: DTypeLike, *, implementation: str = "auto") -> WorkCut | None:

@@ -11,10 +11,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jinfercept.pallas.gpu_heads import Heads, compute_capability, tiles_for, work_cut
 from jinfercept.pallas.layout import Batch, KVPages, as_array
 from jinfercept.pallas.mosaic_kernel import COMPUTING, ROWS, chunk_kernel, share
 from jinfercept.pallas.tiles import HOPPER, Tiles
-from jinfercept.pallas.triton_attention import Heads, compute_capability, tiles_for, work_cut
 from jinfercept.pallas.triton_decode import attend_decode_rows
 from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule
 

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from jinfercept.pallas.triton_attention import Heads
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.triton_softmax import LOG2_E, LOWEST
 
 HALF = 64  # rows of a warpgroup: of one wgmma

@@ -1,12 +1,20 @@
-"""Functions compiled ahead of time for fixed shapes. Others cannot be called, so that nothing compiles after warm-up."""
+"""Functions compiled ahead of time for fixed shapes. Others cannot be called: after `compile` nothing compiles any more.
 
+Without `compile` an executable is compiled, or found on disk, by the first call that needs it, and the call waits. Several
+threads may need the same one: one of them compiles.
+"""
+
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, final
 
 import jax
+
+log = logging.getLogger(__name__)
 
 COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """On a GPU, XLA would merge products of one operand by joining their weights: a copy of them in every step."""
@@ -23,19 +31,23 @@ def silent(what: str, done: int, total: int) -> None:
 
 @final
 class Executables:
-    """A set of executables by key: add them all, compile them together, call them.
+    """A set of executables by key: add them all, compile them together or as they are needed, call them.
 
     Attributes:
-        compile_s: seconds of tracing and compiling, by key; they ran in parallel.
+        compile_s: seconds of tracing and compiling, by key; several ran in parallel.
     """
 
     def __init__(self) -> None:
         self.compile_s: dict[Hashable, float] = {}
+        self._lock = threading.Lock()
         self._pending: dict[Hashable, Callable[[], jax.stages.Lowered]] = {}
+        self._begun: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._rest: threading.Thread | None = None
+        self._stopped = threading.Event()
 
     def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
-        """Add a function to compile.
+        """Add a function to compile. Its arguments may be freed or donated afterwards.
 
         Args:
             key: selects the executable.
@@ -43,27 +55,33 @@ class Executables:
             arguments: arrays, or shapes with shardings, like those of the calls.
             donate: indices of the arguments whose memory it may reuse.
         """
-        self._pending[key] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*arguments)
+        shapes = jax.tree.map(_shape, arguments)
+        self._pending[key] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
     def compile(self, progress: Progress = silent) -> None:
         """Compile the added functions, in parallel."""
-        total = len(self._pending)
-        options = COMPILER_OPTIONS if jax.process_count() == 1 else COMPILER_OPTIONS | _SEVERAL_HOSTS
-
-        def build(
-            key: Hashable, lower: Callable[[], jax.stages.Lowered]
-        ) -> tuple[Hashable, jax.stages.Compiled, float]:
-            began_s = time.monotonic()
-            return key, lower().compile(compiler_options=options), time.monotonic() - began_s
-
+        keys = list(self._pending)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(build, key, lower) for key, lower in self._pending.items()]
-            for done, future in enumerate(as_completed(futures)):
-                progress("compiling", done, total)
-                key, compiled, seconds = future.result()
-                self._compiled[key], self.compile_s[key] = compiled, seconds
-        progress("compiling", total, total)
-        self._pending.clear()
+            for done, future in enumerate(as_completed([pool.submit(self._obtain, key) for key in keys])):
+                progress("compiling", done, len(keys))
+                future.result()
+        progress("compiling", len(keys), len(keys))
+
+    def compile_behind(self) -> None:
+        """Begin to compile the added functions one after the other in a thread, which `close` ends."""
+        self._rest = threading.Thread(target=self._compile_rest, name="executables")
+        self._rest.start()
+
+    def close(self) -> None:
+        """End the thread of `compile_behind`; waits for the executable that it compiles."""
+        self._stopped.set()
+        if self._rest is not None:
+            self._rest.join()
+
+    @property
+    def num_pending(self) -> int:
+        """Executables whose compilation has not begun."""
+        return len(self._pending)
 
     @property
     def extra_bytes(self) -> int:
@@ -76,4 +94,47 @@ class Executables:
         )
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
-        return self._compiled[key]
+        """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
+        return self._compiled.get(key) or self._obtain(key)
+
+    def _obtain(self, key: Hashable) -> jax.stages.Compiled:
+        """The executable, compiled by this thread or by the one that began before. After an error the next call tries again."""
+        with self._lock:
+            lower = self._pending.pop(key, None)
+            if lower is not None:
+                self._begun[key] = Future()
+            future = self._begun[key]
+        if lower is None:
+            return future.result()
+        began_s = time.monotonic()
+        try:
+            compiled = lower().compile(compiler_options=_options())
+        except BaseException as error:
+            with self._lock:
+                self._pending[key] = lower
+                del self._begun[key]
+            future.set_exception(error)
+            raise
+        self._compiled[key], self.compile_s[key] = compiled, time.monotonic() - began_s
+        future.set_result(compiled)
+        return compiled
+
+    def _compile_rest(self) -> None:
+        for key in list(self._pending):
+            if self._stopped.is_set() or not threading.main_thread().is_alive():  # the process ends
+                return
+            try:
+                self._obtain(key)
+            except Exception as error:  # the step that needs it will raise it
+                log.warning("an executable cannot be compiled yet: %s", error)
+
+
+def _options() -> dict[str, Any]:
+    return COMPILER_OPTIONS if jax.process_count() == 1 else COMPILER_OPTIONS | _SEVERAL_HOSTS
+
+
+def _shape(leaf: Any) -> Any:
+    """An array's shape and sharding; other leaves as they are."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

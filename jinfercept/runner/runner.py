@@ -1,8 +1,8 @@
 """Executes plans: page transfers, the forward pass in groups of layers, sampling. Knows no requests and decides nothing.
 
-Every executable has a static shape and is compiled by `warm_up`: per token bucket one embedding and one group of
-`layers_per_step` layers (and one remainder group), both once more for steps of decode rows only where attention has other code
-for these, per number of sampled rows one head and the samplers, and the transfers.
+Every executable has a static shape and is compiled by `warm_up`, or by the first step that needs it: per token bucket one
+embedding and one group of `layers_per_step` layers (and one remainder group), both once more for steps of decode rows only
+where attention has other code for these, per number of sampled rows one head and the samplers, and the transfers.
 A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
 while the device runs the forward pass. Nothing waits for the device but `collect`.
 """
@@ -22,11 +22,11 @@ from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.attention import Heads, cut_for, paged_attention
+from jinfercept.pallas.attention import cut_for, joined_attention, paged_attention
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
 from jinfercept.pallas.rotation import Rotation
-from jinfercept.pallas.triton_attention import joined_attention_triton
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
 from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays
@@ -131,6 +131,9 @@ class ModelRunner:
             the pages by KV head.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
+
+    Attributes:
+        executables: of the steps and the transfers.
     """
 
     def __init__(self, model: ServedModel, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
@@ -152,11 +155,13 @@ class ModelRunner:
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self._run = Executables()
+        self.executables = Executables()
         self._buckets = step_shapes(model, shape, attention, leaf)
-        self._sampler = Sampler(self._run, shape.sample_rows, shape.max_num_seqs, config.vocab_size, beside(leaf))
-        add_steps(self._run, model, shape, attention, self.params, self.kv.layers)
-        self.kv.add_executables(self._run)
+        self._sampler = Sampler(
+            self.executables, shape.sample_rows, shape.max_num_seqs, config.vocab_size, beside(leaf)
+        )
+        add_steps(self.executables, model, shape, attention, self.params, self.kv.layers)
+        self.kv.add_executables(self.executables)
 
     def forward(self, plan: StepPlan) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
@@ -208,19 +213,20 @@ class ModelRunner:
     def close(self) -> None:
         """Free the weights and the pages."""
         self.params = Params({}, (), {})
+        self.executables.close()
         self.kv.close()
         self._sampler.close()
 
     def warm_up(self, progress: Progress = silent) -> None:
-        """Compile every executable."""
-        self._run.compile(progress)
+        """Compile every executable. Without it a step waits for the compilation of those that it is the first to need."""
+        self.executables.compile(progress)
 
     @property
     def layers_compile_s(self) -> list[float]:
         """Seconds that each executable of layers took to compile."""
         return [
             seconds
-            for key, seconds in self._run.compile_s.items()
+            for key, seconds in self.executables.compile_s.items()
             if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
         ]
 
@@ -230,13 +236,13 @@ class ModelRunner:
         packed = pack(plan.chunks, self._tables, self._shape.page_size, self._buckets[size, decode_only])
         embed, layers_of = _names(decode_only)
         kv.start(0)
-        x, batch = self._run[embed, size](self.params.embed, self._sampler.last_tokens, packed)
+        x, batch = self.executables[embed, size](self.params.embed, self._sampler.last_tokens, packed)
         for part, groups in enumerate(self._parts):
             if part:
                 kv.start(part)
             layers = list(kv.layers)
             for first, end in groups:
-                step = self._run[layers_of, size, end - first]
+                step = self.executables[layers_of, size, end - first]
                 x, layers[first:end] = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
             kv.layers = tuple(layers)
             kv.scatter(part)
@@ -359,7 +365,7 @@ class _JoinedAttend(NamedTuple):
     def joined(
         self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return joined_attention_triton(qkv, rotation, pages, self.batch)
+        return joined_attention(qkv, rotation, pages, self.batch)
 
 
 def _layers(

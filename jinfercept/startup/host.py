@@ -156,6 +156,10 @@ class EngineHost:
         self.setup = self.setup.changed()
         self._begin(self.setup.assemble())
 
+    def warm_up_behind(self) -> None:
+        """Begin to compile in a thread what a lazy start left out, before a step needs it."""
+        self.setup.machine.runner.executables.compile_behind()
+
     def check_idle(self, what: str) -> None:
         """Raise `RequestError` if requests are served, or the host is closed.
 

@@ -114,39 +114,40 @@ def profile_settings(
     }
 
 
-def profile_of(
+def remembered_profile(model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig) -> Profile | None:
+    """The profile of steps and transfers that was measured last with the same settings; None if there is none."""
+    return remembered(profile_path(cache_directory(), profile_settings(model, params, shape, config)))
+
+
+def measured_profile(
     model: ServedModel,
     params: Params,
     runner: ProfiledRunner,
     shape: RunnerShape,
     config: EngineConfig,
-    effort: str | None,
+    effort: str,
     tried: Sequence[Tried],
     progress: Callable[[str, int, int], None],
-) -> tuple[Profile, str]:
-    """The profile of steps and transfers, and where it comes from: measured now if an effort is named, else the last one.
+) -> Profile:
+    """The profile of steps and transfers, measured now and remembered.
 
     Numbers of layers per executable that were `tried` go into its tables.
     """
     settings = profile_settings(model, params, shape, config)
-    path = profile_path(cache_directory(), settings)
-    known = remembered(path) if effort is None else None
-    if known is not None:
-        return known, "remembered"
     profile = measure(
         runner,
         shape,
         name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
         kv_bytes_per_token=kv_bytes_per_token(model.config, stored_dtype(shape.kv_cache_dtype, str(settings["dtype"]))),
-        effort=EFFORTS[effort or "quick"],
+        effort=EFFORTS[effort],
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
         progress=progress,
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
     with suppress(OSError):  # a cache that cannot be written costs the next start a moment
-        remember(profile, path)
-    return profile, "measured"
+        remember(profile, profile_path(cache_directory(), settings))
+    return profile
 
 
 def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tuple[int, ...]:

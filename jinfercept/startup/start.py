@@ -41,7 +41,7 @@ from jinfercept.startup.several_hosts import (
     model_facts,
     placement_of,
 )
-from jinfercept.startup.sizing import group_layers, plan_pools, profile_of
+from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -56,23 +56,31 @@ class StartTimes:
     """Seconds of the parts of a start.
 
     Attributes:
+        load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
         num_executables: executables that were compiled, of which `num_cached` were found on disk.
+        num_pending: executables that are left for the steps that need them, of a lazy start.
         profile: where the profile comes from.
         grouping: layers per executable, and where the number comes from.
     """
 
     load_s: float
+    tokenizer_s: float
+    pages_s: float
     compile_s: float
     num_executables: int
     num_cached: int
+    num_pending: int
     profile_s: float
     profile: str
     grouping: str
 
     def __str__(self) -> str:
+        loaded_s = self.load_s + self.tokenizer_s + self.pages_s
+        left = f", {self.num_pending} left for the steps that need them" if self.num_pending else ""
         return (
-            f"start: loaded in {self.load_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
-            f"{self.num_cached} of them from the cache, {self.grouping}; profile {self.profile} in {self.profile_s:.1f} s"
+            f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
+            f"{self.num_cached} of them from the cache{left}, {self.grouping}; "
+            f"profile {self.profile} in {self.profile_s:.1f} s"
         )
 
 
@@ -149,6 +157,7 @@ def set_up(
     order: OrderChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
+    lazy: bool | None = None,
     progress: Progress = silent,
     **flags: Any,
 ) -> EngineSetup:
@@ -175,7 +184,9 @@ def set_up(
     if (placement := placement_of(config)) is not None:
         group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
     with nullcontext() if group is None else group.failing():
-        return _set_up_here(model, params, tokenizer, own, profile, effort, config, flags, group, mesh, progress)
+        return _set_up_here(
+            model, params, tokenizer, own, profile, effort, config, flags, group, mesh, bool(lazy), progress
+        )
 
 
 def _set_up_here(
@@ -189,6 +200,7 @@ def _set_up_here(
     flags: Mapping[str, Any],
     group: HostGroup | None,
     mesh: Mesh | None,
+    lazy: bool,
     progress: Progress,
 ) -> EngineSetup:
     """Load, compile and measure, on one host of several or on the only one. Arguments as `set_up`'s, checked.
@@ -203,6 +215,7 @@ def _set_up_here(
     if defaults:
         log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
     loaded = load_model(model, params, config, devices)
+    weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
     progress("loading", 1, 1)
     loaded_s = time.monotonic()
@@ -217,7 +230,12 @@ def _set_up_here(
         log.info("%s", memory_plan)
         chunks(config, shape, own)
         runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention)
-        runner.warm_up(progress)
+        pages_s = time.monotonic()
+        how = "given"
+        if profile is None and effort is None:
+            profile, how = remembered_profile(loaded.model, loaded.params, shape, config), "remembered"
+        if profile is None or group is not None or not lazy:
+            runner.warm_up(progress)
     warm_s = time.monotonic()
     leader = None
     if group is not None:
@@ -225,17 +243,17 @@ def _set_up_here(
         if group.host_id:
             follow_to_the_end(runner, group)
         leader = LeadingRunner(runner, group)
-    if profile is not None:
-        how = "given"
-    else:
-        profile, how = profile_of(
-            loaded.model, loaded.params, leader or runner, shape, config, effort, grouping.tried, progress
-        )
+    if profile is None:
+        how, measured = "measured", (leader or runner, shape, config, effort or "quick", grouping.tried, progress)
+        profile = measured_profile(loaded.model, loaded.params, *measured)
     times = StartTimes(
-        load_s=loaded_s - began_s,
-        compile_s=warm_s - grouped_s,
+        load_s=weights_s - began_s,
+        tokenizer_s=loaded_s - weights_s,
+        pages_s=pages_s - grouped_s,
+        compile_s=warm_s - pages_s,
         num_executables=compilations.count,
         num_cached=compilations.cached,
+        num_pending=runner.executables.num_pending,
         profile_s=grouped_s - loaded_s + time.monotonic() - warm_s,
         profile=how,
         grouping=str(grouping),

@@ -26,12 +26,13 @@ from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runn
 from benchmarks.ahead_of_time.plugin import PROJECT
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.pallas.attention import CUTS, paged_attention
+from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.kv_rows import stored_dtype
 from jinfercept.pallas.layout import Batch, kv_shape, write_kv
 from jinfercept.pallas.quantized_product import WIDTH, Packed, product
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import Heads, joined_attention_triton, paged_attention_triton, work_cut
+from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
 from jinfercept.runner.runner import RunnerShape

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.mosaic_attention import mosaic_cut, paged_attention_mosaic
-from jinfercept.pallas.triton_attention import Heads
 from tests.support.attention_steps import Shapes, make_step, reference
 
 

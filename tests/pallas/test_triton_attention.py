@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
 from jinfercept.pallas.tiles import Tile, Tiles
-from jinfercept.pallas.triton_attention import AMPERE, Heads, is_supported, paged_attention_triton, tiles_for, work_cut
+from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled, steps
 
 GROUPED = Shapes(40, 9, 7, 16, 9, 3, 24)  # groups and a head dim that fill no power of two

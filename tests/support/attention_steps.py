@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.layout import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tiles
-from jinfercept.pallas.triton_attention import Heads, work_cut
 
 
 class Shapes(NamedTuple):
