@@ -9,6 +9,7 @@ import jax
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.embedded import cache_directory
+from jinfercept.startup.compile_cache import drop_damaged
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ def prepare_backend(config: EngineConfig) -> None:
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
     `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
     pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty) and, if `async_dispatch`
-    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Settings of JAX: the directory of the compilation cache, and that
-    everything is kept there.
+    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Settings of JAX: the directory of the compilation cache, whose
+    damaged entries are dropped, and that everything is kept there.
 
     `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins that room when the backend starts, not when a step first needs it. It is
     left to the user: an engine that never offloads would wait for it too, and take the memory from other processes.
@@ -39,8 +40,9 @@ def prepare_backend(config: EngineConfig) -> None:
             os.environ[name] = value
             log.info("set the environment variable %s=%s", name, value)
     if config.advanced.compilation_cache and jax.config.jax_compilation_cache_dir is None:
-        directory = str(cache_directory() / "xla")
-        jax.config.update("jax_compilation_cache_dir", directory)
+        directory = cache_directory() / "xla"
+        drop_damaged(directory)
+        jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
         log.info("set JAX's compilation cache to %s, for executables of any size", directory)
