@@ -35,7 +35,10 @@ def product(
     scales: Float[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
-    """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `quantized_product.supports`."""
+    """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `quantized_product.supports`; many rows in several calls."""
+    if len(x) > (most := cpu_kernels.MOST_ROWS):
+        parts = (x[start : start + most] for start in range(0, len(x), most))
+        return jnp.concatenate([product(zero, out, part, values, scales, offsets) for part in parts])
     kernel = _Quantized(
         rows=len(x),
         out=jnp.dtype(out).name,

@@ -20,6 +20,8 @@ WIDTH = 32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of a word's numbers of 4 bits, from the lowest: a shift brings two neighbours to the same place of both halves."""
 
+MOST_ROWS = 256
+"""Of a product by the CPU's kernel; of more XLA unpacks the weight."""
 GROUP_STEP = 16
 """Inputs of a group come in multiples of these, for a kernel."""
 
@@ -99,7 +101,7 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
 def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     """`x @ unpack(packed, x.dtype)`, summed in float32.
 
-    The weight is never unpacked in memory where a kernel multiplies: on a CPU up to 32 rows, on a GPU up to 256 rows of 16-bit
+    The weight is never unpacked in memory where a kernel multiplies: on a CPU up to 256 rows, on a GPU up to 256 rows of 16-bit
     numbers. Otherwise XLA unpacks it into memory.
     """
     if (gpu := _on_gpu(x)) is not None:
@@ -130,7 +132,7 @@ def _on_gpu(x: Float[Array, "T K"]) -> Callable[..., Float[Array, "T N"]] | None
 def supports(x: Float[Array, "T K"], packed: Packed) -> bool:
     """Whether a kernel of the CPU computes this product."""
     return (
-        len(x) <= cpu_kernels.MOST_ROWS
+        len(x) <= MOST_ROWS
         and cpu_kernels.usable()
         and not jax.sharding.get_abstract_mesh().manual_axes  # several devices
         and x.dtype in (jnp.float32, jnp.bfloat16)

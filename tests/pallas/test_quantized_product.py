@@ -30,7 +30,7 @@ def weight(
 
 @settings(max_examples=8)
 @given(
-    rows=st.sampled_from([1, 3, 13, 40]),
+    rows=st.sampled_from([1, 3, 13, 40, 257]),
     groups=st.integers(1, 5),
     group=st.sampled_from([16, 32, 48, 128]),
     columns=st.integers(1, 3).map(lambda n: 32 * n),
