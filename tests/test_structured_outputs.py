@@ -65,6 +65,8 @@ def llm() -> Iterator[LLM]:
         kv_tokens=240,
         max_model_len=200,
         check_pages=True,
+        profile=MACHINE,
+        speculative_config=DRAFTS,
         **flags,
     ) as llm:
         yield llm
@@ -110,12 +112,15 @@ class Work:
 
 
 WORK = Work()
+DRAFTS = '{"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'
+MACHINE = "roofline-llama-13b-a100"
+"""The costs of a machine on which a step with a few more tokens takes hardly longer."""
 
 
 @pytest.fixture(scope="module")
 def alone(llm: LLM) -> list[RequestOutput]:
     """Every request by itself."""
-    llm.restart(policy="preserve", pipeline_depth=0)
+    llm.restart(policy="preserve", pipeline_depth=0, speculative_config=None)
     return [WORK.run(llm, row)[0] for row in range(len(WORK.prompts))]
 
 
@@ -132,16 +137,19 @@ def test_what_stops_parses_and_what_is_cut_says_so(alone: list[RequestOutput]) -
     assert sum(len(output.interceptions) for output in alone) >= 10
 
 
+@pytest.mark.parametrize("drafts", [None, DRAFTS])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", ["discard", "min_waste", "copy_ahead", "swap"])
 def test_they_are_the_same_in_one_batch_under_every_policy(
-    llm: LLM, alone: list[RequestOutput], policy: str, depth: int
+    llm: LLM, alone: list[RequestOutput], policy: str, depth: int, drafts: str | None
 ) -> None:
-    llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=5 if policy == "min_waste" else None)
+    chunk = 5 if policy == "min_waste" else None
+    llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk, speculative_config=drafts)
     counter = CompileCounter()
     assert streams(WORK.run(llm)) == streams(alone)
     assert counter.count == 0
     counter.close()
+    assert (llm.counters.accepted.total() > 40) == (drafts is not None)
     assert llm.counters.preemptions + llm.counters.recomputed + llm.counters.copied_in > 0, "the pool was never short"
 
 
@@ -157,8 +165,8 @@ def test_they_are_the_same_under_all_policies_with_slow_tools(
         time.sleep(0.003)
         return [int(part) for part in argument.split()]
 
-    for chunk in (1, 3, None):
-        llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
+    for chunk, drafts in ((1, None), (3, DRAFTS), (None, DRAFTS)):
+        llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk, speculative_config=drafts)
         assert streams(WORK.run(llm, tools=(Tool(answer, name="scripted"),))) == streams(alone)
 
 
@@ -193,7 +201,7 @@ def test_the_outputs_of_one_prompt_have_a_constraint_each(llm: LLM, depth: int) 
 
 
 def test_a_tool_is_called_where_the_grammar_lets_the_model_call_it(llm: LLM) -> None:
-    llm.restart(policy="copy_ahead", pipeline_depth=1)
+    llm.restart(policy="copy_ahead", pipeline_depth=1, speculative_config=None)
     tool = Tool(lambda argument: f"it is {argument}", name="tell", start="<tell>", stop="</tell>", result=" ({}) ")
     asked = StructuredOutputsParams(grammar='start: "<tell>" /[abc]{1,3}/ "</tell>" answer\nanswer: "yes" | "no"')
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=asked)
@@ -203,8 +211,11 @@ def test_a_tool_is_called_where_the_grammar_lets_the_model_call_it(llm: LLM) -> 
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_format(llm: LLM) -> None:
-    llm.restart(policy="copy_ahead", pipeline_depth=1)
+@pytest.mark.parametrize("drafts", [None, DRAFTS])
+def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_format(
+    llm: LLM, drafts: str | None
+) -> None:
+    llm.restart(policy="copy_ahead", pipeline_depth=1, speculative_config=drafts)
     call = r'"<tool_call>{\"name\": \"tell\", \"arguments\": {\"n\": " /[1-3]/ "}}</tool_call>"'
     asked = StructuredOutputsParams(grammar=f'start: call | "done"\ncall: {call}')
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": 300, "structured_outputs": asked}
@@ -216,6 +227,7 @@ def test_a_grammar_of_a_turn_holds_for_every_turn_of_calls_in_the_models_own_for
         turn = r'<tool_call>{"name": "tell", "arguments": {"n": ([1-3])}}</tool_call>got \1'
         assert output.outputs[0].finish_reason == "length" or re.fullmatch(f"(?:{turn})*done", output.outputs[0].text)
     assert {output.outputs[0].finish_reason for output in outputs if len(output.interceptions) > 1} >= {"stop"}
+    assert (llm.counters.accepted.total() > 100) == (drafts is not None)
 
 
 def test_a_bad_constraint_is_refused_before_anything_starts(llm: LLM) -> None:

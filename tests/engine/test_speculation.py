@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jinfercept.engine.text_stream import TextStream
+from jinfercept.events import Finished, Token
 from jinfercept.request import Request, RequestOutput, SamplingParams
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from jinfercept.testing.fake_runner import copying_token
 from tests.engine.test_constrained_engine import EOS, Count, Counting
 from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+from tests.support.sample_tokenizers import byte_level
 
 BUCKETS = (4, 8, 16)
 DRAFTS = SpeculationLimits(4, 1, 3)
@@ -107,6 +110,48 @@ def test_drafts_save_steps_and_are_counted(depth: int) -> None:
     assert counters.drafted == sum(chunk.num_drafts for chunk in chunks)
     assert sum(counters.accepted.values()) == len(without.plans) - len(runner.plans)
     assert list(counters.accepted) == sorted(counters.accepted)
+
+
+def open_text(asked: Request) -> TextStream:
+    """The text of a request whose tokens are characters."""
+    params = asked.params
+    return TextStream(
+        byte_level(), tuple(params.stop or ()), params.include_stop_str_in_output, skip_special_tokens=False
+    )
+
+
+@DEPTHS
+def test_a_stop_string_in_accepted_drafts_ends_the_text_where_it_does_without(depth: int) -> None:
+    def asked(number: int, stop: list[str]) -> Request:
+        params = SamplingParams(temperature=0, max_tokens=60, stop=stop, include_stop_str_in_output=number % 2 == 1)
+        return request(str(number), [1, 2], params=params, calls={9: [1, 2, 0], 20: [2]})
+
+    def end_of(one: Request, speculation: SpeculationLimits) -> tuple[Any, ...]:
+        """Text, tokens and reason of a request, and whether its last token was a draft behind another one."""
+        runner = FakeRunner(4, BUCKETS, write=copying_token)
+        options: dict[str, Any] = {"open_text": open_text, "num_pages": 24, "depth": depth, "link_tokens_per_s": 800.0}
+        engine = serve(POLICIES["copy_ahead"](), runner=runner, buckets=BUCKETS, speculation=speculation, **options)
+        engine.submit(one)
+        while True:
+            events = engine.step()
+            for event in events:
+                if isinstance(event, Finished):
+                    done = event.output.outputs[0]
+                    drawn = sum(isinstance(event, Token) for event in events)
+                    drafts = [draft for chunk in runner.plans[-1].chunks for draft in chunk.drafts]
+                    drafted = 1 < drawn <= len(drafts) and drafts[drawn - 1] == done.token_ids[-1]
+                    return done.text, done.token_ids, done.finish_reason, done.stop_reason, drafted
+
+    whole = end_of(asked(0, []), NO_DRAFTS)[0]
+    stopped = within = 0
+    for at in range(len(whole) - 4):  # a stop string that ends in the result of a call is not found
+        one = asked(at, ["~~~~", whole[at : at + 5]])
+        fast, slow = end_of(one, DRAFTS), end_of(one, NO_DRAFTS)
+        assert fast[:4] == slow[:4]
+        stopped += fast[2:4] == ("stop", whole[at : at + 5])
+        within += fast[4] and fast[2] == "stop"
+    assert stopped > 30
+    assert within, "no stop string ended in an accepted draft"
 
 
 class CopiedCount(Count):
