@@ -15,7 +15,7 @@ from jinfercept.errors import ConfigError, nearest
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
 LoadFormatChoice = Literal["auto", "dummy"]
-QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq"]
+QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "cpu", "reference"]
 
@@ -33,7 +33,7 @@ class ModelOptions:
     load_format: LoadFormatChoice = option("auto", "dummy: random weights for a checkpoint's config")
     quantization: QuantizationChoice = option(
         "auto",
-        "format of the checkpoint's quantised weights (gguf, gptq, awq), which then stay so on the device; none: they are "
+        "format of the checkpoint's quantised weights (gguf, gptq, awq, fp8), which then stay so on the device; none: they are "
         "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU",
         "-q",
     )

@@ -44,18 +44,10 @@ class WordFormat:
     unquantised: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """Of a parsed `config.json`; None: its weights are not quantised. Raises `ModelError` for any other quantisation."""
-        stated = config.get("quantization_config")
-        if stated is None:
-            return None
-        if not isinstance(stated, Mapping):
-            raise ModelError("quantization_config is an object", got=repr(stated)[:80], fix="correct config.json")
-        method, bits, group = (stated.get(key) for key in ("quant_method", "bits", "group_size"))
+    def from_config(cls, stated: Mapping[str, Any]) -> Self:
+        """Of `quantization_config` in `config.json`. Raises `ModelError` for layouts that are not supported."""
+        method, bits, group = str(stated.get("quant_method")), stated.get("bits"), stated.get("group_size")
         supported = {"gptq": (4, 8), "awq": (4,)}
-        if method not in supported:
-            fix = "use a checkpoint of gptq or awq, a GGUF file, or one that is not quantised"
-            raise ModelError("the checkpoint's quantisation is not supported", got=repr(method)[:80], fix=fix)
         if type(bits) is not int or bits not in supported[method]:
             raise ModelError(
                 f"numbers of {method} checkpoints have other sizes",
@@ -75,13 +67,14 @@ class WordFormat:
         without = tuple(map(str, stated.get("modules_to_not_convert") or ()))
         return cls(method, bits, None if group == -1 else group, symmetric, int(first), without)
 
-    def quantises(self, name: str) -> bool:
-        """Whether a weight of the model, such as `model.layers.0.mlp.up_proj.weight`, is stored in words."""
-        is_linear = ".layers." in name or ".h." in name
-        is_linear = is_linear and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
-        return is_linear and not any(part in name for part in self.unquantised)
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, of those of all tensors: weights in place of their words."""
+        layers = {name.removesuffix("qweight"): shape for name, shape in stored.items() if name.endswith(".qweight")}
+        parts = {layer + part for layer in layers for part in PARTS}
+        rest = {name: shape for name, shape in stored.items() if name not in parts}
+        return rest | {f"{layer}weight": self._shape(shape) for layer, shape in layers.items()}
 
-    def shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
+    def _shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
         """Outputs and inputs of a layer."""
         first, second, times = *qweight, 32 // self.bits
         return (second, first * times) if self.method == "gptq" else (second * times, first)

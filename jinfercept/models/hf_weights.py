@@ -15,7 +15,8 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
-from jinfercept.models.gptq_weights import PARTS, WordFormat
+from jinfercept.models.fp8_weights import Float8Format
+from jinfercept.models.gptq_weights import WordFormat
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.packed_rows import PackedRows, Packing
 from jinfercept.models.safetensors_weights import SafetensorsFile
@@ -77,7 +78,7 @@ class HFCheckpoint:
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     _files: Mapping[str, SafetensorsFile | TorchFile]
-    _words: WordFormat | None
+    _words: WordFormat | Float8Format | None
 
     @classmethod
     def open(cls, directory: Path) -> "HFCheckpoint":
@@ -86,14 +87,14 @@ class HFCheckpoint:
         Raises:
             ModelError: `config.json` is missing or not supported, or a file cannot be read.
         """
-        config, words = read_config(directory), WordFormat.from_config(_json(directory / "config.json"))
+        config, words = read_config(directory), _word_format(_json(directory / "config.json"))
         files = [SafetensorsFile.open(file) for file in _weight_files(directory, "model", "safetensors")]
         files = files or [TorchFile.open(file) for file in _weight_files(directory, "pytorch_model", "bin")]
         shapes, holders = {}, {}
         for file in files:
             shapes |= file.shapes
             holders |= dict.fromkeys(file.shapes, file)
-        return cls(config, shapes if words is None else _with_weights(shapes, words), holders, words)
+        return cls(config, shapes if words is None else words.shapes(shapes), holders, words)
 
     @property
     def names(self) -> TensorNames:
@@ -106,16 +107,15 @@ class HFCheckpoint:
 
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
-        if self._words is None or name in self._files or not self._words.quantises(name):
+        if self._words is None or not _is_linear(name) or any(part in name for part in self._words.unquantised):
             return None
         inputs = self.shapes[name][1] if name in self.shapes else self._words.group_size
         return None if inputs is None else self._words.packing(inputs)
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        if name in self._files:
-            return self._files[name].read(name, rows)
         packing = self.packing(name)
-        assert packing is not None, name
+        if packing is None:
+            return self._files[name].read(name, rows)
         return self.read_packed(name, rows).dense(packing.zero)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
@@ -129,12 +129,30 @@ class HFCheckpoint:
         return self._words.rows(read, slice(*rows.indices(self.shapes[name][0])[:2]))
 
 
-def _with_weights(shapes: Mapping[str, tuple[int, ...]], words: WordFormat) -> dict[str, tuple[int, ...]]:
-    """The shapes with those of weights in place of those of their words."""
-    layers = {name.removesuffix("qweight"): shape for name, shape in shapes.items() if name.endswith(".qweight")}
-    parts = {layer + part for layer in layers for part in PARTS}
-    rest = {name: shape for name, shape in shapes.items() if name not in parts}
-    return rest | {f"{layer}weight": words.shape(shape) for layer, shape in layers.items()}
+def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
+    """How linear layers are quantised, by `config.json`; None: they are not. Raises `ModelError` for other quantisations."""
+    stated = config.get("quantization_config")
+    if stated is None:
+        return None
+    if not isinstance(stated, Mapping):
+        raise ModelError("quantization_config is an object", got=repr(stated)[:80], fix="correct config.json")
+    match stated.get("quant_method"):
+        case "gptq" | "awq":
+            return WordFormat.from_config(stated)
+        case "fp8" | "compressed-tensors":
+            return Float8Format.from_config(stated)
+        case other:
+            raise ModelError(
+                "the checkpoint's quantisation is not supported",
+                got=repr(other)[:80],
+                fix="use a checkpoint of gptq, awq or fp8, a GGUF file, or one that is not quantised",
+            )
+
+
+def _is_linear(name: str) -> bool:
+    """Whether a stored weight is that of a layer's linear part."""
+    inside = ".layers." in name or ".h." in name
+    return inside and name.endswith(".weight") and "norm" not in name and ".ln_" not in name
 
 
 def read_config(directory: Path) -> ModelConfig:

@@ -1,9 +1,11 @@
 """One `.safetensors` file: the shapes in its header, and rows of its tensors."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
@@ -33,8 +35,17 @@ class SafetensorsFile:
     def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         try:
             with safe_open(self.path, framework="numpy") as tensors:
-                return tensors.get_slice(name)[rows] if self.shapes[name] else tensors.get_tensor(name)
+                if self.shapes[name] and tensors.get_slice(name).get_dtype() == "F8_E4M3":
+                    return self._float8(name)[rows]
+                return tensors.get_slice(name)[rows] if self.shapes[name] and rows != () else tensors.get_tensor(name)
         except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
             raise ModelError(
                 f"{name} of {self.path.name} cannot be read", got=str(error)[:200], fix="use a float32 or bfloat16 file"
             ) from error
+
+    def _float8(self, name: str) -> Shaped[np.ndarray, "..."]:
+        """A tensor in e4m3, which the package does not read for numpy: the file begins with the length of its header."""
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            first, _ = json.loads(file.read(length))[name]["data_offsets"]
+        return np.memmap(self.path, ml_dtypes.float8_e4m3fn, "r", 8 + length + first, self.shapes[name])

@@ -104,7 +104,7 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Arr
     The weight is never unpacked in memory where a kernel multiplies: on a CPU up to 256 rows, on a GPU up to 256 rows of 16-bit
     numbers. Otherwise XLA unpacks it into memory.
     """
-    if (gpu := _on_gpu(x)) is not None:
+    if (gpu := _on_gpu(x, packed)) is not None:
         return gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
     if not supports(x, packed):
@@ -115,7 +115,7 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Arr
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
 
 
-def _on_gpu(x: Float[Array, "T K"]) -> Callable[..., Float[Array, "T N"]] | None:
+def _on_gpu(x: Float[Array, "T K"], packed: Packed) -> Callable[..., Float[Array, "T N"]] | None:
     """The kernel of the GPU for which code is lowered, if it has one for these rows."""
     from jax.experimental.pallas import triton as plgpu
 
@@ -123,9 +123,8 @@ def _on_gpu(x: Float[Array, "T K"]) -> Callable[..., Float[Array, "T N"]] | None
         return None
     from jinfercept.pallas import triton_quantized
 
-    if plgpu.get_gpu_info().compute_capability < triton_quantized.AMPERE:
+    if plgpu.get_gpu_info().compute_capability < triton_quantized.least_capability(packed.values.dtype):
         return None
-
     return triton_quantized.product if len(x) <= triton_quantized.MOST_ROWS else None
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Shaped
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 
-AMPERE = 80  # its compute capability
+_AMPERE, _ADA = 80, 89  # their compute capabilities
 MOST_ROWS = 256
 """Above, the copy that XLA makes of a weight costs less than to unpack the weight again for every tile of rows."""
 ROWS = 64  # of a tile
@@ -67,13 +67,15 @@ def product(
     """
     num_blocks, num_stored, width = values.shape
     per_value = x.shape[1] // num_stored
+    float8 = values.dtype == jnp.float8_e4m3fn
+    values = jax.lax.bitcast_convert_type(values, jnp.int8) if float8 else values  # masked loads know no float8
     cut = _cut(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
     by_place = x.reshape(len(x), num_stored, per_value)
     planes = jnp.stack([by_place[:, :, row] for row in (order if per_value > 1 else (0,))])  # [places, T, R]
     num_parts = pl.cdiv(num_stored, cut.part)
     operands = (planes, values, scales, *(() if offsets is None else (offsets,)))
     sums = pl.pallas_call(
-        partial(_kernel, cut=cut),
+        partial(_kernel, cut=cut, float8=float8),
         grid=(pl.cdiv(num_blocks, cut.blocks), pl.cdiv(len(x), cut.rows), num_parts),
         in_specs=[EVERYWHERE] * len(operands),
         out_specs=EVERYWHERE,
@@ -83,6 +85,11 @@ def product(
         name="quantized_product",
     )(*operands)
     return sums[0] if num_parts == 1 else sums.sum(0).astype(out)
+
+
+def least_capability(values: DTypeLike) -> int:
+    """Compute capability of the oldest GPUs that have code for numbers of this type."""
+    return _ADA if values == jnp.float8_e4m3fn else _AMPERE
 
 
 def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> _Cut:
@@ -100,6 +107,7 @@ def _kernel(
     scales_ref,  # [B, G, W]
     *refs,  # offsets [B, G, W], if there are any; the sums [parts, T, N]
     cut: _Cut,
+    float8: bool,
 ):
     """The sums of one tile of rows and columns over one part of the inputs."""
     *offsets_ref, out_ref = refs
@@ -115,6 +123,7 @@ def _kernel(
         inside = (stored < num_stored)[:, None]
         mask = inside & there
         packed = plgpu.load(values_ref.at[block[None, :], stored[:, None], lane[None, :]], mask=mask, other=0)
+        packed = jax.lax.bitcast_convert_type(packed, jnp.float8_e4m3fn) if float8 else packed
         group = stored * cut.per_value // cut.group
         at = block[None, :], group[:, None], lane[None, :]
         scale = plgpu.load(scales_ref.at[at], mask=mask, other=0).astype(jnp.float32)

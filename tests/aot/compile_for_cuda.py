@@ -189,7 +189,7 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
 def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     """A product with a quantised weight, groups of 32."""
     num_rows, depth, num_columns = case["rows"], case["inputs"], case["outputs"]
-    stored, kind = (depth // 8, jnp.uint32) if case["bits"] == 4 else (depth, jnp.int8)
+    stored, kind = (depth // 8, jnp.uint32) if case["bits"] == 4 else (depth, jnp.dtype(case.get("values", "int8")))
     values = compiler.shape((num_columns // WIDTH, stored, WIDTH), kind)
     scales = compiler.shape((num_columns // WIDTH, depth // 32, WIDTH), jnp.float16)
 

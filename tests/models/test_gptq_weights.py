@@ -138,7 +138,7 @@ def test_the_memory_of_words_is_known_without_the_weights(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"quant_method": "fp8"}, "quantisation is not supported; got 'fp8'"),
+        ({"quant_method": "bitsandbytes"}, "quantisation is not supported; got 'bitsandbytes'"),
         ({"bits": 3}, "numbers of gptq checkpoints have other sizes; got bits 3"),
         ({"desc_act": True}, "in order of activation are not supported"),
         ({"group_size": 12}, "group_size is a multiple of 8"),

@@ -15,17 +15,18 @@ from jinfercept.pallas.quantized_product import ORDER, pack, unpack
         (20, 1024, 64, 4, 128, False, 8),
         (70, 512, 128, 8, 16, True, 0),  # two tiles of rows
         (3, 4096, 64, 8, 32, False, 0),  # inputs in eight parts
+        (5, 256, 96, "e4m3", 256, False, 0),
     ],
 )
 def test_the_kernel_multiplies_with_the_unpacked_numbers(
-    rows: int, inputs: int, outputs: int, bits: int, group: int, offset: bool, zero: int
+    rows: int, inputs: int, outputs: int, bits: int | str, group: int, offset: bool, zero: int
 ) -> None:
     rng = np.random.default_rng(0)
-    numbers = (
-        rng.integers(0, 16, (inputs, outputs)) if bits == 4 else rng.integers(-128, 128, (inputs, outputs), np.int8)
-    )
+    numbers = rng.integers(0, 16, (inputs, outputs), np.int8)
+    if bits != 4:
+        numbers = (numbers * np.int16(16) - 128).astype(np.int8 if bits == 8 else jnp.float8_e4m3fn)
     scales, offsets = jnp.asarray(rng.standard_normal((2, inputs // group, outputs)), jnp.float16)
-    packed = pack(jnp.asarray(numbers), scales, offsets if offset else None, bits=bits, zero=zero)
+    packed = pack(jnp.asarray(numbers), scales, offsets if offset else None, bits=4 if bits == 4 else 8, zero=zero)
     x = jnp.asarray(rng.standard_normal((rows, inputs)), jnp.bfloat16)
     y = triton_quantized.product(zero, jnp.float32, ORDER, x, *packed[:3], interpret=True)
     expected = np.asarray(x, np.float64) @ np.asarray(unpack(packed, jnp.bfloat16), np.float64)
