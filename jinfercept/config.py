@@ -34,7 +34,7 @@ class ModelOptions:
     quantization: QuantizationChoice = option(
         "auto",
         "format of the checkpoint's quantised weights (gguf, gptq, awq, fp8), which then stay so on the device; none: they are "
-        "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU",
+        "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU without kernels",
         "-q",
     )
     seed: int = option(0, "seed of random weights and of requests that bring none")

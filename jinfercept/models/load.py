@@ -28,6 +28,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_weights import Stored, read_weight
+from jinfercept.pallas import cpu_kernels
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -122,12 +123,13 @@ def _quantization(checkpoint: Checkpoint) -> str | None:
     return checkpoint.quantization if isinstance(checkpoint, PackedCheckpoint) else None
 
 
-def keeps_quantized(checkpoint: Checkpoint, quantization: str) -> bool:
+def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int = 1) -> bool:
     """Whether quantised weights of a checkpoint stay quantised on the device.
 
     Args:
         quantization: the name of the checkpoint's format: they stay; `none`: they are dequantised while they are loaded;
-            `auto`: they stay, but for GGUF files on a CPU.
+            `auto`: they stay, but for GGUF files on CPUs without kernels for them, and on several.
+        num_devices: that serve the model.
 
     Raises:
         ModelError: the checkpoint has no weights of this format.
@@ -140,7 +142,8 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str) -> bool:
             fix="quantization=auto",
         )
     if quantization == "auto":
-        return found is not None and (found != "gguf" or jax.default_backend() != "cpu")
+        has_kernels = jax.default_backend() != "cpu" or (num_devices == 1 and cpu_kernels.usable())
+        return found is not None and (found != "gguf" or has_kernels)
     return quantization == found
 
 
@@ -208,7 +211,7 @@ def _served_shapes(
 ) -> Params:
     """The shapes of the weights as so many devices serve them, apart and every one once."""
     cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
-    if keeps_quantized(checkpoint, quantization) and isinstance(checkpoint, PackedCheckpoint):
+    if keeps_quantized(checkpoint, quantization, num_devices) and isinstance(checkpoint, PackedCheckpoint):
         return keep_quantized(checkpoint, cut, num_devices)
     return cut
 

@@ -18,7 +18,7 @@ from tests.support.tiny_gguf import D, E, F, H, K, V, write
 @pytest.mark.parametrize("kind", gguf_weights._TYPES)
 def test_weights_are_what_gguf_dequantises_with_rotary_rows_put_back(tmp_path, kind):
     stored = write(tmp_path / "m.gguf", kind=kind)
-    loaded = load(tmp_path / "m.gguf", dtype="float32")
+    loaded = load(tmp_path / "m.gguf", dtype="float32", quantization="none")
     layer = separate_layer(loaded.params.layers[0])
 
     assert loaded.kind == "gguf"
@@ -41,9 +41,9 @@ def _as_llama_cpp_permutes(rows: np.ndarray, num_heads: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["F16", "Q6_K"])
 def test_weights_read_in_pieces_are_those_read_whole(tmp_path, kind, monkeypatch):
     write(tmp_path / "m.gguf", kind=kind)
-    whole = load(tmp_path / "m.gguf", dtype="float32").params
+    whole = load(tmp_path / "m.gguf", dtype="float32", quantization="none").params
     monkeypatch.setattr("jinfercept.models.load.PIECE_BYTES", (1, 1))  # one head at a time
-    pieces = load(tmp_path / "m.gguf", dtype="float32").params
+    pieces = load(tmp_path / "m.gguf", dtype="float32", quantization="none").params
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), whole, pieces))
 
 
@@ -78,7 +78,7 @@ def test_without_an_output_matrix_the_embeddings_are_tied(tmp_path):
 
 def test_a_loaded_file_gives_finite_bfloat16_logits_near_float32(tmp_path):
     write(tmp_path / "m.gguf", kind="Q8_0")
-    wide, narrow = (load(tmp_path / "m.gguf", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    wide, narrow = (load(tmp_path / "m.gguf", dtype=dtype, quantization="none") for dtype in ("float32", "bfloat16"))
     tokens = jax.numpy.arange(12)
     np.testing.assert_allclose(
         logits(narrow.model, narrow.params, tokens), logits(wide.model, wide.params, tokens), atol=0.15
