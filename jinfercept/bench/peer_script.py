@@ -10,6 +10,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 ROUNDS = 3
@@ -46,6 +48,21 @@ def measure_cell(generate: Generate, batch: int, context: int, new_tokens: int, 
     return max(decode for decode, _ in rounds), max(prefill for _, prefill in rounds)
 
 
+def memory_gib(field: str) -> float | None:
+    """This process' resident memory: `VmRSS` is what it has, `VmHWM` the most that it had. None where Linux does not say it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def forget_peak_memory() -> None:
+    """`VmHWM` is what this process needs from now on, where Linux allows it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def answer(open_engine: Callable[[dict[str, Any]], tuple[str, Generate]]) -> None:
     """Read the work, measure its cells, print them, and end the process.
 
@@ -55,11 +72,12 @@ def answer(open_engine: Callable[[dict[str, Any]], tuple[str, Generate]]) -> Non
     work = json.load(sys.stdin)
     version, generate = open_engine(work)
     generate([[1] * 8], 2)  # what is only done once
-    cells = []
+    rest, cells = memory_gib("VmRSS"), []
     for context in work["contexts"]:
         for batch in work["batches"]:
             decode, prefill = measure_cell(generate, batch, context, work["new_tokens"], work["vocab_size"])
             cell = {"batch": batch, "context": context}
             cells.append(cell | {"decode_tokens_per_s": decode, "prefill_tokens_per_s": prefill})
-    print(json.dumps({"version": version, "cells": cells}), flush=True)
+    memory = {"rest_gib": rest, "peak_gib": memory_gib("VmHWM")}
+    print(json.dumps({"version": version, "cells": cells, **memory}), flush=True)
     os._exit(0)  # an engine's own lines at its end would come behind

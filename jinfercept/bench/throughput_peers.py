@@ -31,12 +31,18 @@ class Peer(NamedTuple):
 
 
 class PeerCells(NamedTuple):
-    """The cells of an engine in one dtype."""
+    """The cells of an engine in one dtype.
+
+    Attributes:
+        rest_gib, peak_gib: resident memory of its process, GiB, once it is ready and at most until its end; None: not known.
+    """
 
     engine: str
     version: str
     dtype: str
     cells: list[Cell]
+    rest_gib: float | None = None
+    peak_gib: float | None = None
 
 
 def script_peer(text: str) -> Peer:
@@ -82,7 +88,8 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
     """Run a peer's command in one dtype.
 
     It reads `{"model", "dtype", "batches", "contexts", "new_tokens", "vocab_size"}` and its last line is
-    `{"version": …, "cells": [{"batch", "context", "decode_tokens_per_s", "prefill_tokens_per_s"}, …]}`.
+    `{"version": …, "cells": [{"batch", "context", "decode_tokens_per_s", "prefill_tokens_per_s"}, …]}`, with the
+    process' `"rest_gib"` and `"peak_gib"` if it knows them.
 
     Raises:
         ConfigError: it failed, or printed something else.
@@ -98,7 +105,8 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
     try:
         found: dict[str, Any] = json.loads(_last_line(done.stdout))
         cells = [Cell(**cell) for cell in found["cells"]]
-        return PeerCells(peer.name, str(found.get("version", "")), dtype, cells)
+        memory = (found.get(name) for name in ("rest_gib", "peak_gib"))
+        return PeerCells(peer.name, str(found.get("version", "")), dtype, cells, *memory)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"the peer {peer.name} printed no result",

@@ -11,6 +11,7 @@ from rich.table import Table
 from tyro import conf
 
 from jinfercept import __version__
+from jinfercept.bench.peer_script import forget_peak_memory, memory_gib
 from jinfercept.bench.throughput import Cell, ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
     Peer,
@@ -72,6 +73,7 @@ class Throughput:
         finally:  # what there is, also if a peer fails or the user interrupts
             if measured:
                 show(table(measured))
+                show(memory_table(measured))
                 if self.json is not None:
                     report = _machine() | {"new_tokens": self.new_tokens, "engines": _plain(measured)}
                     write_json(self.json, report)
@@ -121,6 +123,19 @@ def table(measured: Sequence[PeerCells]) -> Table:
     return shown
 
 
+def memory_table(measured: Sequence[PeerCells]) -> Table:
+    """Resident memory of each engine's process: once it is ready, and the most until its end."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption="GiB of memory of the process")
+    for name in ("engine", "dtype"):
+        shown.add_column(name)
+    for name in ("ready", "most"):
+        shown.add_column(name, justify="right")
+    for one in measured:
+        sizes = (f"{size:.2f}" if size is not None else "-" for size in (one.rest_gib, one.peak_gib))
+        shown.add_row(one.engine, one.dtype, *sizes)
+    return shown
+
+
 def _peers(scripts: Sequence[str], commands: Sequence[str]) -> list[Peer]:
     """All that were asked for, checked before anything is measured."""
     peers = [*map(script_peer, scripts), *map(command_peer, commands)]
@@ -137,13 +152,15 @@ def _measure_ours(
 
     from jinfercept.llm import LLM
 
+    forget_peak_memory()
     page_size = engine.get("page_size", CacheOptions.page_size)
     options: EngineOptions = {**work.engine_options(page_size), **engine, "dtype": dtype}
     with StartDisplay() as start, LLM(model, progress=start, **options) as llm:
         start.close()
+        rest = memory_gib("VmRSS")
         with console.status(f"{OURS}, {dtype}") as status:
             cells = measure(llm, work, lambda done, total: status.update(f"{OURS}, {dtype}: {done} of {total}"))
-    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells)
+    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells, rest, memory_gib("VmHWM"))
 
 
 def _measure_other(peer: Peer, model: str, dtype: str, work: ThroughputWork, console: Console) -> PeerCells:
