@@ -6,15 +6,17 @@ Ends with a table of the kinds, the cheapest first, and, where asked for, JSON, 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from rich.console import Console
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, ModelName, Several, Switch
 from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies, drawer
+from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.plan import (
     MODELS,
@@ -86,6 +88,8 @@ class PlanFleet:
     share: float = 0.95
     """of the requests that must stay within the limits"""
     policy: Annotated[Several, conf.arg(help=f"{POLICY_NAMES} (default: copy_ahead)")] = ()
+    kv_cache_dtype: Several = ()
+    """format of the KV pages of every accelerator: auto (bfloat16), int8 or fp8 (default: auto)"""
     kv_tokens: Maybe[int] = None
     """device pool of a replica (default: what the weights leave)"""
     host_tokens: Maybe[int] = None
@@ -162,7 +166,12 @@ class PlanFleet:
     def _kinds(self) -> list[ReplicaKind]:
         """Every machine with every policy."""
         prices, kinds = self._prices(), list[ReplicaKind]()
-        policies = listed(self.policy or ("copy_ahead",))
+        policies, dtypes = listed(self.policy or ("copy_ahead",)), self._kv_dtypes()
+        pools = self.kv_tokens, self.host_tokens
+
+        def add(kind: ReplicaKind, *more: str) -> None:
+            kinds.append(kind._replace(label=", ".join((kind.label, *more))))
+
         for policy in policies:
             options: dict[str, Any] = {
                 "policy": policy,
@@ -170,17 +179,24 @@ class PlanFleet:
                 "max_model_len": self.max_model_len,
                 "estimator": "history",
             }
-            pools = self.kv_tokens, self.host_tokens
+            named = [policy] if len(policies) > 1 else []
             for name in listed(self.profile):
-                kinds.append(profile_kind(name, *pools, prices.get(name, 1.0), **options))
-            for name in listed(self.accelerator):
+                add(profile_kind(name, *pools, prices.get(name, 1.0), **options), *named)
+            for name, dtype in product(listed(self.accelerator), dtypes):
                 price = prices.get(name.rpartition("x")[2], 1.0)
-                kinds.append(accelerator_kind(self.model, name, *pools, price, **options))
-            if len(policies) > 1:
-                kinds = [
-                    kind if ", " in kind.label else kind._replace(label=f"{kind.label}, {policy}") for kind in kinds
-                ]
+                kind = accelerator_kind(self.model, name, *pools, price, dtype, **options)
+                add(kind, *([dtype] if len(dtypes) > 1 else []), *named)
         return kinds
+
+    def _kv_dtypes(self) -> list[KVDTypeChoice]:
+        names = listed(self.kv_cache_dtype or ("auto",))
+        known = get_args(KVDTypeChoice)
+        if wrong := [name for name in names if name not in known]:
+            raise ConfigError("no such --kv-cache-dtype", got=", ".join(wrong), fix=f"one of {', '.join(known)}")
+        if self.kv_cache_dtype and not self.accelerator:
+            fix = "measure a profile with `jinfercept profile --kv-cache-dtype`, or plan with --accelerator"
+            raise ConfigError("a profile has the pages it was measured with", got="--kv-cache-dtype", fix=fix)
+        return [dtype for dtype in known if dtype in names]
 
     def _prices(self) -> dict[str, float]:
         found = dict[str, float]()

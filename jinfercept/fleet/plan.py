@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Literal, NamedTuple
 
+from jinfercept.config import KVDTypeChoice
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.fleet.cluster import ClusterReport, mean_report, play_cluster
 from jinfercept.fleet.routing_policies import ROUTING_POLICIES
@@ -45,6 +46,7 @@ class ReplicaKind(NamedTuple):
         num_devices: accelerators of one.
         device: what one is; "" where only a profile is known.
         price_per_h: of one accelerator; kinds are ordered by the price of the fleet.
+        kv_cache_dtype: of its pages, as the engine's option; "auto" is the model's, or that of the profile's measurement.
     """
 
     label: str
@@ -52,6 +54,7 @@ class ReplicaKind(NamedTuple):
     num_devices: int = 1
     device: str = ""
     price_per_h: float = 1.0
+    kv_cache_dtype: KVDTypeChoice = "auto"
 
     def cost(self, replicas: int) -> float:
         """Of so many replicas for an hour."""
@@ -127,7 +130,13 @@ def profile_kind(
 
 
 def accelerator_kind(
-    model: str, devices: str, kv_tokens: int | None, host_tokens: int | None, price: float, **options: Any
+    model: str,
+    devices: str,
+    kv_tokens: int | None,
+    host_tokens: int | None,
+    price: float,
+    kv_cache_dtype: KVDTypeChoice = "auto",
+    **options: Any,
 ) -> ReplicaKind:
     """A kind from data sheets.
 
@@ -136,6 +145,7 @@ def accelerator_kind(
         devices: an accelerator of the data sheets, as `H100`, or several that share the model, as `4xH100`.
         kv_tokens, host_tokens: of its pools; None: what the weights leave, four times as many on the host.
         price: of one accelerator for an hour.
+        kv_cache_dtype: format of the pages, as the engine's option.
         options: of `Simulation`.
 
     Raises:
@@ -150,10 +160,11 @@ def accelerator_kind(
     if name not in ACCELERATORS:
         fix = f"one of {', '.join(ACCELERATORS)}, or several, as 4xH100"
         raise ConfigError(f"no such accelerator{nearest(name, list(ACCELERATORS))}", got=devices, fix=fix)
-    profile = roofline(MODELS[model], name, int(count or 1), attention=True)
+    sized = MODELS[model]._replace(quantized_kv=kv_cache_dtype != "auto")
+    profile = roofline(sized, name, int(count or 1), attention=True)
     tokens = kv_tokens or profile.tables["derived"]["kv_tokens"]
     kind = _kind(devices, profile, tokens, host_tokens, price=price, options=options)
-    return kind._replace(num_devices=int(count or 1), device=name)
+    return kind._replace(num_devices=int(count or 1), device=name, kv_cache_dtype=kv_cache_dtype)
 
 
 def _kind(
@@ -179,7 +190,11 @@ def _step_tokens(profile: Profile) -> int:
 
 
 def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail) -> ClusterReport:
-    """The report of a fleet under a load, of the turns that are sent behind the first third of its seconds."""
+    """The report of a fleet under a load, of the turns that are sent behind the first third of its seconds.
+
+    Raises:
+        ConfigError: there are no such turns.
+    """
     profile = kind.simulation.profile
     simulation = replace(kind.simulation, limits=load.limits)
     model = SteppedReplica if detail == "stepped" else CoarseReplica
@@ -190,7 +205,11 @@ def play_fleet(kind: ReplicaKind, replicas: int, load: FleetLoad, detail: Detail
         members = [model(simulation) for _ in range(replicas)]
         counted = load.duration_s * WARM_UP, load.duration_s
         reports.append(play_cluster(members, policy, sessions, load.limits, (1 + DRAIN) * load.duration_s, counted))
-    return mean_report(reports)
+    report = mean_report(reports)
+    if report.turns == 0:
+        got = f"{load.rate:g} sessions/s for {load.duration_s:g} s, of which the first third is not counted"
+        raise ConfigError("the load has no requests", got=got, fix="give a longer --duration or a higher --rate")
+    return report
 
 
 def size_fleet(
@@ -267,4 +286,6 @@ def deployment(sizing: Sizing, model: str, name: str = "jinfercept") -> dict[str
     }
     if sizing.kind.num_devices > 1:
         engine["tensor_parallel_size"] = sizing.kind.num_devices
+    if sizing.kind.kv_cache_dtype != "auto":
+        engine["kv_cache_dtype"] = sizing.kind.kv_cache_dtype
     return {"name": name, "model": model, "replicas": sizing.replicas, "engine": engine}

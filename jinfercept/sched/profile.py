@@ -249,6 +249,7 @@ class ProfiledModel(NamedTuple):
         num_layers, num_kv_heads, head_dim: shape of the KV.
         hidden_size: numbers of a token between layers.
         bytes_per_number: of weights and KV alike; 2 is bfloat16.
+        quantized_kv: KV has a byte for a number and a scale of four for each key and value, as `kv_cache_dtype` int8 and fp8.
     """
 
     name: str
@@ -258,11 +259,13 @@ class ProfiledModel(NamedTuple):
     head_dim: int
     hidden_size: int
     bytes_per_number: int = 2
+    quantized_kv: bool = False
 
     def kv_bytes_per_token(self, num_devices: int = 1) -> int:
         """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
         num_heads = max(self.num_kv_heads, num_devices)
-        return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
+        row_bytes = self.head_dim + 4 if self.quantized_kv else self.head_dim * self.bytes_per_number
+        return 2 * self.num_layers * num_heads * row_bytes
 
 
 def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, attention: bool = False) -> Profile:

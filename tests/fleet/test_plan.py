@@ -86,13 +86,15 @@ def test_machines_come_from_data_sheets_or_profiles():
 
 
 def test_a_deployment_has_options_that_the_engine_takes():
-    sizing = size_fleet(
-        accelerator_kind("llama-3-8b", "2xL40S", None, None, 1.0, **OPTIONS), LOAD._replace(duration_s=5.0), 4, "coarse"
+    whole, kind = (
+        accelerator_kind("llama-3-8b", "2xL40S", None, None, 1.0, dtype, **OPTIONS) for dtype in ("auto", "int8")
     )
+    assert kind.simulation.kv_tokens / whole.simulation.kv_tokens == pytest.approx(256 / 132, rel=1e-4)
+    sizing = size_fleet(kind, LOAD._replace(duration_s=5.0), 4, "coarse")
     values = yaml.safe_load(yaml.safe_dump(deployment(sizing, "meta-llama/Llama-3.1-8B")))
     assert values["replicas"] == sizing.replicas
     config = EngineConfig.from_options(values["engine"])
-    assert config.model.tensor_parallel_size == 2
+    assert (config.model.tensor_parallel_size, config.cache.kv_cache_dtype) == (2, "int8")
     assert config.cache.kv_tokens == sizing.kind.simulation.kv_tokens
 
 
@@ -127,6 +129,9 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path, capsys):
         (["--accelerator", "H100", "--rate", "1", "--share", "2"], "--share"),
         (["--accelerator", "H100", "--rate", "1", "--price", "A100=2"], "--price"),
         (["--accelerator", "H100", "--rate", "0"], "rate"),
+        (["--accelerator", "H100", "--rate", "1e-9", "--duration", "1"], "the load has no requests"),
+        (["--accelerator", "H100", "--rate", "1", "--kv-cache-dtype", "int4"], "no such --kv-cache-dtype"),
+        (["--profile", "paper-gptj-6b-a100", "--rate", "1", "--kv-cache-dtype", "int8"], "jinfercept profile"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(words, says, capsys):
