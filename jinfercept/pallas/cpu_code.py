@@ -129,8 +129,11 @@ class Code:
         return self.builder.call(known or ir.Function(self.function.module, kind, name), arguments)
 
     def prefetch(self, place: Any) -> None:
-        """Ask for the cache line of an address, which need not be one of an array."""
-        self.call("llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(3), I32(1))
+        """Ask for the cache line of an address, which need not be one of an array.
+
+        It goes to the second-level cache: asked into the first, whose few open requests it would hold, it stops other loads.
+        """
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
     def splat(self, value: Any, lanes: int) -> Any:
         """A vector of equal numbers."""
@@ -153,14 +156,27 @@ class Code:
 
     def sums_of_four(self, vectors: list[Any]) -> Any:
         """The sums of each of four vectors' numbers, as one vector."""
-        first, second, third, fourth = vectors
-        low, high = [0, 4, 1, 5], [2, 6, 3, 7]
-        halves = self._folded(first, second, low, high), self._folded(third, fourth, low, high)
-        whole = self._folded(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
+        whole = self.parts_of_four(vectors)
         while (lanes := whole.type.count // 2) >= 4:
             parts = (self.shuffle(whole, whole, list(range(first, first + lanes))) for first in (0, lanes))
             whole = self.builder.fadd(*parts)
         return whole
+
+    def parts_of_four(self, vectors: list[Any]) -> Any:
+        """Four sums for every 128 bits of four vectors, whose sums are the four vectors'."""
+        first, second, third, fourth = vectors
+        low, high = [0, 4, 1, 5], [2, 6, 3, 7]
+        halves = self._folded(first, second, low, high), self._folded(third, fourth, low, high)
+        return self._folded(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
+
+    def sums_of_parts(self, parts: list[Any]) -> Any:
+        """One vector of the sums that the results of `parts_of_four` have, in their order; as many as a vector has 128 bits."""
+        while len(parts) > 1:
+            numbers = range(2 * parts[0].type.count)
+            orders = [[number for number in numbers if number // 4 % 2 == half] for half in (0, 1)]
+            folds = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.builder.fadd(*(self.shuffle(x, y, order) for order in orders)) for x, y in folds]
+        return parts[0]
 
     def _folded(self, x: Any, y: Any, low: list[int], high: list[int]) -> Any:
         """The sum of two choices of four numbers of every 128 bits; 4 to 7 are those of `y`."""

@@ -74,7 +74,7 @@ def _compile(kernel: "Kernel") -> tuple[Any, int]:
     llvm.initialize_native_asmprinter()
     cpu, flags = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3)
-    module = llvm.parse_assembly(str(handler(kernel, _num_threads())))
+    module = llvm.parse_assembly(str(handler(kernel, num_threads())))
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
@@ -85,6 +85,6 @@ def _compile(kernel: "Kernel") -> tuple[Any, int]:
     return engine, engine.get_function_address(kernel.name)
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
     """Of XLA's pool: the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
 from jinfercept.pallas.cpu_attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
 from jinfercept.pallas.layout import write_kv
@@ -55,6 +56,21 @@ def test_cpu_attention_on_bfloat16_pages_agrees_up_to_rounding(step):
     got, want = cpu(q, pages, batch), reference(q, pages, batch)
     assert got.dtype == want.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=2**-8, rtol=2**-7)
+
+
+@pytest.mark.skipif(not cpu_kernels.usable(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_decode_attention_in_vectors_of_eight_numbers_agrees_with_the_reference(dtype, monkeypatch):
+    from jinfercept.pallas.cpu_decode import decode_attention
+
+    monkeypatch.setattr(cpu_kernels, "lanes", lambda: 8)
+    for num_decode in (2, 6):
+        q, pages, batch = make_step(
+            RAGGED, num_decode, [(1, 7 + 20 * row) for row in range(num_decode)], 4, dtype=dtype
+        )
+        got, want = jax.jit(decode_attention)(q, pages, batch, batch.num_decode), reference(q, pages, batch)
+        tolerance = 2e-5 if dtype == jnp.float32 else 2**-7
+        np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("attend", [reference, cpu], ids=["reference", "cpu"])
