@@ -62,8 +62,6 @@ def _by_xla(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
-    if not cpu_product.supports(x.shape, weight.shape, x.dtype):
-        return jnp.dot(x, weight)
     return cpu_product.product(x, weight, transposed=False, out=x.dtype)
 
 

@@ -105,7 +105,8 @@ def _kernel(
     transposed = not theirs.startswith(ours[1:])
     matrix = (-1, depth) if transposed else (depth, -1)
     others = weight.shape[:-num_shared] if transposed else weight.shape[num_shared:]
-    if not cpu_product.supports((len(x), depth), (prod(others), depth), x.dtype, weight.dtype):
+    shapes = (len(x), depth), (prod(others), depth)
+    if not cpu_product.supports(*shapes, x.dtype, weight.dtype, transposed=transposed):
         return None
 
     def multiply(x: Float[Array, "..."], weight: Float[Array, "..."]) -> Float[Array, "..."]:

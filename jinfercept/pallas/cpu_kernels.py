@@ -17,8 +17,6 @@ import jax
 if TYPE_CHECKING:
     from jinfercept.pallas.cpu_code import Kernel
 
-MOST_ROWS = 32
-"""Of a product that a kernel computes."""
 log = logging.getLogger(__name__)
 _LOCK = threading.Lock()
 _COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machine code that XLA calls

@@ -1,7 +1,7 @@
-"""Products of a few rows with a weight in bfloat16 as it lies: every number of the weight is read once from memory.
+"""Products with a weight in bfloat16 as it lies: every number of the weight is read once from memory.
 
-An item is a block of the weight's outputs for all rows. Sums are in float32. CPUs with bfloat16 dot products multiply pairs of
-numbers; others widen numbers to float32 first.
+An item is a block of the weight's outputs. Sums are in float32. CPUs with bfloat16 dot products multiply pairs of numbers;
+others widen numbers to float32 first. A block is widened in registers for few rows, and into a buffer for many (`Tiles`).
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
+from jinfercept.pallas.cpu_tiles import PAIRS, Tiles, add_products, fits, has_pairs, store, tile_rows, zeros
 
-BLOCK = 32  # numbers in a cache line, and outputs of an item
+BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
 AHEAD = 32  # rows of the weight that are fetched before they are needed
-PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
+MOST_ROWS = 32
+"""Of a product with a transposed weight, and of any on a CPU without bfloat16 dot products."""
 
 
 def product(
@@ -30,19 +32,31 @@ def product(
         x, weight: bfloat16; the weight is `[K, N]`, or `[N, K]` if `transposed`.
         out: type of the result.
     """
-    kind = _ByRows if transposed else _ByColumns
-    kernel = kind(len(x), jnp.dtype(out).name, cpu_kernels.lanes(), "avx512bf16" in cpu_kernels.features())
+    lanes, pairs, kind = cpu_kernels.lanes(), has_pairs(), jnp.dtype(out).name
+    if transposed:
+        kernel = _ByRows(len(x), kind, lanes, pairs)
+    elif len(x) <= _most_few():
+        kernel = _ByColumns(len(x), kind, lanes, pairs)
+    else:
+        kernel = _TilesByColumns(tile_rows(len(x)), kind, lanes, pairs)
+        x = x if pairs else x.astype(jnp.float32)
     result = jax.ShapeDtypeStruct((len(x), weight.shape[0 if transposed else 1]), out)
     return cpu_kernels.call(kernel, result, x, weight)
 
 
-def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike) -> bool:
+def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, transposed: bool) -> bool:
     """Whether `product` computes this, of the shapes and types of its factors."""
     return (
-        x[0] <= cpu_kernels.MOST_ROWS
+        (x[0] <= MOST_ROWS or (has_pairs() and not transposed))
+        and (x[0] <= _most_few() or transposed or fits(x[1], pairs=has_pairs()))
         and all(size % BLOCK == 0 for size in weight)
         and all(dtype == jnp.bfloat16 for dtype in dtypes)
     )
+
+
+def _most_few() -> int:
+    """Rows whose sums of a block are all in registers."""
+    return 12 if has_pairs() else 6 if cpu_kernels.lanes() == 16 else 3
 
 
 @dataclass(frozen=True)
@@ -61,36 +75,17 @@ class Rows:
     lanes: int
     pairs: bool
 
-    def _tiles(self, most: int) -> list[tuple[int, int]]:
-        """First row and number of rows of tiles that are about equal."""
-        size = -(-self.rows // -(-self.rows // most))
-        return [(first, min(size, self.rows - first)) for first in range(0, self.rows, size)]
-
     def _zeros(self, code: Code, count: int) -> list[Variable]:
-        return [code.variable(ir.VectorType(F32, self.lanes)([0.0] * self.lanes)) for _ in range(count)]
+        return zeros(code, count, self.lanes)
 
     def _load(self, code: Code, base: Any, offset: Any) -> Any:
         """A vector of pairs, or one of widened numbers."""
         return code.load(base, offset, PAIRS, of=BF16) if self.pairs else code.wide(base, offset, self.lanes, BF16)
 
-    def _add(self, code: Code, total: Variable, x: Any, y: Any) -> None:
-        """Add the products of two vectors' numbers, or of their pairs."""
-        if self.pairs:
-            name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            total.set(code.call(name, total.get().type, total.get(), y, code.builder.bitcast(x, PAIRS)))
-        else:
-            total.set(code.fma(x, y, total.get()))
-
-    def _store(self, code: Code, values: Any, offset: Any) -> None:
-        number = BF16 if self.out == "bfloat16" else F32
-        if number == BF16:
-            values = code.builder.fptrunc(values, ir.VectorType(BF16, values.type.count))
-        code.store(values, code.ret(0), offset, of=number)
-
 
 @dataclass(frozen=True)
 class _ByColumns(Rows):
-    """`[T, K] @ [K, N]`: an item is a block of columns."""
+    """`[T, K] @ [K, N]` of few rows: an item is a block of columns."""
 
     @property
     def name(self) -> str:
@@ -101,15 +96,10 @@ class _ByColumns(Rows):
         return code.builder.sdiv(code.dim(1, 1), I64(BLOCK))
 
     def item(self, code: Code, index: Any) -> None:
-        column = code.builder.mul(index, I64(BLOCK))
-        for first, count in self._tiles(12 if self.pairs else 6 if self.lanes == 16 else 3):
-            self._tile(code, column, first, count)
-
-    def _tile(self, code: Code, column: Any, first: int, count: int) -> None:
         b, depth, columns = code.builder, code.dim(0, 1), code.dim(1, 1)
-        x, weight = code.arg(0), code.arg(1)
-        sums = [self._zeros(code, BLOCK // self.lanes) for _ in range(count)]
-        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(count)]
+        x, weight, column = code.arg(0), code.arg(1), b.mul(index, I64(BLOCK))
+        sums = [self._zeros(code, BLOCK // self.lanes) for _ in range(self.rows)]
+        xs = [code.at(x, b.mul(I64(row), depth), BF16) for row in range(self.rows)]
         step = 2 if self.pairs else 1
         with code.loop(I64(0), depth, step) as k:
             place = b.add(b.mul(k, columns), column)
@@ -123,14 +113,14 @@ class _ByColumns(Rows):
                 else:
                     number = code.splat(b.fpext(code.load(numbers, k, BF16), F32), self.lanes)
                 for total, part in zip(totals, weights, strict=True):
-                    self._add(code, total, number, part)
+                    add_products(code, total, number, part)
         for row, totals in enumerate(sums):
             vectors = [total.get() for total in totals]
             if self.pairs:
                 vectors = [code.shuffle(vectors[0], vectors[1], _ordered(half)) for half in range(2)]
             for part, vector in enumerate(vectors):
-                start = b.add(b.mul(I64(first + row), columns), I64(part * self.lanes))
-                self._store(code, vector, b.add(start, column))
+                start = b.add(b.mul(I64(row), columns), I64(part * self.lanes))
+                store(code, vector, b.add(start, column), self.out)
 
     def _weights(self, code: Code, weight: Any, place: Any, columns: Any) -> list[Any]:
         """The block's numbers of one row of the weight; of two rows as pairs, in another order."""
@@ -181,7 +171,39 @@ class _ByRows(Rows):
             for totals, numbers in zip(sums, xs, strict=True):
                 ours = self._load(code, numbers, k)
                 for total, w in zip(totals, theirs, strict=True):
-                    self._add(code, total, ours, w)
+                    add_products(code, total, ours, w)
         for row, totals in enumerate(sums):
             start = b.add(b.mul(I64(first + row), columns), n)
-            self._store(code, code.sums_of_four([total.get() for total in totals]), start)
+            store(code, code.sums_of_four([total.get() for total in totals]), start, self.out)
+
+    def _tiles(self, most: int) -> list[tuple[int, int]]:
+        """First row and number of rows of tiles that are about equal."""
+        size = -(-self.rows // -(-self.rows // most))
+        return [(first, min(size, self.rows - first)) for first in range(0, self.rows, size)]
+
+
+@dataclass(frozen=True)
+class _TilesByColumns(Tiles):
+    """`[T, K] @ [K, N]` of a weight in bfloat16."""
+
+    @property
+    def name(self) -> str:
+        """See `Kernel`."""
+        return f"product_of_tiles_{self.tile}_{self.out}_{self.lanes}_{self.pairs}"
+
+    def columns(self, code: Code) -> Any:
+        """See `Tiles`."""
+        return code.dim(1, 1)
+
+    def start(self, code: Code, block: Any) -> tuple[Any, Any]:
+        """See `Tiles`."""
+        b = code.builder
+        return code.at(code.arg(1), b.mul(block, I64(4 * self.lanes))), b.mul(self.columns(code), I64(2))
+
+    def widen(self, code: Code, block: Any, buffer: Any) -> None:
+        """See `Tiles`."""
+        b, vector = code.builder, ir.VectorType(BF16, self.lanes)
+        weight, line = self.start(code, block)
+        with code.loop(I64(0), code.dim(0, 1), 2) as k:
+            rows = [code.at(weight, b.mul(b.add(k, I64(row)), line)) for row in range(2)]
+            self.put(code, buffer, k, [[code.load(row, half, vector) for half in range(2)] for row in rows])

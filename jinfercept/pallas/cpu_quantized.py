@@ -1,7 +1,7 @@
-"""Products of a few rows with weights of 4 or 8 bits, as `quantized_product.py` stores them: numbers are widened in registers.
+"""Products with weights of 4 or 8 bits, as `quantized_product.py` stores them.
 
-An item is a block of columns. Sums of a group are in float32 and have its scale afterwards; its offset has the sum of the
-group's part of a row.
+An item is a block of columns. Numbers are widened in registers for few rows: sums of a group are in float32 and have its scale
+afterwards; its offset has the sum of the group's part of a row. For many rows a block is dequantised into a buffer (`Tiles`).
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
-from jinfercept.pallas.cpu_product import PAIRS, Rows
+from jinfercept.pallas.cpu_product import Rows
+from jinfercept.pallas.cpu_tiles import PAIRS, Tiles, add_products, fits, has_pairs, store, tile_rows
 from jinfercept.pallas.quantized_product import ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""
 AHEAD_BYTES = 2048
 """Of the weight, fetched before they are needed: the next block is mostly the same thread's."""
-_SCALES = {"float16": ir.HalfType(), "float32": F32}
 _FACTORS = {"float32": F32, "bfloat16": BF16}
 
 
@@ -35,39 +35,148 @@ def product(
     scales: Float[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
-    """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `quantized_product.supports`; many rows in several calls."""
-    if len(x) > (most := cpu_kernels.MOST_ROWS):
-        parts = (x[start : start + most] for start in range(0, len(x), most))
-        return jnp.concatenate([product(zero, out, part, values, scales, offsets) for part in parts])
-    kernel = _Quantized(
-        rows=len(x),
-        out=jnp.dtype(out).name,
-        lanes=cpu_kernels.lanes(),
-        pairs=x.dtype == jnp.bfloat16 and "avx512bf16" in cpu_kernels.features(),
-        bits=4 if values.dtype == jnp.uint32 else 8,
-        factors=x.dtype.name,
-        scales=scales.dtype.name,
-        has_offsets=offsets is not None,
-        zero=zero,
-    )
+    """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `supports` and `quantized_product.supports`.
+
+    Where a CPU multiplies more bfloat16 rows than `most_few` as pairs, the weight's numbers are rounded to bfloat16.
+    """
+    lanes, kind = cpu_kernels.lanes(), jnp.dtype(out).name
+    pairs = x.dtype == jnp.bfloat16 and has_pairs()
+    stored = _Stored(4 if values.dtype == jnp.uint32 else 8, scales.dtype.name, offsets is not None, zero, lanes)
+    if len(x) <= most_few(x.dtype):
+        kernel = _Quantized(len(x), kind, lanes, pairs, x.dtype.name, stored)
+    else:
+        kernel = _QuantizedTiles(tile_rows(len(x)), kind, lanes, pairs, stored)
+        x = x if pairs else x.astype(jnp.float32)
     operands = (x, values, scales, offsets) if offsets is not None else (x, values, scales)
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((len(x), len(values) * WIDTH), out), *operands)
 
 
+def supports(x: Float[Array, "T K"]) -> bool:
+    """Whether a kernel multiplies so many rows of so many numbers."""
+    return len(x) <= most_few(x.dtype) or fits(x.shape[1], pairs=x.dtype == jnp.bfloat16 and has_pairs())
+
+
+def most_few(dtype: DTypeLike) -> int:
+    """Rows whose sums of a block are all in registers."""
+    return 2 if cpu_kernels.lanes() == 8 else 12 if dtype == jnp.bfloat16 and has_pairs() else 6
+
+
 @dataclass(frozen=True)
-class _Quantized(Rows):
-    """Operands: rows, values, scales, and offsets if there are any."""
+class _Stored:
+    """How a weight is stored; widens its numbers to float32.
+
+    Attributes:
+        bits: of a number.
+        scales: name of the type of scales and offsets.
+        has_offsets: whether there are any.
+        zero: subtracted from the numbers.
+        lanes: numbers of a vector.
+    """
 
     bits: int
-    factors: str
     scales: str
     has_offsets: bool
     zero: int
+    lanes: int
+
+    def __str__(self) -> str:
+        return "_".join(str(field) for field in vars(self).values()).replace("-", "m")
+
+    def rows(self, code: Code, values: Any, k: Any, count: int) -> list[list[Any]]:
+        """So many vectors of each of the `STEP` rows of a block from row `k` on; `values`: the block's first number."""
+        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+        if self.bits == 4:
+            words = self.words(code, values, k, count)
+            shifts = [4 * ORDER.index(row) for row in range(STEP)]
+            numbers = [
+                [b.and_(b.lshr(word, vector([shift] * self.lanes)), vector([15] * self.lanes)) for word in words]
+                for shift in shifts
+            ]
+        else:
+            byte = ir.VectorType(I8, self.lanes)
+            places = [b.mul(b.add(k, I64(row)), I64(WIDTH)) for row in range(STEP)]
+            numbers = [
+                [
+                    b.sext(code.load(values, b.add(place, I64(part * self.lanes)), byte, of=I8), vector)
+                    for part in range(count)
+                ]
+                for place in places
+            ]
+        zero = vector([self.zero] * self.lanes)
+        wide = ir.VectorType(F32, self.lanes)
+        return [[b.sitofp(b.sub(q, zero) if self.zero else q, wide) for q in row] for row in numbers]
+
+    def words(self, code: Code, values: Any, k: Any, count: int) -> list[Any]:
+        """So many vectors of words of 4-bit numbers, of row `k` and those after it."""
+        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+        place = b.mul(b.sdiv(k, I64(STEP)), I64(WIDTH))
+        return [code.load(values, b.add(place, I64(part * self.lanes)), vector, of=I32) for part in range(count)]
+
+    def factors(self, code: Code, operand: int, place: Any, count: int) -> list[Any]:
+        """So many vectors of scales or offsets, from a place on."""
+        kind = ir.HalfType() if self.scales == "float16" else F32
+        places = [code.builder.add(place, I64(part * self.lanes)) for part in range(count)]
+        return [code.wide(code.arg(operand), place, self.lanes, kind) for place in places]
+
+
+@dataclass(frozen=True)
+class _QuantizedTiles(Tiles):
+    """Operands: rows, values, scales, and offsets if there are any."""
+
+    stored: _Stored
 
     @property
     def name(self) -> str:
         """See `Kernel`."""
-        return "quantized_" + "_".join(str(field) for field in vars(self).values()).replace("-", "m")
+        return f"quantized_tiles_{self.tile}_{self.out}_{self.pairs}_{self.stored}"
+
+    def columns(self, code: Code) -> Any:
+        """See `Tiles`."""
+        return code.builder.mul(code.dim(1, 0), I64(WIDTH))
+
+    def start(self, code: Code, block: Any) -> tuple[Any, Any]:
+        """See `Tiles`."""
+        b, bits = code.builder, self.stored.bits
+        stored, first = self._first(code, block)
+        line = WIDTH * bits // 8
+        place = b.add(b.mul(stored, b.mul(code.dim(0, 1), I64(line))), b.mul(first, I64(4 if bits == 4 else 1)))
+        return code.at(code.arg(1), place), I64(line)
+
+    def widen(self, code: Code, block: Any, buffer: Any) -> None:
+        """See `Tiles`."""
+        b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
+        group, (values, _), (stored, first) = b.sdiv(depth, groups), self.start(code, block), self._first(code, block)
+        with code.loop(I64(0), groups) as number:
+            place = b.add(b.mul(b.add(b.mul(stored, groups), number), I64(WIDTH)), first)
+            scales = self.stored.factors(code, 2, place, 2)
+            offsets = self.stored.factors(code, 3, place, 2) if self.stored.has_offsets else None
+            start = b.mul(number, group)
+            with code.loop(start, b.add(start, group), STEP) as k:
+                rows = self.stored.rows(code, values, k, 2)
+                if offsets is None:
+                    rows = [[b.fmul(q, scale) for q, scale in zip(row, scales, strict=True)] for row in rows]
+                else:
+                    rows = [[code.fma(*three) for three in zip(row, scales, offsets, strict=True)] for row in rows]
+                self.put(code, buffer, k, rows)
+
+    def _first(self, code: Code, block: Any) -> tuple[Any, Any]:
+        """The stored block in which a block lies, and its first column there."""
+        share = WIDTH // (2 * self.lanes)
+        b = code.builder
+        return b.sdiv(block, I64(share)), b.mul(b.srem(block, I64(share)), I64(2 * self.lanes))
+
+
+@dataclass(frozen=True)
+class _Quantized(Rows):
+    """Few rows. Operands: rows, values, scales, and offsets if there are any."""
+
+    factors: str
+    stored: _Stored
+
+    @property
+    def name(self) -> str:
+        """See `Kernel`."""
+        return f"quantized_{self.rows}_{self.out}_{self.pairs}_{self.factors}_{self.stored}"
 
     def num_items(self, code: Code) -> Any:
         return code.dim(1, 0)
@@ -75,42 +184,42 @@ class _Quantized(Rows):
     def item(self, code: Code, index: Any) -> None:
         b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
         group = b.sdiv(depth, groups)
-        values = code.at(code.arg(1), b.mul(index, b.mul(depth, I64(WIDTH * self.bits // 8))))
-        for first, count in self._tiles(self.most):
-            xs = [code.at(code.arg(0), b.mul(I64(first + row), depth), _FACTORS[self.factors]) for row in range(count)]
-            totals = [self._zeros(code, WIDTH // self.lanes) for _ in xs]
-            with code.loop(I64(0), groups) as number:
-                start = b.mul(number, group)
-                end = b.add(start, group)
-                sums = self._sums(code, values, xs, start, end)
-                place = b.mul(b.add(b.mul(index, groups), number), I64(WIDTH))
-                self._scale(code, totals, sums, 2, place)
-                if self.has_offsets:
-                    self._scale(code, totals, self._row_sums(code, xs, start, end), 3, place)
-            for row, vectors in enumerate(totals):
-                columns = b.mul(code.dim(1, 0), I64(WIDTH))
-                place = b.add(b.mul(I64(first + row), columns), b.mul(index, I64(WIDTH)))
-                for part, vector in enumerate(vectors):
-                    self._store(code, vector.get(), b.add(place, I64(part * self.lanes)))
+        values = code.at(code.arg(1), b.mul(index, b.mul(depth, I64(WIDTH * self.stored.bits // 8))))
+        xs = [code.at(code.arg(0), b.mul(I64(row), depth), _FACTORS[self.factors]) for row in range(self.rows)]
+        totals = [self._zeros(code, self._parts) for _ in xs]
+        with code.loop(I64(0), groups) as number:
+            start = b.mul(number, group)
+            end = b.add(start, group)
+            sums = self._sums(code, values, xs, start, end)
+            place = b.mul(b.add(b.mul(index, groups), number), I64(WIDTH))
+            self._scale(code, totals, sums, 2, place)
+            if self.stored.has_offsets:
+                self._scale(code, totals, self._row_sums(code, xs, start, end), 3, place)
+        for row, vectors in enumerate(totals):
+            columns = b.mul(code.dim(1, 0), I64(WIDTH))
+            place = b.add(b.mul(I64(row), columns), b.mul(index, I64(WIDTH)))
+            for part, vector in enumerate(vectors):
+                store(code, vector.get(), b.add(place, I64(part * self.lanes)), self.out)
 
     @property
-    def most(self) -> int:
-        return 12 if self.pairs else 6 if self.lanes == 16 else 2
+    def _parts(self) -> int:
+        """Vectors of a block's columns."""
+        return WIDTH // self.lanes
 
     def _sums(self, code: Code, values: Any, xs: list[Any], start: Any, end: Any) -> list[list[Any]]:
         """For every row and vector of columns, the sum over a group."""
-        b, parts = code.builder, WIDTH // self.lanes
+        b, parts = code.builder, self._parts
         chains = max(1, min(4, 8 // (parts * len(xs))))
         sums = [[self._zeros(code, parts) for _ in xs] for _ in range(chains)]
         with code.loop(start, end, STEP) as k:
-            line = WIDTH * self.bits // 8
+            line = WIDTH * self.stored.bits // 8
             for ahead in range(0, STEP * line, 64):
                 code.prefetch(code.at(values, b.add(b.mul(k, I64(line)), I64(AHEAD_BYTES + ahead))))
             for turn, (place, weights) in enumerate(self._weights(code, values, k)):
                 for totals, numbers in zip(sums[turn % chains], xs, strict=True):
                     x = self._factor(code, numbers, b.add(k, I64(place)))
                     for total, weight in zip(totals, weights, strict=True):
-                        self._add(code, total, x, weight)
+                        add_products(code, total, x, weight)
         result = [[total.get() for total in totals] for totals in sums[0]]
         for chain in sums[1:]:
             result = [
@@ -128,44 +237,22 @@ class _Quantized(Rows):
 
     def _weights(self, code: Code, values: Any, k: Any) -> Iterator[tuple[int, list[Any]]]:
         """Inputs of a step, with their numbers of all columns."""
-        b, wide = code.builder, ir.VectorType(F32, self.lanes)
-        vector = ir.VectorType(I32, self.lanes)
-        starts = range(0, WIDTH, self.lanes)
-        if self.bits == 4:
-            place = b.mul(b.sdiv(k, I64(STEP)), I64(WIDTH))
-            words = [code.load(values, b.add(place, I64(start)), vector, of=I32) for start in starts]
-            if self.pairs:
-                table = PAIRS([float((n & 15) - self.zero) for n in range(32)])
-                for i in range(4):
-                    yield (
-                        2 * i,
-                        [
-                            self._looked_up(code, table, b.lshr(word, vector([4 * i] * self.lanes)) if i else word)
-                            for word in words
-                        ],
-                    )
-            else:
-                for i, row in enumerate(ORDER):
-                    numbers = [
-                        b.and_(b.lshr(word, vector([4 * i] * self.lanes)), vector([15] * self.lanes)) for word in words
-                    ]
-                    yield row, [b.sitofp(self._from_zero(code, q), wide) for q in numbers]
+        b, stored = code.builder, self.stored
+        if self.pairs and stored.bits == 4:
+            vector = ir.VectorType(I32, self.lanes)
+            table = PAIRS([float((n & 15) - stored.zero) for n in range(32)])
+            words = stored.words(code, values, k, self._parts)
+            for i in range(4):
+                shift = vector([4 * i] * self.lanes)
+                yield 2 * i, [self._looked_up(code, table, b.lshr(word, shift) if i else word) for word in words]
+            return
+        rows = stored.rows(code, values, k, self._parts)
+        if self.pairs:
+            for row in range(0, STEP, 2):
+                pairs = zip(rows[row], rows[row + 1], strict=True)
+                yield row, [self._pair(code, low, high) for low, high in pairs]
         else:
-
-            def load(row: int, start: int) -> Any:
-                place = b.add(b.mul(b.add(k, I64(row)), I64(WIDTH)), I64(start))
-                q = b.sext(code.load(values, place, ir.VectorType(I8, self.lanes), of=I8), vector)
-                return b.sitofp(self._from_zero(code, q), wide)
-
-            if self.pairs:
-                for row in range(0, STEP, 2):
-                    yield row, [self._pair(code, load(row, start), load(row + 1, start)) for start in starts]
-            else:
-                for row in range(STEP):
-                    yield row, [load(row, start) for start in starts]
-
-    def _from_zero(self, code: Code, q: Any) -> Any:
-        return code.builder.sub(q, q.type([self.zero] * self.lanes)) if self.zero else q
+            yield from enumerate(rows)
 
     def _pair(self, code: Code, low: Any, high: Any) -> Any:
         b, vector = code.builder, ir.VectorType(I32, self.lanes)
@@ -190,19 +277,12 @@ class _Quantized(Rows):
             four = code.sums_of_four([sums[min(row, len(rows) - 1)].get() for row in range(4)])
             for row in range(len(rows)):
                 whole = code.splat(b.extract_element(four, I32(row)), self.lanes)
-                result.append([whole] * (WIDTH // self.lanes))
+                result.append([whole] * self._parts)
         return result
 
     def _scale(self, code: Code, totals: Any, sums: list[list[Any]], operand: int, place: Any) -> None:
         """Add sums times the scales, or times the offsets, of a group."""
-        b = code.builder
-        wide = ir.VectorType(F32, self.lanes)
-        kind = _SCALES[self.scales]
-        scales = [
-            code.load(code.arg(operand), b.add(place, I64(start)), ir.VectorType(kind, self.lanes), of=kind)
-            for start in range(0, WIDTH, self.lanes)
-        ]
-        scales = scales if kind == F32 else [b.fpext(scale, wide) for scale in scales]
+        scales = self.stored.factors(code, operand, place, self._parts)
         for row, vectors in zip(totals, sums, strict=True):
             for total, vector, scale in zip(row, vectors, scales, strict=True):
                 total.set(code.fma(vector, scale, total.get()))

@@ -20,8 +20,6 @@ WIDTH = 32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Inputs of a word's numbers of 4 bits, from the lowest: a shift brings two neighbours to the same place of both halves."""
 
-MOST_ROWS = 256
-"""Of a product by the CPU's kernel; of more XLA unpacks the weight."""
 GROUP_STEP = 16
 """Inputs of a group come in multiples of these, for a kernel."""
 
@@ -101,8 +99,8 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
 def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     """`x @ unpack(packed, x.dtype)`, summed in float32.
 
-    The weight is never unpacked in memory where a kernel multiplies: on a CPU up to 256 rows, on a GPU up to 256 rows of 16-bit
-    numbers. Otherwise XLA unpacks it into memory.
+    The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to 256 rows of 16-bit numbers.
+    Otherwise XLA unpacks it into memory.
     """
     if (gpu := _on_gpu(x, packed)) is not None:
         return gpu(packed.zero, out, ORDER, x, *packed[:3])
@@ -130,9 +128,12 @@ def _on_gpu(x: Float[Array, "T K"], packed: Packed) -> Callable[..., Float[Array
 
 def supports(x: Float[Array, "T K"], packed: Packed) -> bool:
     """Whether a kernel of the CPU computes this product."""
+    if not cpu_kernels.usable():
+        return False
+    from jinfercept.pallas import cpu_quantized
+
     return (
-        len(x) <= MOST_ROWS
-        and cpu_kernels.usable()
+        cpu_quantized.supports(x)
         and not jax.sharding.get_abstract_mesh().manual_axes  # several devices
         and x.dtype in (jnp.float32, jnp.bfloat16)
         and packed.values.dtype in (jnp.int8, jnp.uint32)

@@ -59,7 +59,7 @@ def test_a_product_is_that_of_the_numbers(
             patch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
         got = jax.jit(lambda x: product(x, packed, jnp.float32))(x)
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
-    tolerance = 1e-2 if dtype == "bfloat16" and not supports(x, packed) else 1e-5
+    tolerance = 1e-2 if dtype == "bfloat16" and (rows > 12 or not supports(x, packed)) else 1e-5
     assert np.all(np.abs(got - np.asarray(x, np.float32) @ numbers) <= tolerance * exact)
 
 
