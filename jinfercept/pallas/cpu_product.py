@@ -1,7 +1,7 @@
 """Products with a weight in bfloat16 as it lies: every number of the weight is read once from memory.
 
 An item is a block of the weight's outputs. Sums are in float32. CPUs with bfloat16 dot products multiply pairs of numbers;
-others widen numbers to float32 first. A block is widened in registers for few rows, and into a buffer for many (`Tiles`).
+others widen numbers to float32 first. A block is widened in registers for few rows, and into a buffer for many (`ManyRows`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code, Variable
-from jinfercept.pallas.cpu_tiles import PAIRS, Tiles, add_products, fits, has_pairs, store, tile_rows, zeros
+from jinfercept.pallas.cpu_tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows, zeros
 
 BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
 AHEAD = 32  # rows of the weight that are fetched before they are needed
@@ -38,7 +38,7 @@ def product(
     elif len(x) <= _most_few():
         kernel = _ByColumns(len(x), kind, lanes, pairs)
     else:
-        kernel = _TilesByColumns(tile_rows(len(x)), kind, lanes, pairs)
+        kernel = _ManyRowsByColumns(tile_rows(len(x)), kind, lanes, pairs)
         x = x if pairs else x.astype(jnp.float32)
     result = jax.ShapeDtypeStruct((len(x), weight.shape[0 if transposed else 1]), out)
     return cpu_kernels.call(kernel, result, x, weight)
@@ -183,7 +183,7 @@ class _ByRows(Rows):
 
 
 @dataclass(frozen=True)
-class _TilesByColumns(Tiles):
+class _ManyRowsByColumns(ManyRows):
     """`[T, K] @ [K, N]` of a weight in bfloat16."""
 
     @property
@@ -192,16 +192,16 @@ class _TilesByColumns(Tiles):
         return f"product_of_tiles_{self.tile}_{self.out}_{self.lanes}_{self.pairs}"
 
     def columns(self, code: Code) -> Any:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         return code.dim(1, 1)
 
     def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         b = code.builder
         return code.at(code.arg(1), b.mul(block, I64(4 * self.lanes))), b.mul(self.columns(code), I64(2))
 
     def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         b, vector = code.builder, ir.VectorType(BF16, self.lanes)
         weight, line = self.start(code, block)
         with code.loop(I64(0), code.dim(0, 1), 2) as k:

@@ -1,7 +1,7 @@
 """Products with weights of 4 or 8 bits, as `quantized_product.py` stores them.
 
 An item is a block of columns. Numbers are widened in registers for few rows: sums of a group are in float32 and have its scale
-afterwards; its offset has the sum of the group's part of a row. For many rows a block is dequantised into a buffer (`Tiles`).
+afterwards; its offset has the sum of the part of a row. For many rows a block is dequantised into a buffer (`ManyRows`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from llvmlite import ir
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
 from jinfercept.pallas.cpu_product import Rows
-from jinfercept.pallas.cpu_tiles import PAIRS, Tiles, add_products, fits, has_pairs, store, tile_rows
+from jinfercept.pallas.cpu_tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows
 from jinfercept.pallas.quantized_product import ORDER, WIDTH
 
 STEP = 8
@@ -45,7 +45,7 @@ def product(
     if len(x) <= most_few(x.dtype):
         kernel = _Quantized(len(x), kind, lanes, pairs, x.dtype.name, stored)
     else:
-        kernel = _QuantizedTiles(tile_rows(len(x)), kind, lanes, pairs, stored)
+        kernel = _QuantizedManyRows(tile_rows(len(x)), kind, lanes, pairs, stored)
         x = x if pairs else x.astype(jnp.float32)
     operands = (x, values, scales, offsets) if offsets is not None else (x, values, scales)
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((len(x), len(values) * WIDTH), out), *operands)
@@ -120,7 +120,7 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class _QuantizedTiles(Tiles):
+class _QuantizedManyRows(ManyRows):
     """Operands: rows, values, scales, and offsets if there are any."""
 
     stored: _Stored
@@ -131,11 +131,11 @@ class _QuantizedTiles(Tiles):
         return f"quantized_tiles_{self.tile}_{self.out}_{self.pairs}_{self.stored}"
 
     def columns(self, code: Code) -> Any:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         return code.builder.mul(code.dim(1, 0), I64(WIDTH))
 
     def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         b, bits = code.builder, self.stored.bits
         stored, first = self._first(code, block)
         line = WIDTH * bits // 8
@@ -143,7 +143,7 @@ class _QuantizedTiles(Tiles):
         return code.at(code.arg(1), place), I64(line)
 
     def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        """See `Tiles`."""
+        """See `ManyRows`."""
         b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
         group, (values, _), (stored, first) = b.sdiv(depth, groups), self.start(code, block), self._first(code, block)
         with code.loop(I64(0), groups) as number:

@@ -31,12 +31,12 @@ def tile_rows(num_rows: int) -> int:
 
 
 def fits(depth: int, *, pairs: bool) -> bool:
-    """Whether `Tiles` can multiply rows of so many numbers."""
+    """Whether `ManyRows` can multiply rows of so many numbers."""
     return depth * 2 * cpu_kernels.lanes() * (2 if pairs else 4) <= BUFFER_BYTES
 
 
 @dataclass(frozen=True)
-class Tiles(ABC):
+class ManyRows(ABC):
     """Many rows: an item widens a block of columns once, and multiplies tiles of rows with it.
 
     `x` is bfloat16 where the CPU multiplies pairs of these, else float32; so is the widened block.
