@@ -154,7 +154,7 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     """Query tokens of the executables, ascending: few sizes for chunks, more where a step may be decodes only.
 
     A step is computed at the next larger size. Between sizes for chunks, four times apart, that would take up to twice as long
-    for many decode rows; they cannot be filled by a longer chunk.
+    for many decode rows; they cannot be filled by a longer chunk. A CPU, whose time grows with the size, has one more.
 
     Args:
         max_num_seqs, max_num_batched_tokens: of the engine.
@@ -162,7 +162,8 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     """
     least = 8 if platform == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least
     decodes = {size for size, smaller in ((64, 32), (256, 128), (384, 256)) if smaller < max_num_seqs}
-    sizes = sorted({1, 8, 32, 128, 512, 2048, 8192} | decodes)
+    between = {256} if platform == "cpu" else set[int]()
+    sizes = sorted({1, 8, 32, 128, 512, 2048, 8192} | decodes | between)
     return (*(size for size in sizes if least <= size < max_num_batched_tokens), max_num_batched_tokens)
 
 
