@@ -51,8 +51,8 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
 
 
 def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Float[Array, "T H D"]:
-    """Decode rows by a kernel, chunks in tiles; all tokens of a small step by the kernel."""
-    from jinfercept.pallas import cpu_decode
+    """Decode rows by one kernel, chunks by another or in tiles; all tokens of a small step by the first."""
+    from jinfercept.pallas import cpu_chunks, cpu_decode
 
     if not cpu_decode.supports(q, pages):
         return _tiled(q, pages, batch)
@@ -60,6 +60,8 @@ def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Floa
     if len(q) <= DECODE_ROWS:
         return cpu_decode.decode_attention(q, pages, batch, num_used)
     decoded = cpu_decode.decode_attention(q, pages, batch, batch.num_decode)
+    if cpu_chunks.supports(q, pages):
+        return cpu_chunks.chunk_attention(q, pages, batch, decoded)
     return jax.lax.cond(
         batch.num_decode < num_used, lambda decoded: _tiled(q, pages, batch, decoded), lambda decoded: decoded, decoded
     )

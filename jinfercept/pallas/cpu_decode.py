@@ -93,6 +93,36 @@ class _Decode:
         return code.builder.select(few, I64(self.num_kv_heads), I64(1))
 
 
+class Context:
+    """Emits where the tokens of a row's context are, one block after the other.
+
+    Args:
+        table: address of the row's page table.
+        page_size: tokens, i64.
+        numbers: of a token in a page.
+        tokens: of the context, i64.
+    """
+
+    def __init__(self, code: Code, table: Any, page_size: Any, numbers: int, tokens: Any) -> None:
+        self.code, self.table, self.page_size, self.numbers, self.tokens = code, table, page_size, I64(numbers), tokens
+        self.page, self.slot = (
+            code.variable(I64(0)),
+            code.variable(I64(0)),
+        )  # of the next token: in the table, in the page
+
+    def find(self, block: Any, count: Any, places: Any) -> None:
+        """Write the first numbers of `count` tokens from `block` on; those beyond the context are its last one."""
+        code, b, page, slot = self.code, self.code.builder, self.page, self.slot
+        with code.loop(I64(0), count) as lane:
+            first = b.mul(b.sext(code.load(self.table, page.get(), I32), I64), self.page_size)
+            code.store(b.mul(b.add(first, slot.get()), self.numbers), places, lane)
+            more = b.icmp_signed("<", b.add(b.add(block, lane), I64(1)), self.tokens)
+            last = b.icmp_signed("==", b.add(slot.get(), I64(1)), self.page_size)
+            page.set(b.add(page.get(), b.zext(b.and_(more, last), I64)))
+            following = b.select(last, I64(0), b.add(slot.get(), I64(1)))
+            slot.set(b.select(more, following, slot.get()))
+
+
 class _Item:
     """Emits attention of a token with the query heads of the KV heads from `first` to before `end`."""
 
@@ -149,23 +179,11 @@ class _Item:
         code, b, lanes = self.code, self.code.builder, self.lanes
         context = b.add(b.sext(code.load(code.arg(2), self.token, I32), I64), I64(1))
         table = code.at(code.arg(4), b.mul(self._row(), code.dim(4, 1)), I32)
-        page, slot = code.variable(I64(0)), code.variable(I64(0))  # of the next token: in the table, in the page
-
-        def find(block: Any) -> None:
-            with code.loop(I64(0), I64(lanes)) as lane:
-                first = b.mul(b.sext(code.load(table, page.get(), I32), I64), code.dim(1, 1))
-                token = I64(2 * self.kernel.num_kv_heads * self.head_dim)
-                code.store(b.mul(b.add(first, slot.get()), token), self.ahead, lane)
-                more = b.icmp_signed("<", b.add(b.add(block, lane), I64(1)), context)
-                last = b.icmp_signed("==", b.add(slot.get(), I64(1)), code.dim(1, 1))
-                page.set(b.add(page.get(), b.zext(b.and_(more, last), I64)))
-                following = b.select(last, I64(0), b.add(slot.get(), I64(1)))
-                slot.set(b.select(more, following, slot.get()))
-
-        find(I64(0))
+        found = Context(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
+        found.find(I64(0), I64(lanes), self.ahead)
         with code.loop(I64(0), context, lanes) as block:
             code.store(code.load(self.ahead, 0, ir.VectorType(I64, lanes), of=I64), self.places, 0, of=I64)
-            find(b.add(block, I64(lanes)))
+            found.find(b.add(block, I64(lanes)), I64(lanes), self.ahead)
             left = code.splat(b.sitofp(b.sub(context, block), F32), lanes)
             seen = b.fcmp_ordered("<", self.vector([float(lane) for lane in range(lanes)]), left)
             at_once = max(1, MOST_SUMS * lanes // self.head_dim)

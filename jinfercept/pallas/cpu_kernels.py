@@ -57,9 +57,15 @@ def target(kernel: "Kernel") -> str:
     return name
 
 
-def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array) -> jax.Array:
-    """The kernel's result, row-major as its operands are; under `jax.vmap` one call after the other."""
-    return jax.ffi.ffi_call(target(kernel), result, vmap_method="sequential")(*operands)  # pyright: ignore[reportReturnType]
+def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, into: int | None = None) -> jax.Array:
+    """The kernel's result, row-major as its operands are; under `jax.vmap` one call after the other.
+
+    Args:
+        into: number of the operand that becomes the result where the kernel writes nothing.
+    """
+    aliases = None if into is None else {into: 0}
+    compute = jax.ffi.ffi_call(target(kernel), result, vmap_method="sequential", input_output_aliases=aliases)
+    return compute(*operands)  # pyright: ignore[reportReturnType]
 
 
 def _compile(kernel: "Kernel") -> tuple[Any, int]:
