@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, Code
-from jinfercept.pallas.cpu_decode import LOWEST, NUMBERS, Context
+from jinfercept.pallas.cpu_decode import LOWEST, NUMBERS, BlockPlaces
 from jinfercept.pallas.cpu_tiles import PAIRS, add_products, has_pairs, zeros
 from jinfercept.pallas.layout import Batch, KVPages
 
@@ -141,7 +141,7 @@ class _Tile:
         tokens = b.add(b.fptosi(last, I64), I64(1))
         table = code.at(code.arg(4), b.mul(self.row, code.dim(4, 1)), I32)
         numbers = 2 * self.kernel.num_kv_heads * self.depth
-        context = Context(code, table, code.dim(1, 1), numbers, tokens)
+        context = BlockPlaces(code, table, code.dim(1, 1), numbers, tokens)
         with code.loop(I64(0), tokens, BLOCK) as block:
             left = b.sub(tokens, block)
             whole = b.mul(b.sdiv(b.add(left, I64(self.at_once - 1)), I64(self.at_once)), I64(self.at_once))

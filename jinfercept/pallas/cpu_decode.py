@@ -93,7 +93,7 @@ class _Decode:
         return code.builder.select(few, I64(self.num_kv_heads), I64(1))
 
 
-class Context:
+class BlockPlaces:
     """Emits where the tokens of a row's context are, one block after the other.
 
     Args:
@@ -179,7 +179,7 @@ class _Item:
         code, b, lanes = self.code, self.code.builder, self.lanes
         context = b.add(b.sext(code.load(code.arg(2), self.token, I32), I64), I64(1))
         table = code.at(code.arg(4), b.mul(self._row(), code.dim(4, 1)), I32)
-        found = Context(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
+        found = BlockPlaces(code, table, code.dim(1, 1), 2 * self.kernel.num_kv_heads * self.head_dim, context)
         found.find(I64(0), I64(lanes), self.ahead)
         with code.loop(I64(0), context, lanes) as block:
             code.store(code.load(self.ahead, 0, ir.VectorType(I64, lanes), of=I64), self.places, 0, of=I64)
