@@ -16,9 +16,9 @@ from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.cpu_code import BF16, F32, I32, I64, POINTER, Code, Variable
+from jinfercept.pallas.cpu_tiles import PAIRS, has_pairs
 from jinfercept.pallas.layout import Batch, KVPages
 
-PAIRS = ir.VectorType(BF16, 32)
 NUMBERS = {"float32": F32, "bfloat16": BF16}
 MOST_SUMS = 16  # vectors of weighted values that stay in registers
 LOWEST = -1e30
@@ -29,16 +29,14 @@ def decode_attention(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, num_tokens: Int[Array, ""]
 ) -> Float[Array, "T H D"]:
     """As `paged_attention_reference` for the first `num_tokens` tokens, zeros for the others; of what `supports`."""
-    lanes = cpu_kernels.lanes()
-    has_pairs = "avx512bf16" in cpu_kernels.features() and lanes * 2 == PAIRS.count
     kernel = _Decode(
         num_heads=q.shape[1],
         head_dim=q.shape[2],
         num_kv_heads=pages.shape[3],
         q_type=q.dtype.name,
         pages_type=pages.dtype.name,
-        lanes=lanes,
-        pairs=has_pairs and q.dtype == pages.dtype == jnp.bfloat16 and q.shape[2] % PAIRS.count == 0,
+        lanes=cpu_kernels.lanes(),
+        pairs=has_pairs() and q.dtype == pages.dtype == jnp.bfloat16 and q.shape[2] % PAIRS.count == 0,
     )
     operands = q, pages, batch.positions, batch.query_starts, batch.page_tables, num_tokens
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct(q.shape, q.dtype), *operands)

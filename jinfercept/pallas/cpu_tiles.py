@@ -21,7 +21,7 @@ BUFFER_BYTES = 1 << 20
 
 def has_pairs() -> bool:
     """Whether this CPU multiplies pairs of bfloat16."""
-    return "avx512bf16" in cpu_kernels.features()
+    return "avx512bf16" in cpu_kernels.features() and PAIRS.count == 2 * cpu_kernels.lanes()
 
 
 def tile_rows(num_rows: int) -> int:
