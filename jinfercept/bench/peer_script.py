@@ -78,6 +78,7 @@ def answer(open_engine: Callable[[dict[str, Any]], tuple[str, Generate]]) -> Non
             decode, prefill = measure_cell(generate, batch, context, work["new_tokens"], work["vocab_size"])
             cell = {"batch": batch, "context": context}
             cells.append(cell | {"decode_tokens_per_s": decode, "prefill_tokens_per_s": prefill})
-    memory = {"rest_gib": rest, "peak_gib": memory_gib("VmHWM")}
+    peak = memory_gib("VmHWM")  # counted in steps: it can read a little less than rest
+    memory = {"rest_gib": rest, "peak_gib": max(rest, peak) if rest is not None and peak is not None else peak}
     print(json.dumps({"version": version, "cells": cells, **memory}), flush=True)
     os._exit(0)  # an engine's own lines at its end would come behind
