@@ -31,7 +31,8 @@ from jinfercept.models.hf_config import config_from_hf
 from jinfercept.request import Request, SamplingParams
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import pack_samples
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.start import EngineSetup, set_up
@@ -72,6 +73,8 @@ class WaitingRunner(Protocol):
 
     def forward(self, plan: StepPlan) -> Any: ...
 
+    def drafts(self, forward: Any) -> tuple[tuple[int, ...], ...]: ...
+
     def sample(self, forward: Any, masks: Masks) -> Any: ...
 
     def wait(self, ticket: Any) -> None: ...
@@ -85,12 +88,8 @@ class Real:
     """The model's runner."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.forward, self.sample, self.collect, self.reset = (
-            runner.forward,
-            runner.sample,
-            runner.collect,
-            runner.reset,
-        )
+        self.forward, self.drafts, self.sample = runner.forward, runner.drafts, runner.sample
+        self.collect, self.reset = runner.collect, runner.reset
 
     def wait(self, ticket: Any) -> None:
         if ticket.drawn.tokens is not None:
@@ -111,6 +110,9 @@ class Sleeping:
         self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
         return self._free_s, plan
 
+    def drafts(self, forward: tuple[float, StepPlan]) -> tuple[tuple[int, ...], ...]:
+        return ()
+
     def sample(self, forward: tuple[float, StepPlan], masks: Masks) -> tuple[float, StepPlan]:
         return forward
 
@@ -129,7 +131,7 @@ class Stopwatch:
 
     def __init__(self, device: WaitingRunner) -> None:
         self._device = device
-        self.reset = device.reset
+        self.reset, self.drafts = device.reset, device.drafts
         self.plans: list[StepPlan] = []
         self.begin()
 

@@ -87,15 +87,18 @@ class SpeculativeConfig(NamedTuple):
     """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's.
 
     Attributes:
-        method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output.
+        method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output;
+            draft_model: what a smaller model writes.
         num_speculative_tokens: most drafts of a sequence in a step; 0: none.
-        prompt_lookup_max, prompt_lookup_min: tokens of the longest and of the shortest n-gram that is looked up.
+        prompt_lookup_max, prompt_lookup_min: of `ngram`: tokens of the longest and of the shortest n-gram that is looked up.
+        model: the one that drafts, by name or path as `LLM` takes it. It has the served model's tokens.
     """
 
     method: str = "ngram"
     num_speculative_tokens: int = 0
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    model: str | None = None
 
     @classmethod
     def parse(cls, given: str | dict[str, Any] | None) -> Self:
@@ -111,10 +114,16 @@ class SpeculativeConfig(NamedTuple):
             raise ConfigError(f"{what} is an object", got=repr(values), fix=_SPECULATIVE_EXAMPLE)
         if unknown := sorted(set(values) - set(cls._fields)):
             raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
+        model = values.get("model")
+        values = {"method": "ngram" if model is None else "draft_model", **values}
         config = cls(**values)
-        if config.method != "ngram":
-            raise ConfigError(f"{what} has another method", got=repr(config.method), fix="ngram is the only one")
-        if not all(type(number) is int and number >= 1 for number in config[1:]):
+        if config.method not in ("ngram", "draft_model"):
+            raise ConfigError(f"{what} has another method", got=repr(config.method), fix="ngram or draft_model")
+        if config.method == "ngram" and model is not None:
+            raise ConfigError(f"{what} has n-grams of a model", got=repr(given), fix="leave out model, or draft_model")
+        if config.method == "draft_model" and not (isinstance(model, str) and model):
+            raise ConfigError(f"{what} lacks the draft model", got=repr(given), fix=_DRAFT_MODEL_EXAMPLE)
+        if not all(type(number) is int and number >= 1 for number in config[1:4]):
             raise ConfigError(f"{what} has whole numbers from 1 on", got=repr(given), fix=_SPECULATIVE_EXAMPLE)
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         if "prompt_lookup_min" not in values:
@@ -127,6 +136,7 @@ class SpeculativeConfig(NamedTuple):
 
 
 _SPECULATIVE_EXAMPLE = 'such as {"method": "ngram", "num_speculative_tokens": 4}'
+_DRAFT_MODEL_EXAMPLE = 'such as {"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}'
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,8 @@ class SchedulingOptions:
     speculative_config: str | dict[str, Any] | None = option(
         None,
         "drafts of the next tokens that steps verify, as JSON: "
-        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; default: none',
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}, or '
+        '{"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}; default: none',
     )
     preemption: PreemptionChoice = option(
         "policy",

@@ -26,7 +26,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Detector, Request, RequestOutput, Tool
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice

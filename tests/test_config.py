@@ -57,6 +57,9 @@ def test_drafts_are_set_as_in_vllm() -> None:
 
     assert speculation(None).num_speculative_tokens == 0
     assert speculation(DRAFTS) == speculation(json.loads(DRAFTS)) == SpeculativeConfig("ngram", 3, 2, 4)
+    by_model = SpeculativeConfig("draft_model", 3, model="small")
+    assert speculation({"num_speculative_tokens": 3, "model": "small"}) == by_model
+    assert speculation(by_model._asdict()) == by_model
     assert speculation({"num_speculative_tokens": 3, "prompt_lookup_max": 1}) == SpeculativeConfig("ngram", 3, 1, 1)
     assert speculation({"num_speculative_tokens": 3, "prompt_lookup_min": 6}) == SpeculativeConfig("ngram", 3, 6, 6)
 
@@ -66,8 +69,12 @@ def test_drafts_are_set_as_in_vllm() -> None:
     [
         ("{", "no JSON"),
         ("[3]", "is an object"),
-        ({"num_speculative_tokens": 2, "model": "small"}, "model"),
-        ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram is the only one"),
+        ({"num_speculative_tokens": 2, "method": "ngram", "model": "small"}, "leave out model"),
+        ({"num_speculative_tokens": 2, "method": "draft_model"}, "lacks the draft model"),
+        ({"num_speculative_tokens": 2, "method": "draft_model", "model": 3}, "lacks the draft model"),
+        ({"num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}, "has the keys"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram or draft_model"),
+        ({"method": "draft_model", "model": "small"}, "from 1 on"),
         ({}, "from 1 on"),
         ({"num_speculative_tokens": "2"}, "from 1 on"),
         ({"num_speculative_tokens": 2, "prompt_lookup_max": "2"}, "from 1 on"),

@@ -22,7 +22,7 @@ from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jinfercept.pallas.layout import KVPages
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
 from jinfercept.sched.sampling_options import TokenHistory, draw_options

@@ -21,7 +21,8 @@ from benchmarks.gpu_suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.layer_groups import SLACK, choose
 from jinfercept.startup.sizing import buckets as default_buckets

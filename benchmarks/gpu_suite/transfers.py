@@ -24,7 +24,8 @@ from jinfercept.kv.store import PageCopy
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 
 TRACED_STEPS = 8

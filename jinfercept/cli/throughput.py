@@ -11,7 +11,7 @@ from rich.table import Table
 from tyro import conf
 
 from jinfercept import __version__
-from jinfercept.bench.peer_script import forget_peak_memory, memory_gib
+from jinfercept.bench.peer_script import forget_peak_memory, memory_gib, peak_memory_gib
 from jinfercept.bench.throughput import Cell, ThroughputWork, measure
 from jinfercept.bench.throughput_peers import (
     Peer,
@@ -160,7 +160,7 @@ def _measure_ours(
         rest = memory_gib("VmRSS")
         with console.status(f"{OURS}, {dtype}") as status:
             cells = measure(llm, work, lambda done, total: status.update(f"{OURS}, {dtype}: {done} of {total}"))
-    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells, rest, memory_gib("VmHWM"))
+    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells, rest, peak_memory_gib(rest))
 
 
 def _measure_other(peer: Peer, model: str, dtype: str, work: ThroughputWork, console: Console) -> PeerCells:

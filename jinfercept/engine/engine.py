@@ -185,6 +185,8 @@ class Engine:
             self._quiescent_at = None if planned.plan else self._requests.num_finished
             if planned.plan:
                 forward = self._runner.forward(planned.plan)
+                if planned.plan.awaits_drafts:
+                    planned = planned.with_drafts(self._runner.drafts(forward))
                 masks = self._masks(planned, events)
                 self._in_flight.append((planned, self._runner.sample(forward, masks)))
             if planned.drafts:

@@ -10,10 +10,15 @@ from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
 class Runner[Forward, Ticket](Protocol):
-    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device."""
+    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device, and
+    `forward` where the plan awaits drafts of a draft model, for these."""
 
     def forward(self, plan: StepPlan) -> Forward:
         """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
+        ...
+
+    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
+        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
         ...
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:

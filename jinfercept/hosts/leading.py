@@ -13,6 +13,8 @@ class HostRunner[Forward, Ticket](Protocol):
 
     def forward(self, plan: StepPlan) -> Forward: ...
 
+    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]: ...
+
     def sample(self, forward: Forward, masks: Masks) -> Ticket: ...
 
     def collect(self, ticket: Ticket) -> StepResult: ...
@@ -41,6 +43,10 @@ class LeadingRunner[Forward, Ticket]:
         self._group.send(Kind.FORWARD, encode_plan(plan))
         with self._group.failing():
             return self._runner.forward(plan)
+
+    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
+        """The drafts that a draft model made for a plan, on this host."""
+        return self._runner.drafts(forward)
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:
         """Dispatch the sampling of the plan whose forward pass was dispatched last, on all hosts."""

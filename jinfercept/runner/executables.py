@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from typing import Any, final
+from copy import copy
+from typing import Any, Self, final
 
 import jax
 
@@ -43,8 +44,15 @@ class Executables:
         self._pending: dict[Hashable, Callable[[], jax.stages.Lowered]] = {}
         self._begun: dict[Hashable, Future[jax.stages.Compiled]] = {}
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._prefix: tuple[Hashable, ...] = ()
         self._rest: threading.Thread | None = None
         self._stopped = threading.Event()
+
+    def under(self, name: str) -> Self:
+        """The same set with the keys of a part of it, whose executables are compiled with the others."""
+        part = copy(self)
+        part._prefix = (*self._prefix, name)
+        return part
 
     def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
         """Add a function to compile. Its arguments may be freed or donated afterwards.
@@ -56,7 +64,7 @@ class Executables:
             donate: indices of the arguments whose memory it may reuse.
         """
         shapes = jax.tree.map(_shape, arguments)
-        self._pending[key] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
+        self._pending[self._whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
     def compile(self, progress: Progress = silent) -> None:
         """Compile the added functions, in parallel."""
@@ -95,7 +103,12 @@ class Executables:
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
+        key = self._whole(key)
         return self._compiled.get(key) or self._obtain(key)
+
+    def _whole(self, key: Hashable) -> Hashable:
+        """The key in the whole set."""
+        return (*self._prefix, key) if self._prefix else key
 
     def _obtain(self, key: Hashable) -> jax.stages.Compiled:
         """The executable, compiled by this thread or by the one that began before. After an error the next call tries again."""

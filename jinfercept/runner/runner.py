@@ -8,10 +8,9 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
 from jinfercept.runner.page_arrays import PAGES_SPEC, KVArrays
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, add_sampler, slots_bytes
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
@@ -40,10 +40,12 @@ class ForwardTicket(NamedTuple):
     Attributes:
         hidden: the arrays that sampling reads; None if the plan computes nothing.
         submitted_s: when `forward` was called, in monotonic seconds.
+        drafts: of every chunk that awaited them.
     """
 
     hidden: Hidden | None
     submitted_s: float
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 class StepTicket(NamedTuple):
@@ -58,68 +60,17 @@ class StepTicket(NamedTuple):
     submitted_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerShape:
-    """The static sizes of a runner.
-
-    Attributes:
-        num_pages: pages of the device pool.
-        page_size: tokens per page.
-        max_num_seqs: sequence slots.
-        max_model_len: tokens per sequence.
-        buckets: query tokens of the executables, ascending.
-        layers_per_step: layers per executable.
-        transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
-            pages, during all of a step's compute.
-        staging_pages: most pages of one host array, a power of two; 1: every page is its own.
-        pinned_memory: whether host arrays are page-locked.
-        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
-            of quantised pages.
-        kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
-        num_drafts: most drafts of a sequence in a step.
-    """
-
-    num_pages: int
-    page_size: int
-    max_num_seqs: int
-    max_model_len: int
-    buckets: tuple[int, ...]
-    layers_per_step: int
-    transfer_parts: int = 1
-    staging_pages: int = 1
-    pinned_memory: bool = True
-    joined_decode: bool = True
-    kv_cache_dtype: str = "auto"
-    num_drafts: int = 0
-
-    def bucket(self, num_tokens: int) -> PackedShape:
-        """The packed sizes of a bucket."""
-        pages_per_row = -(-self.max_model_len // self.page_size)
-        return PackedShape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
-
-    def groups(self, num_layers: int) -> list[tuple[int, int]]:
-        """First and end layer of every group, the layers of one executable."""
-        step = self.layers_per_step
-        return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
-
-    def parts(self, num_layers: int) -> list[list[tuple[int, int]]]:
-        """The groups whose layers cross the link together, part by part."""
-        groups = self.groups(num_layers)
-        count = min(self.transfer_parts, len(groups))
-        borders = [len(groups) * index // count for index in range(count + 1)]
-        return [groups[first:end] for first, end in pairwise(borders)]
+class Drafter(Protocol):
+    """What makes the drafts of plans, see `drafting.ModelDrafter`."""
 
     @property
-    def decode_buckets(self) -> tuple[int, ...]:
-        """The buckets in which a step may have decode rows only, ascending."""
-        smaller = (0, *self.buckets)
-        return tuple(size for size, before in zip(self.buckets, smaller, strict=False) if before < self.max_num_seqs)
+    def runner(self) -> "ModelRunner":
+        """Of the draft model."""
+        ...
 
-    @property
-    def sample_rows(self) -> tuple[int, ...]:
-        """Numbers of sampled rows that have executables, ascending."""
-        most = self.max_num_seqs * (1 + self.num_drafts)
-        return tuple(sorted({min(size, most) for size in self.buckets}))
+    def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
+        """The plan with the drafts that it awaits, and these by chunk; all else of it is executed on the draft model too."""
+        ...
 
 
 @final
@@ -131,12 +82,23 @@ class ModelRunner:
             the pages by KV head.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
+        executables: to which its own are added.
 
     Attributes:
         executables: of the steps and the transfers.
+        drafter: what makes the drafts that plans await, if there is a draft model.
+        drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
     """
 
-    def __init__(self, model: ServedModel, params: Params, shape: RunnerShape, *, attention: str = "auto") -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        params: Params,
+        shape: RunnerShape,
+        *,
+        attention: str = "auto",
+        executables: Executables | None = None,
+    ) -> None:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
@@ -155,31 +117,49 @@ class ModelRunner:
         )
         self._parts = shape.parts(config.num_layers)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self.executables = Executables()
+        self.executables = Executables() if executables is None else executables
+        self.drafter: Drafter | None = None
+        self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
         self._sampler = Sampler(
-            self.executables, shape.sample_rows, shape.max_num_seqs, config.vocab_size, beside(leaf)
+            self.executables,
+            shape.sample_rows,
+            shape.max_num_seqs,
+            shape.drafts_for or config.vocab_size,
+            beside(leaf),
         )
         add_steps(self.executables, model, shape, attention, self.params, self.kv.layers)
         self.kv.add_executables(self.executables)
 
-    def forward(self, plan: StepPlan) -> ForwardTicket:
+    def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
 
-        A plan without chunks waits for its transfers: there is no compute to hide them behind.
+        A plan without chunks waits for its transfers: there is no compute to hide them behind. One that awaits drafts waits for
+        the draft model.
+
+        Args:
+            last_tokens: the token of every slot that a chunk's `FROM_DEVICE` stands for; None: the one drawn last.
         """
-        submitted_s = time.monotonic()
+        submitted_s, drafts = time.monotonic(), ()
         assert plan.scatter == plan.fetch
+        if last_tokens is None:
+            last_tokens = self._sampler.last_tokens
+        if self.drafter is not None and self.drafting:
+            plan, drafts = self.drafter.fill(plan, last_tokens)
         self.kv.begin(plan.fetch, plan.drop, plan.offload)
         if plan.chunks:
             enter(plan.chunks, self._tables)
-            x = self._forward(plan)
-            return ForwardTicket(self._sampler.head(x, plan.chunks, self.params.head), submitted_s)
+            x = self._forward(plan, last_tokens)
+            return ForwardTicket(self._sampler.head(x, plan.chunks, self.params.head), submitted_s, drafts)
         for part in range(len(self._parts)):
             self.kv.start(part)
             self.kv.scatter(part)
         self.kv.wait()
         return ForwardTicket(None, submitted_s)
+
+    def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
+        """The drafts of every chunk that awaited them, in the plan's order."""
+        return forward.drafts
 
     def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
         """Dispatch the sampling of the plan whose forward pass was dispatched last.
@@ -209,6 +189,8 @@ class ModelRunner:
         """Forget all KV."""
         self.kv.reset()
         self._sampler.reset()
+        if self.drafter is not None:
+            self.drafter.runner.reset()
 
     def close(self) -> None:
         """Free the weights and the pages."""
@@ -216,6 +198,8 @@ class ModelRunner:
         self.executables.close()
         self.kv.close()
         self._sampler.close()
+        if self.drafter is not None:
+            self.drafter.runner.close()
 
     def warm_up(self, progress: Progress = silent) -> None:
         """Compile every executable. Without it a step waits for the compilation of those that it is the first to need."""
@@ -230,13 +214,13 @@ class ModelRunner:
             if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
         ]
 
-    def _forward(self, plan: StepPlan) -> Array:
+    def _forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> Array:
         size, kv = plan.bucket, self.kv
         decode_only = (size, True) in self._buckets and all(len(chunk.tokens) == 1 for chunk in plan.chunks)
         packed = pack(plan.chunks, self._tables, self._shape.page_size, self._buckets[size, decode_only])
         embed, layers_of = _names(decode_only)
         kv.start(0)
-        x, batch = self.executables[embed, size](self.params.embed, self._sampler.last_tokens, packed)
+        x, batch = self.executables[embed, size](self.params.embed, last_tokens, packed)
         for part, groups in enumerate(self._parts):
             if part:
                 kv.start(part)
@@ -284,7 +268,9 @@ def add_steps(
             arguments = (params.layers[first:end], x, layers[first:end], batch)
             whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
             run.add((layers_name, size, end - first), whole, *arguments, donate=(1, 2))
-    add_sampler(run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs)
+    add_sampler(
+        run, model, params.head, embedded_by_size, shape.sample_rows, shape.max_num_seqs, drafts_for=shape.drafts_for
+    )
 
 
 def step_shapes(

@@ -251,6 +251,8 @@ def add_sampler(
     x_by_size: Mapping[int, jax.ShapeDtypeStruct],
     row_counts: tuple[int, ...],
     num_slots: int,
+    *,
+    drafts_for: int = 0,
 ) -> None:
     """Add every executable that sampling can need.
 
@@ -258,8 +260,9 @@ def add_sampler(
         params: `Params.head`, or shapes.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
+        drafts_for: see `RunnerShape`.
     """
-    home, vocab_size = beside(jax.tree.leaves(params)[0]), model.config.vocab_size
+    home, vocab_size = beside(jax.tree.leaves(params)[0]), drafts_for or model.config.vocab_size
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=home)
@@ -270,17 +273,20 @@ def add_sampler(
     def add(key: Hashable, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
         run.add(key, over_devices(function, arguments), *arguments, donate=donate)
 
-    add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
+    if not drafts_for:
+        add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
     for rows in row_counts:
         packed = pack_positions((), rows, num_slots)
         for size, x in x_by_size.items():
             if rows <= size:
-                add(("head", size, rows), partial(_head, model), params, x, packed)
+                add(("head", size, rows), partial(_head, model, vocab_size), params, x, packed)
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
-        add(("shape", rows), _shape, logits, mask, slots, packed)
-        for kind in KINDS:
+        for kind in KINDS[:2] if drafts_for else KINDS:
             add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, packed, donate=(1,))
+        if drafts_for:
+            continue
+        add(("shape", rows), _shape, logits, mask, slots, packed)
         add(("remember", rows), _remember, slots, tokens, packed, donate=(0,))
         add(("logprobs", rows), _report, logits, tokens)
 
@@ -292,10 +298,13 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
 
 
 def _head(
-    model: ServedModel, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "fields R"]
+    model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "fields R"]
 ) -> Float[Array, "R V"]:
+    """The logits of the sampled rows, cut or filled to this vocabulary."""
     with jax.named_scope("head"):
-        return model.head(params, x[unpack_samples(packed).token_index])
+        logits = model.head(params, x[unpack_samples(packed).token_index])[:, :vocab_size]
+        lacking = vocab_size - logits.shape[1]
+        return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
 
 
 def _shape(

@@ -10,6 +10,9 @@ from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""
 
+FROM_DRAFT_MODEL = -2
+"""A draft that the runner's draft model has yet to make."""
+
 Masks = Mapping[int, Any]
 """The tokens that constrained rows may draw, by the row's place among a plan's sampled rows: an array of uint32 words, in
 which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may draw every token."""
@@ -59,9 +62,9 @@ class Chunk(NamedTuple):
         new_pages: (index in the page table, device slot) pairs that the runner does not know yet.
         sample: how to draw the next token from the last one's logits; None: nothing is drawn.
         score: tokens of the prompt to score; None: none.
-        num_drafts: the last so many tokens are drafts. The token at each draft's position is drawn too, from the logits before
-            it, and after the last draft one more: the chunk has `1 + num_drafts` sampled rows, `sample` is that of the first,
-            and the others differ from it by their position only.
+        num_drafts: the last so many tokens are drafts, all of them known or all `FROM_DRAFT_MODEL`. The token at each draft's
+            position is drawn too, from the logits before it, and after the last draft one more: the chunk has `1 + num_drafts`
+            sampled rows, `sample` is that of the first, and the others differ from it by their position only.
     """
 
     slot: int
@@ -76,6 +79,11 @@ class Chunk(NamedTuple):
     def drafts(self) -> tuple[int, ...]:
         """The drafted tokens, in order."""
         return self.tokens[len(self.tokens) - self.num_drafts :]
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the runner's draft model has to make the drafts."""
+        return self.num_drafts > 0 and self.tokens[-1] == FROM_DRAFT_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,11 @@ class StepPlan:
     fetch: tuple[PageCopy, ...] = ()
     scatter: tuple[PageCopy, ...] = ()
     drop: tuple[int, ...] = ()
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the runner's draft model has to make drafts of the plan."""
+        return any(chunk.awaits_drafts for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:

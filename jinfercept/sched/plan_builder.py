@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 from jinfercept.kv.store import PageCopy
-from jinfercept.sched.plan import Chunk, StepPlan
+from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 
@@ -92,6 +92,12 @@ class PlannedStep:
     recomputed_tokens: int
     scored: tuple[tuple[Sequence, int], ...] = ()
     drafts: tuple[tuple[int, ...], ...] = ()
+
+    def with_drafts(self, made: Iterable[tuple[int, ...]]) -> "PlannedStep":
+        """The same with the drafts that a draft model made, of every sampled chunk that awaited some, in order."""
+        left = iter(made)
+        drafts = (next(left) if drafts[-1:] == (FROM_DRAFT_MODEL,) else drafts for drafts in self.drafts)
+        return replace(self, drafts=tuple(drafts))
 
     @property
     def drafts_by_sample(self) -> Iterable[tuple[int, ...]]:

@@ -8,6 +8,7 @@ import json
 import math
 import reprlib
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ class Profile:
             all that a step moves one way.
         bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
         bucket_s: seconds of each executable, full, without its contexts.
+        draft_share: seconds of a draft model's step, by those of a whole step for as many rows, which has one in it; 0:
+            there is no draft model, or its steps take no time.
         tiled: price of plans where attention works in tiles, instead of the sum of contexts; None: it was not measured.
         tables: measurements and derivations behind the numbers: any JSON values.
     """
@@ -81,6 +84,7 @@ class Profile:
     copy_tokens: float = 0.0
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()
+    draft_share: float = 0.0
     tiled: TiledPrice | None = None
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -115,16 +119,17 @@ class Profile:
         return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
-        """Seconds of a plan's compute: `step_s`, and the attention of chunks; or the tiled price."""
+        """Seconds of a plan's compute: `step_s`, and the attention of chunks; or the tiled price. A draft model's steps too."""
+        drafting_s = self._drafting_s(plan) if self.draft_share else 0.0
         if self.tiled is not None:
-            return self.tiled.plan_s(plan)
+            return self.tiled.plan_s(plan) + drafting_s
         context_tokens, pairs = 0, 0.0
         for chunk in plan.chunks:
             num_tokens = len(chunk.tokens)
             context_tokens += chunk.start + num_tokens
             if num_tokens > 1:
                 pairs += self._chunk_pairs(chunk.start, num_tokens)
-        return self.step_s(plan.num_tokens, context_tokens) + self.per_pair_s * pairs
+        return self.step_s(plan.num_tokens, context_tokens) + self.per_pair_s * pairs + drafting_s
 
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
         """T_recompute: seconds of the steps that recompute a context and nothing else: `a · N + b · N² + k · chunks`.
@@ -164,6 +169,11 @@ class Profile:
         if not num_tokens or not self.copy_s:
             return 0.0
         return self.copy_s * (math.ceil(num_tokens / self.copy_tokens) if self.copy_tokens else 1)
+
+    def _drafting_s(self, plan: StepPlan) -> float:
+        """Seconds of the draft model's steps after the first, which is part of every step: one for each draft of a chunk."""
+        rows = Counter(number for chunk in plan.chunks if chunk.awaits_drafts for number in range(chunk.num_drafts))
+        return self.draft_share * sum(self.step_s(count, 0) for count in rows.values())
 
     def _chunk_pairs(self, start: int, num_tokens: int) -> float:
         """Pairs of a chunk's query tokens and the tokens that they attend to, as far as the step's price lacks them."""

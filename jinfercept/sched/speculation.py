@@ -4,22 +4,28 @@ A draft is verified in the ordinary step: the target draws the token of every po
 and what it drew counts up to and including the first token that differs from its draft (`kept`). So drafts change neither the
 distribution of tokens nor, for a request with a seed or without temperature, the tokens.
 
+Drafts are what followed the sequence's last tokens before (`ngrams`), which is known when the plan is made; or what a draft
+model writes, which the runner asks while it executes the plan.
+
 The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.ngrams import NgramIndex
-from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk
 from jinfercept.sched.plan_builder import Counters, PlanBuilder
 from jinfercept.sched.sequence import Sequence
 from jinfercept.sched.step_budget import StepBudget
 
-_PRIOR_CHANCE, _PRIOR = 0.6, 2.0
-"""Chance that a draft is accepted, and the number of drafts as which it counts, before any was tried."""
+_NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
+"""Chance that a draft is accepted before any was tried: an n-gram's, and a draft model's."""
+_PRIOR = 2.0
+"""Drafts as which that chance counts."""
 _KEPT = 0.9
 """Weight of what was seen before a step with drafts, against that step."""
 _KEPT_UNTRIED = 0.98
@@ -34,11 +40,14 @@ class SpeculationLimits(NamedTuple):
     Attributes:
         num_drafts: most drafts of a sequence in a step; 0: there are none.
         shortest, longest: tokens of the n-grams that are looked up.
+        pass_share: for drafts of a draft model the seconds of one of its steps, by those of the whole step for as many rows;
+            None: drafts are n-grams.
     """
 
     num_drafts: int
     shortest: int
     longest: int
+    pass_share: float | None = None
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
@@ -56,19 +65,21 @@ class Prospect(NamedTuple):
     most: int
 
 
-class DraftState:
-    """The n-grams of one sequence, and how many of its drafts were accepted; mutable, owned by `Speculation`."""
+class Acceptance:
+    """How many drafts were accepted lately; mutable."""
 
-    __slots__ = ("_accepted", "_tried", "index")
+    __slots__ = ("_accepted", "_tried")
 
-    def __init__(self, index: NgramIndex) -> None:
-        self.index = index
+    def __init__(self) -> None:
         self._tried = self._accepted = 0.0
 
-    @property
-    def chance(self) -> float:
-        """That a draft is accepted if those before it are."""
-        return (self._accepted + _PRIOR * _PRIOR_CHANCE) / (self._tried + _PRIOR)
+    def chance(self, before: float) -> float:
+        """That a draft is accepted if those before it are.
+
+        Args:
+            before: the same if nothing was tried.
+        """
+        return (self._accepted + _PRIOR * before) / (self._tried + _PRIOR)
 
     def note(self, num_drafts: int, accepted: int) -> None:
         """A step had drafts; those behind the first refused one say nothing."""
@@ -79,6 +90,18 @@ class DraftState:
         """A step went without the drafts that were found."""
         self._tried *= _KEPT_UNTRIED
         self._accepted *= _KEPT_UNTRIED
+
+
+class DraftState(NamedTuple):
+    """What one sequence's drafts come from and became, owned by `Speculation`.
+
+    Attributes:
+        ngrams: of its tokens; None with a draft model.
+        acceptance: of its drafts.
+    """
+
+    ngrams: NgramIndex | None
+    acceptance: Acceptance
 
 
 def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
@@ -95,7 +118,12 @@ def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
 
 
 def choose_depths(
-    prospects: list[Prospect], num_sampled: int, query_tokens: int, most: int, step_s: Callable[[int], float]
+    prospects: list[Prospect],
+    num_sampled: int,
+    query_tokens: int,
+    most: int,
+    step_s: Callable[[int], float],
+    pass_s: Callable[[int], float] | None = None,
 ) -> list[int]:
     """The number of drafts of each sequence that makes the most expected tokens per second.
 
@@ -108,21 +136,28 @@ def choose_depths(
         query_tokens: of the step without drafts.
         most: drafts of all sequences together.
         step_s: seconds of a step by its query tokens.
+        pass_s: seconds of a draft model's step by its rows; every sequence has one row for each of its drafts. None: drafts
+            take no time.
     """
     depths, chosen = [0] * len(prospects), [0] * len(prospects)
     heap = [(-chance, place) for place, (chance, count) in enumerate(prospects) if count]
     heap.sort()
     gain, best = 0.0, num_sampled / step_s(query_tokens)
+    rows, passes_s = Counter[int](), 0.0  # of the draft model's steps
     for number in range(1, most + 1):
         if not heap or -heap[0][0] < _LEAST_CHANCE:
             break
         negative, place = heappop(heap)
         gain -= negative
         depths[place] += 1
+        if pass_s is not None:
+            rows[depths[place]] += 1
+            number_of_rows = rows[depths[place]]
+            passes_s += pass_s(number_of_rows) - (pass_s(number_of_rows - 1) if number_of_rows > 1 else 0.0)
         chance, count = prospects[place]
         if depths[place] < count:
             heappush(heap, (negative * chance, place))
-        rate = (num_sampled + gain) / step_s(query_tokens + number)
+        rate = (num_sampled + gain) / (step_s(query_tokens + number) + passes_s)
         if rate > best:
             best, chosen = rate, depths.copy()
     return chosen
@@ -145,6 +180,7 @@ class Speculation:
     ) -> None:
         self._limits, self._kv, self._budget = limits, kv, budget
         self._max_model_len, self._counters = max_model_len, counters
+        self._by_model, self._overall = limits.pass_share is not None, Acceptance()
 
     def extend(self, builder: PlanBuilder) -> None:
         """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
@@ -172,7 +208,9 @@ class Speculation:
                 builder.query_tokens -= depth
                 builder.drafted += depth
             else:
-                self._state(sequence).forget()
+                self._state(sequence).acceptance.forget()
+        if not builder.drafted:
+            self._overall.forget()
         self._counters.drafted += builder.drafted
 
     def waits(self, running: Iterable[Sequence]) -> bool:
@@ -197,7 +235,8 @@ class Speculation:
         Args:
             accepted: drafts that became tokens.
         """
-        self._state(sequence).note(num_drafts, accepted)
+        self._state(sequence).acceptance.note(num_drafts, accepted)
+        self._overall.note(num_drafts, accepted)
         self._counters.drafts += 1
         self._counters.accepted.update(range(accepted))
         sequence.pending = 0
@@ -206,7 +245,8 @@ class Speculation:
 
     def _state(self, sequence: Sequence) -> DraftState:
         if sequence.drafting is None:
-            sequence.drafting = DraftState(NgramIndex(self._limits.shortest, self._limits.longest))
+            ngrams = None if self._by_model else NgramIndex(self._limits.shortest, self._limits.longest)
+            sequence.drafting = DraftState(ngrams, Acceptance())
         return sequence.drafting
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
@@ -216,7 +256,10 @@ class Speculation:
         known = len(sequence.tokens)
         room = min(sequence.max_tokens - sequence.generated, self._max_model_len - known) - 1
         count = min(self._limits.num_drafts, room)
-        return self._state(sequence).index.draft(sequence.tokens, count) if count > 0 else ()
+        if count <= 0:
+            return ()
+        ngrams = self._state(sequence).ngrams
+        return (FROM_DRAFT_MODEL,) * count if ngrams is None else ngrams.draft(sequence.tokens, count)
 
     def _depths(
         self,
@@ -227,13 +270,19 @@ class Speculation:
         most: int,
         context_tokens: int,
     ) -> list[int]:
+        before = self._overall.chance(_MODEL_CHANCE) if self._by_model else _NGRAM_CHANCE
         prospects = [
-            Prospect(self._state(sequence).chance, count) for sequence, count in zip(sequences, counts, strict=True)
+            Prospect(self._state(sequence).acceptance.chance(before), count)
+            for sequence, count in zip(sequences, counts, strict=True)
         ]
         cost, bucket = self._budget.cost, self._budget.bucket
-        return choose_depths(
-            prospects, num_sampled, query_tokens, most, lambda tokens: cost.step_s(bucket(tokens), context_tokens)
-        )
+
+        def step_s(tokens: int) -> float:
+            return cost.step_s(bucket(tokens), context_tokens)
+
+        share = self._limits.pass_share
+        pass_s = None if share is None else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
+        return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s)
 
     def _place(self, sequence: Sequence, first: int, depth: int) -> int:
         """How many drafts have a device slot, from the position `first` on."""

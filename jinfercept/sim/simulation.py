@@ -83,7 +83,8 @@ class Simulation:
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
-        num_drafts: most drafts of a sequence in a step; there is always one for a token that the request does not force.
+        num_drafts: most drafts of a sequence in a step; there is always one for a token that the request does not force. They
+            are a draft model's where the profile has its price.
         accepted_share: chance that a draft is accepted if those before it are.
     """
 
@@ -174,7 +175,7 @@ class Simulation:
             self.chunk_tokens,
             True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
-            SpeculationLimits(self.num_drafts, 1, 1),
+            SpeculationLimits(self.num_drafts, 1, 1, self.profile.draft_share or None),
         )
 
     def run(

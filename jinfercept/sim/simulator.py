@@ -28,11 +28,12 @@ class VirtualClock:
 
 
 class PricedStep(NamedTuple):
-    """A plan that is not executed, and from when to when it would be."""
+    """A plan that is not executed, from when to when it would be, and what a draft model would draft for it."""
 
     tokens: tuple[int, ...]
     submitted_s: float
     done_s: float
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 @final
@@ -60,9 +61,14 @@ class PricedRunner:
         drawn = list[int]()
         for chunk in plan.chunks:
             if chunk.sample is not None:
-                drawn += [self._verified(draft) for draft in chunk.drafts]
+                drawn += [self._verified(max(0, draft)) for draft in chunk.drafts]
                 drawn.append(chunk.sample.forced or 0)
-        return PricedStep(tuple(drawn), now, self._free_s)
+        drafts = tuple([(0,) * chunk.num_drafts for chunk in plan.chunks if chunk.awaits_drafts])
+        return PricedStep(tuple(drawn), now, self._free_s, drafts)
+
+    def drafts(self, forward: PricedStep) -> tuple[tuple[int, ...], ...]:
+        """Zeros, for every chunk that awaited drafts of a draft model."""
+        return forward.drafts
 
     def _verified(self, draft: int) -> int:
         """The token that is drawn where there is a draft: the draft, or another one."""

@@ -17,7 +17,8 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
-from jinfercept.runner.runner import ForwardTicket, ModelRunner, RunnerShape, StepTicket
+from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.conformance import check_shape
 from jinfercept.sched.estimator import Estimator
@@ -41,6 +42,7 @@ class Machine:
 
     Attributes:
         runner: of this process.
+        draft_model: name of the model that drafts for the runner's; None: there is none.
         leader: the same, on host 0 of several: what it executes, all hosts execute.
     """
 
@@ -49,6 +51,7 @@ class Machine:
     runner: ModelRunner
     shape: RunnerShape
     profile: Profile
+    draft_model: str | None = None
     leader: LeadingRunner[ForwardTicket, StepTicket] | None = None
 
     @property
@@ -113,7 +116,8 @@ def assemble(
     """An engine with parts of the user's own, or with those that the options name. Raises `ConfigError` as `_recorded` does."""
     shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
     policy, chosen, order = own.filled(config)
-    limits = _limits(config, shape)
+    limits = _limits(config, shape, machine.profile.draft_share)
+    machine.runner.drafting = config.scheduling.speculation.method == "draft_model"
     build = plan_scheduler(machine.profile, make_estimator(chosen), policy, limits, page_size, order)
     kv = KVManager(
         shape.num_pages,
@@ -167,8 +171,9 @@ def chunks(config: EngineConfig, shape: RunnerShape, own: OwnParts) -> bool:
     return _limits(config, shape).chunks(own.filled(config)[0])
 
 
-def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:
-    options = config.scheduling
+def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
+    options, drafts = config.scheduling, config.scheduling.speculation
+    pass_share = draft_share if drafts.method == "draft_model" else None
     return SchedulerLimits(
         shape.buckets,
         shape.max_num_seqs,
@@ -176,7 +181,7 @@ def _limits(config: EngineConfig, shape: RunnerShape) -> SchedulerLimits:
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*options.speculation[1:]),
+        SpeculationLimits(*drafts[1:4], pass_share),
     )
 
 

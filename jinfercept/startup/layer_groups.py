@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.probes import PlanRunner, full_rows, probe, settled, widest
 from jinfercept.startup.profiler import PlanRun

@@ -15,9 +15,10 @@ import psutil
 
 from jinfercept.config import CacheOptions, EngineConfig
 from jinfercept.errors import ConfigError
+from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import local_bytes, mesh_of
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.models.protocol import ModelDimensions, Params
+from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.kv_rows import stored_dtype
 
@@ -129,6 +130,7 @@ def plan_memory(
     room: FreeMemory,
     step_bytes: int = 0,
     kv_repeats: int = 1,
+    draft: Loaded[ServedModel] | None = None,
 ) -> MemoryPlan:
     """Sizes of the pools. Raises `ConfigError` if they cannot work.
 
@@ -137,13 +139,14 @@ def plan_memory(
         room: what is free beside them, on each of their devices.
         step_bytes: most that a step takes beside weights and pages.
         kv_repeats: how often each KV head is among those of the model.
+        draft: the draft model, whose KV are in pages of their own.
     """
     cache, page_size = config.cache, config.cache.page_size
-    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(params)}
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves((params, None if draft is None else draft.params))}
     leaf = weights_of(params)[0]
     mesh = mesh_of(leaf)
     num_devices, num_local_devices = mesh.size, len(mesh.local_devices)
-    token_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, leaf.dtype)) // num_devices
+    token_bytes = token_kv_bytes(model_config, params, cache, draft) // num_devices
     reserved = 0 if room.shared else step_bytes + (STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0)
     fitting = (room.free_bytes - reserved) // token_bytes - page_size  # a page is scratch
     asked = cache.kv_tokens
@@ -186,6 +189,14 @@ def plan_memory(
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
     )
+
+
+def token_kv_bytes(
+    model_config: ModelDimensions, params: Params, cache: CacheOptions, draft: Loaded[ServedModel] | None = None
+) -> int:
+    """Bytes of one token's keys and values over all layers and devices, those of a draft model included."""
+    num_bytes = kv_bytes_per_token(model_config, stored_dtype(cache.kv_cache_dtype, weights_of(params)[0].dtype))
+    return num_bytes if draft is None else num_bytes + token_kv_bytes(draft.model.config, draft.params, cache)
 
 
 def _host_tokens(cache: CacheOptions, token_bytes: int) -> int:

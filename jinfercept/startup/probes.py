@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, Sample, StepPlan
 
 Row = tuple[int, int]

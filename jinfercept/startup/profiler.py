@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from jinfercept.errors import ConfigError
 from jinfercept.kv.store import PageCopy
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile, load_profile
@@ -105,6 +105,7 @@ def measure(
     effort: Effort,
     settings: Mapping[str, Any],
     tiles: AttentionTiles | None = None,
+    drafter: PlanRunner | None = None,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
@@ -118,6 +119,7 @@ def measure(
         effort: how much is measured.
         settings: everything that the costs depend on; they are written to the profile's tables.
         tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
+        drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
         progress: called with what is done.
         clock: seconds.
 
@@ -130,6 +132,7 @@ def measure(
     sparse = list(_sparse_steps(shape)) if tiles is not None else []
     try:
         every = _time_steps(runner, [*usual, *sparse], effort, progress, clock)
+        draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, clock)
         links = [_time_link(runner, shape, pages, effort, clock) for pages in _transfer_sizes(shape, effort)]
     finally:
         runner.reset()
@@ -158,6 +161,7 @@ def measure(
         dispatch_s=median_low(timing.dispatch_s for _, _, timing in timed),
         bucket_tokens=fit.bucket_tokens,
         bucket_s=fit.bucket_s,
+        draft_share=draft_share,
         tiled=None if tiles is None else fit_tiles(tiles, [(plan, timing.seconds) for _, plan, timing in every]),
     )
     straight = replace(profile, bucket_tokens=(), bucket_s=(), tiled=None)
@@ -223,6 +227,18 @@ def _sparse_steps(shape: RunnerShape) -> Iterator[tuple[MeasuredStep, StepPlan]]
         for rows in ([(most - 1, 1)], [(0, size)] * count, [(max(0, deep), size)] * count):
             plan = probe(shape, bucket, rows)
             yield MeasuredStep(bucket, sum(map(sum, rows)), rows[0][0], 0.0), plan
+
+
+def _draft_share(
+    runner: PlanRunner, drafter: PlanRunner, shape: RunnerShape, effort: Effort, clock: Callable[[], float]
+) -> float:
+    """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step."""
+    bucket = widest(shape)
+    plan = probe(shape, bucket, full_rows(shape, bucket, 0))
+    whole, alone = (
+        min(_run_step(one, plan, clock).seconds for _ in range(1 + effort.rounds)) for one in (runner, drafter)
+    )
+    return min(1.0, alone / whole)
 
 
 def _run_step(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:

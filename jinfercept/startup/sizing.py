@@ -10,16 +10,18 @@ import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.models.embedded import cache_directory
+from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
-from jinfercept.models.model import Model, kv_bytes_per_token
+from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import is_quantized, weights_of
-from jinfercept.pallas.kv_rows import stored_dtype
-from jinfercept.runner.runner import RunnerShape, step_bytes
+from jinfercept.runner.runner import step_bytes
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory, token_kv_bytes
+from jinfercept.startup.probes import PlanRunner
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
 
 GPU_LAYERS_PER_STEP = 4
@@ -43,6 +45,7 @@ def group_layers(
     config: EngineConfig,
     effort: str | None,
     progress: Callable[[str, int, int], None],
+    draft: Loaded[ServedModel] | None = None,
 ) -> Grouping:
     """The layers of an executable, and where the number comes from.
 
@@ -59,7 +62,7 @@ def group_layers(
     if effort is None or not EFFORTS[effort].groups:
         known = remembered_layers(path, num_layers)
         return Grouping(default, "the default") if known is None else Grouping(known, "remembered")
-    _, shape = plan_pools(model, params, config, default)
+    _, shape = plan_pools(model, params, config, default, draft)
     tried = try_groups(model, params, shape, config.advanced.attention, progress)
     chosen = next(row.layers_per_step for row in tried if row.chosen)
     with suppress(OSError):
@@ -68,7 +71,11 @@ def group_layers(
 
 
 def plan_pools(
-    model: ServedModel, params: Params, config: EngineConfig, layers_per_step: int
+    model: ServedModel,
+    params: Params,
+    config: EngineConfig,
+    layers_per_step: int,
+    draft: Loaded[ServedModel] | None = None,
 ) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
@@ -78,26 +85,42 @@ def plan_pools(
     beside = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
-        beside = step_bytes(
-            model, params, _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
-        )
+        shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
+        beside = step_bytes(model, params, shape, attention)
+        if draft is not None:
+            beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
     repeats = model.kv_repeats if isinstance(model, Model) else 1
-    memory = plan_memory(model.config, params, config, room, beside, repeats)
+    memory = plan_memory(model.config, params, config, room, beside, repeats, draft)
     num_pages = memory.kv_tokens // config.cache.page_size
     return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
 
 
+def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
+    """The sizes of a draft model's runner.
+
+    Args:
+        shape: of the served model's.
+    """
+    layers = min(shape.layers_per_step, draft.config.num_layers)
+    return replace(shape, layers_per_step=layers, num_drafts=0, drafts_for=served.config.vocab_size)
+
+
 def profile_settings(
-    model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig
+    model: ServedModel,
+    params: Params,
+    shape: RunnerShape,
+    config: EngineConfig,
+    draft: Loaded[ServedModel] | None = None,
 ) -> Mapping[str, str | int]:
     """Everything that the cost of a step depends on."""
     devices = _mesh(params).devices
     device, weights = devices[0].device_kind, weights_of(params)
-    quantised = sorted({str(weight.packing) for weight in weights if is_quantized(weight)})
+    quantised = _formats(params)
     return {
         "model": repr(model.config),
         "dtype": str(weights[0].dtype),
-        **({"weights": ", ".join(quantised)} if quantised else {}),
+        **({"weights": quantised} if quantised else {}),
+        **({} if draft is None else {"draft": f"{draft.model.config} {_formats(draft.params)}"}),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
@@ -114,15 +137,28 @@ def profile_settings(
     }
 
 
-def remembered_profile(model: ServedModel, params: Params, shape: RunnerShape, config: EngineConfig) -> Profile | None:
+def _formats(params: Params) -> str:
+    """The formats of quantised weights, and nothing without any."""
+    return ", ".join(sorted({str(weight.packing) for weight in weights_of(params) if is_quantized(weight)}))
+
+
+def remembered_profile(
+    model: ServedModel,
+    params: Params,
+    shape: RunnerShape,
+    config: EngineConfig,
+    draft: Loaded[ServedModel] | None = None,
+) -> Profile | None:
     """The profile of steps and transfers that was measured last with the same settings; None if there is none."""
-    return remembered(profile_path(cache_directory(), profile_settings(model, params, shape, config)))
+    return remembered(profile_path(cache_directory(), profile_settings(model, params, shape, config, draft)))
 
 
 def measured_profile(
     model: ServedModel,
     params: Params,
+    draft: Loaded[ServedModel] | None,
     runner: ProfiledRunner,
+    drafter: PlanRunner | None,
     shape: RunnerShape,
     config: EngineConfig,
     effort: str,
@@ -133,15 +169,16 @@ def measured_profile(
 
     Numbers of layers per executable that were `tried` go into its tables.
     """
-    settings = profile_settings(model, params, shape, config)
+    settings = profile_settings(model, params, shape, config, draft)
     profile = measure(
         runner,
         shape,
         name=f"{model.config.family} of {model.config.num_layers} layers on {settings['device']}",
-        kv_bytes_per_token=kv_bytes_per_token(model.config, stored_dtype(shape.kv_cache_dtype, str(settings["dtype"]))),
+        kv_bytes_per_token=token_kv_bytes(model.config, params, config.cache, draft),
         effort=EFFORTS[effort],
         settings=settings,
         tiles=attention_tiles(config.advanced.attention, shape.page_size),
+        drafter=drafter,
         progress=progress,
     )
     profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})

@@ -23,7 +23,8 @@ from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, loca
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice
@@ -32,6 +33,7 @@ from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, 
 from jinfercept.startup.backend import check_attention, prepare_backend
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
+from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights
 from jinfercept.startup.profiler import EFFORTS
@@ -128,6 +130,11 @@ class EngineSetup:
             raise ConfigError(
                 "only a new LLM can change this", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
+        drafter, loaded = config.scheduling.speculation.model, self.machine.draft_model
+        if drafter not in (None, loaded):
+            raise ConfigError(
+                "only a new LLM can have another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
+            )
         drafts, most = config.scheduling.speculation.num_speculative_tokens, self.machine.shape.num_drafts
         if drafts > most:
             raise ConfigError(
@@ -217,23 +224,26 @@ def _set_up_here(
     loaded = load_model(model, params, config, devices)
     weights_s = time.monotonic()
     tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
+    draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
     progress("loading", 1, 1)
     loaded_s = time.monotonic()
-    grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress)
+    grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress, draft)
     if group is not None:
         grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
     grouped_s = time.monotonic()
     with closing(CompileCounter()) as compilations:
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step)
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
         log.info("%s", memory_plan)
         chunks(config, shape, own)
-        runner = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention)
+        runner, drafter = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention), None
+        if draft is not None:
+            drafter = add_drafter(runner, loaded.model, draft, shape, config.advanced.attention)
         pages_s = time.monotonic()
         how = "given"
         if profile is None and effort is None:
-            profile, how = remembered_profile(loaded.model, loaded.params, shape, config), "remembered"
+            profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
         if profile is None or group is not None or not lazy:
             runner.warm_up(progress)
     warm_s = time.monotonic()
@@ -244,8 +254,8 @@ def _set_up_here(
             follow_to_the_end(runner, group)
         leader = LeadingRunner(runner, group)
     if profile is None:
-        how, measured = "measured", (leader or runner, shape, config, effort or "quick", grouping.tried, progress)
-        profile = measured_profile(loaded.model, loaded.params, *measured)
+        how, runs, measured = "measured", (leader or runner, drafter), (effort or "quick", grouping.tried, progress)
+        profile = measured_profile(loaded.model, loaded.params, draft, *runs, shape, config, *measured)
     times = StartTimes(
         load_s=weights_s - began_s,
         tokenizer_s=loaded_s - weights_s,
@@ -259,7 +269,9 @@ def _set_up_here(
         grouping=str(grouping),
     )
     log.info("%s", times)
-    machine = Machine(loaded.model.config, tokenizer, runner, shape, profile, leader)
+    machine = Machine(
+        loaded.model.config, tokenizer, runner, shape, profile, config.scheduling.speculation.model, leader
+    )
     return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults)
 
 

@@ -3,10 +3,11 @@
 import hashlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Masks, StepPlan, StepResult
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, StepPlan, StepResult
 
 VOCAB = 97
 """Token ids of the fake model are below it."""
@@ -32,13 +33,24 @@ class FakeRunner:
         buckets: query tokens of the executables.
         fail_at: number of the plan that raises, from 1; None: none does.
         write: the model: a token for a context and the words of a mask.
+        draft: the draft model, of whose tokens one of three is replaced by another; None: the same model.
+
+    Attributes:
+        plans: all of them, with the drafts of the draft model.
+        drafted: these drafts, by the slots of the last plan's chunks.
     """
 
     def __init__(
-        self, page_size: int, buckets: tuple[int, ...], fail_at: int | None = None, write: FakeModel | None = None
+        self,
+        page_size: int,
+        buckets: tuple[int, ...],
+        fail_at: int | None = None,
+        write: FakeModel | None = None,
+        draft: FakeModel | None = None,
     ) -> None:
         self.page_size, self.buckets, self.fail_at = page_size, buckets, fail_at
         self.write = write or next_token
+        self.draft = draft or self.write
         self.plans: list[StepPlan] = []
         self.reset()
 
@@ -47,6 +59,7 @@ class FakeRunner:
         self.host: dict[int, dict[int, tuple[int, int]]] = {}
         self.tables: dict[int, dict[int, int]] = {}
         self.last: dict[int, int] = {}
+        self.drafted: dict[int, tuple[int, ...]] = {}
         self.unsampled = False  # a forward pass was dispatched, its sampling was not
 
     def close(self) -> None:
@@ -65,11 +78,18 @@ class FakeRunner:
         for copy in plan.offload:
             assert copy.host_slot not in self.host, "a host slot holds two pages"
             self.host[copy.host_slot] = dict(self.device[copy.device_slot])
+        self.drafted = {chunk.slot: self._draft(chunk) for chunk in plan.chunks if chunk.awaits_drafts}
+        if self.drafted:
+            plan = self.plans[-1] = replace(plan, chunks=tuple(map(self._with_drafts, plan.chunks)))
         contexts = self._compute(plan)
         for copy in plan.scatter:
             self.device[copy.device_slot] = landing.pop(copy.device_slot)
         assert not landing
         return contexts
+
+    def drafts(self, forward: list[tuple[int, list[int]]]) -> tuple[tuple[int, ...], ...]:
+        """The drafts that the last plan awaited."""
+        return tuple(self.drafted.values())
 
     def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
         assert self.unsampled
@@ -93,6 +113,20 @@ class FakeRunner:
 
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
+
+    def _draft(self, chunk: Chunk) -> tuple[int, ...]:
+        table, context = self.tables.get(chunk.slot, {}) | dict(chunk.new_pages), list[int]()
+        for position in range(chunk.start):
+            context.append(self.device[table[position // self.page_size]][position % self.page_size][1])
+        context.append(chunk.tokens[0])
+        for _ in range(chunk.num_drafts):
+            likely = self.draft(context, None)
+            context.append(likely if next_token(context) % 3 else (likely + 1) % VOCAB)
+        return tuple(context[-chunk.num_drafts :])
+
+    def _with_drafts(self, chunk: Chunk) -> Chunk:
+        drafts = self.drafted.get(chunk.slot, chunk.drafts)
+        return chunk._replace(tokens=(*chunk.tokens[: len(chunk.tokens) - len(drafts)], *drafts))
 
     def _compute(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
         assert plan.num_tokens <= plan.bucket

@@ -133,6 +133,9 @@ class CheckedRunner:
         self._planned(plan)
         return self._fake.forward(plan), self._priced.forward(plan)
 
+    def drafts(self, forward: tuple[Any, Any]) -> tuple[tuple[int, ...], ...]:
+        return self._fake.drafts(forward[0])
+
     def sample(self, forward: tuple[Any, Any], masks: Masks) -> tuple[StepResult, Any]:
         fake, priced = forward
         return self._fake.sample(fake, masks), self._priced.sample(priced, masks)

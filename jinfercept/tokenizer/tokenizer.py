@@ -69,6 +69,14 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
+    def has_tokens_of(self, other: "Tokenizer") -> bool:
+        """Whether every id that both have stands for the same token, special ones left out."""
+        ours, theirs = (
+            {id_: token for token, id_ in one._backend.get_vocab(with_added_tokens=False).items()}
+            for one in (self, other)
+        )
+        return all(ours[id_] == theirs[id_] for id_ in ours.keys() & theirs.keys())
+
     @classmethod
     def from_saved(cls, path: Path) -> Self:
         """The tokenizer that `save` wrote into a directory. Raises `ModelError` if its files are damaged."""

@@ -35,7 +35,7 @@ from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_arrays import add_transfers, transfer_sizes
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from tests.support.batch_shapes import batch_shapes
 
 HLO_RESULT = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(", re.MULTILINE)

@@ -1,5 +1,6 @@
 """Drafts change no token and lose no page, whatever becomes of the requests."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.sample_tokenizers import byte_level
 
 BUCKETS = (4, 8, 16)
 DRAFTS = SpeculationLimits(4, 1, 3)
+BY_MODEL = DRAFTS._replace(pass_share=0.1)
 
 
 def run(
@@ -27,7 +29,7 @@ def run(
 ) -> tuple[dict[str, RequestOutput], FakeRunner, Any]:
     """Outputs, the runner with its plans, and the scheduler's counters."""
     write = options.pop("write", copying_token)
-    runner = FakeRunner(4, BUCKETS, write=write)
+    runner = FakeRunner(4, BUCKETS, write=write, draft=options.pop("draft", None))
     engine = serve(
         POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
     )
@@ -52,10 +54,11 @@ REQUESTS = st.lists(
     policy=st.sampled_from(sorted(POLICIES)),
     depth=st.sampled_from([0, 1]),
     limits=st.builds(
-        lambda most, short, more: SpeculationLimits(most, short, short + more),
+        lambda most, short, more, share: SpeculationLimits(most, short, short + more, share),
         st.integers(1, 7),
         st.integers(1, 3),
         st.integers(0, 2),
+        st.sampled_from([None, 0.0, 0.2]),
     ),
     pages=st.tuples(st.integers(14, 24), st.integers(0, 8)),
     latency_s=st.sampled_from([0.0, 0.3]),
@@ -99,10 +102,11 @@ def test_drafts_change_no_token_and_no_end(
 
 
 @DEPTHS
-def test_drafts_save_steps_and_are_counted(depth: int) -> None:
+@pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL])
+def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits) -> None:
     asked = [request("a", [1, 2], 60)]
     slow, without, _ = run(asked, NO_DRAFTS, depth=depth, num_pages=20)
-    fast, runner, counters = run(asked, DRAFTS, depth=depth, num_pages=20)
+    fast, runner, counters = run(asked, limits, depth=depth, num_pages=20)
     assert only(fast).token_ids == only(slow).token_ids
     assert len(runner.plans) < 0.8 * len(without.plans)
     chunks = [chunk for plan in runner.plans for chunk in plan.chunks if chunk.num_drafts]
@@ -167,16 +171,25 @@ class CopiedCounting(Counting):
         return CopiedCount(self, end_token_ids)
 
 
+def counted(context: list[int], words: Sequence[int] | None = None) -> int:
+    """A draft model that has learnt the grammar: its tokens are counted on from the last one."""
+    del words
+    allowed = [v for v in range(VOCAB) if v not in EOS and v % 7 == (context[-1] + 1) % 7]
+    mask = [sum(1 << v % 32 for v in allowed if v // 32 == word) for word in range(VOCAB // 32 + 1)]
+    return copying_token(context, mask)
+
+
 @DEPTHS
+@pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL])
 @pytest.mark.parametrize(("least", "most", "late"), [(38, 40, False), (40, 40, True), (45, 60, True)])
 def test_each_draft_is_masked_by_the_grammar_after_those_before_it(
-    depth: int, least: int, most: int, late: bool
+    depth: int, least: int, most: int, late: bool, limits: SpeculationLimits
 ) -> None:
     asked = [
         request(name, prompt, 50, {5: [1, 2], 17: [3]}, grammar=CopiedCounting(least, most, late))
         for name, prompt in (("a", [1, 2]), ("b", [0, 1, 2] * 3))
     ]
-    fast, _, counters = run(asked, DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
+    fast, _, counters = run(asked, limits, depth=depth, num_pages=40, eos_token_ids=EOS, draft=counted)
     slow, *_ = run(asked, NO_DRAFTS, depth=depth, num_pages=40, eos_token_ids=EOS)
     assert counters.accepted
     for name, output in slow.items():

@@ -14,7 +14,8 @@ from jinfercept.models.load import load
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import CPU_TRANSFERS
-from jinfercept.runner.runner import ModelRunner, RunnerShape
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, Sample, StepPlan
 from tests.support.tiny_model import GOLDEN
 

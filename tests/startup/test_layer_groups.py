@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jinfercept.cli.main import main
 from jinfercept.llm import LLM
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.startup.layer_groups import (
     ENOUGH_S,

@@ -10,7 +10,8 @@ from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.runner.runner import RunnerShape, step_bytes
+from jinfercept.runner.runner import step_bytes
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.memory import GIB, MOVED_BYTES, FreeMemory, MemoryPlan, check_weights, plan_memory
 from tests.support.tiny_model import GOLDEN, tiny_llm

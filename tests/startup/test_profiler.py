@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.llm import LLM
-from jinfercept.runner.runner import RunnerShape
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import PROFILES, Profile, load_profile
 from jinfercept.startup.compile_counter import CompileCounter

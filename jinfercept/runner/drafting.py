@@ -1,0 +1,89 @@
+"""Drafts of a smaller model: it computes every plan too, on pages of its own with the numbers of the served model's.
+
+So its KV of a token is wherever the served model's is: on the device, on the host, or nowhere. It drafts as it would generate,
+with the temperature and the random numbers of the request's own draws: where the two models agree about the likeliest tokens
+they also draw the same one (the Gumbel-max coupling).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+from jaxtyping import Array, Int
+
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, StepPlan
+
+
+@final
+class ModelDrafter:
+    """Makes the drafts that plans await.
+
+    Args:
+        runner: of the draft model.
+        shape: its sizes; pages, sequence slots and buckets as the served model's.
+        vocab_size: tokens that the draft model knows, from 0 on.
+    """
+
+    def __init__(self, runner: ModelRunner, shape: RunnerShape, vocab_size: int) -> None:
+        self.runner, self._buckets = runner, shape.buckets
+        self._unknown = vocab_size if vocab_size < shape.drafts_for else None  # the first token that it does not know
+
+    def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
+        """Execute a plan on the draft model, transfers and chunks, and make the drafts that it awaits.
+
+        One step of the draft model has the plan's chunks, of those that await drafts the first token only; each step after it
+        has a token drafted by the one before, the last one too, whose KV the next plan may need. Waits for the drafts, if
+        there are any to make.
+
+        Args:
+            last_tokens: of the served model, see `ModelRunner.forward`.
+
+        Returns:
+            The plan with its drafts, and the drafts of every chunk that awaited them.
+        """
+        chunks = sorted(map(self._first, plan.chunks), key=_is_long)
+        first = replace(plan, bucket=self._bucket(chunks), chunks=tuple(chunks))
+        tickets = [self.runner.sample(self.runner.forward(first, last_tokens), {})]
+        awaiting = [chunk for chunk in plan.chunks if chunk.awaits_drafts]
+        if not awaiting:
+            return plan, ()
+        for place in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
+            rows = tuple(_next(chunk, place) for chunk in awaiting if chunk.num_drafts >= place)
+            tickets.append(self.runner.submit(StepPlan(plan.number, self._bucket(rows), rows)))
+        drawn = [iter(self.runner.collect(ticket).tokens) for ticket in tickets]
+        drafts = tuple(tuple(next(tokens) for tokens in drawn[: chunk.num_drafts]) for chunk in awaiting)
+        made = iter(drafts)
+        filled = [
+            chunk._replace(tokens=(chunk.tokens[0], *next(made))) if chunk.awaits_drafts else chunk
+            for chunk in plan.chunks
+        ]
+        return replace(plan, chunks=tuple(filled)), drafts
+
+    def _first(self, chunk: Chunk) -> Chunk:
+        """What the first step has of a chunk."""
+        tokens = chunk.tokens[:1] if chunk.awaits_drafts else chunk.tokens
+        if self._unknown is not None and max(tokens) >= self._unknown:
+            tokens = tuple(min(token, self._unknown - 1) for token in tokens)
+        return chunk._replace(tokens=tokens, sample=_draw(chunk, 0), score=None, num_drafts=0)
+
+    def _bucket(self, chunks: Sequence[Chunk]) -> int:
+        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
+        return next(size for size in self._buckets if size >= num_tokens) if num_tokens else 0
+
+
+def _next(chunk: Chunk, place: int) -> Chunk:
+    """The row whose token is the draft at a place of a chunk, from 1 on."""
+    return Chunk(chunk.slot, chunk.start + place, (FROM_DEVICE,), (), _draw(chunk, place))
+
+
+def _draw(chunk: Chunk, place: int) -> Sample | None:
+    """How the draft after a place is drawn; None behind the last, and where none is awaited."""
+    if chunk.sample is None or not chunk.awaits_drafts or place == chunk.num_drafts:
+        return None
+    return Sample(chunk.sample.temperature, chunk.sample.seed, chunk.sample.position + place)
+
+
+def _is_long(chunk: Chunk) -> bool:
+    return len(chunk.tokens) > 1

@@ -1,0 +1,73 @@
+"""The static sizes of a runner: what its executables and its pages are made for."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from jinfercept.runner.packing import PackedShape
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """The static sizes of a runner.
+
+    Attributes:
+        num_pages: pages of the device pool.
+        page_size: tokens per page.
+        max_num_seqs: sequence slots.
+        max_model_len: tokens per sequence.
+        buckets: query tokens of the executables, ascending.
+        layers_per_step: layers per executable.
+        transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
+            pages, during all of a step's compute.
+        staging_pages: most pages of one host array, a power of two; 1: every page is its own.
+        pinned_memory: whether host arrays are page-locked.
+        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
+            of quantised pages.
+        kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
+        num_drafts: most drafts of a sequence in a step.
+        drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
+            as many, and its rows have no options but temperature and seed; 0: it serves itself.
+    """
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_model_len: int
+    buckets: tuple[int, ...]
+    layers_per_step: int
+    transfer_parts: int = 1
+    staging_pages: int = 1
+    pinned_memory: bool = True
+    joined_decode: bool = True
+    kv_cache_dtype: str = "auto"
+    num_drafts: int = 0
+    drafts_for: int = 0
+
+    def bucket(self, num_tokens: int) -> PackedShape:
+        """The packed sizes of a bucket."""
+        pages_per_row = -(-self.max_model_len // self.page_size)
+        return PackedShape(num_tokens, min(num_tokens, self.max_num_seqs), pages_per_row)
+
+    def groups(self, num_layers: int) -> list[tuple[int, int]]:
+        """First and end layer of every group, the layers of one executable."""
+        step = self.layers_per_step
+        return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
+
+    def parts(self, num_layers: int) -> list[list[tuple[int, int]]]:
+        """The groups whose layers cross the link together, part by part."""
+        groups = self.groups(num_layers)
+        count = min(self.transfer_parts, len(groups))
+        borders = [len(groups) * index // count for index in range(count + 1)]
+        return [groups[first:end] for first, end in pairwise(borders)]
+
+    @property
+    def decode_buckets(self) -> tuple[int, ...]:
+        """The buckets in which a step may have decode rows only, ascending."""
+        smaller = (0, *self.buckets)
+        return tuple(size for size, before in zip(self.buckets, smaller, strict=False) if before < self.max_num_seqs)
+
+    @property
+    def sample_rows(self) -> tuple[int, ...]:
+        """Numbers of sampled rows that have executables, ascending."""
+        most = self.max_num_seqs * (1 + self.num_drafts)
+        return tuple(sorted({min(size, most) for size in self.buckets}))
