@@ -6,7 +6,6 @@ Declarations are OpenAI's. One without a function is a tool that the caller runs
 import importlib.util
 import inspect
 import json
-import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -151,10 +150,8 @@ def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
 
 
 def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
+    import docstring_parser
     from pydantic import TypeAdapter
-
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers.utils.chat_template_utils import parse_google_format_docstring
 
     try:
         parameters = TypeAdapter[object](function).json_schema()  # pyright: ignore[reportArgumentType] # functions are types to it
@@ -171,14 +168,19 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
             got=str(inspect.signature(function)),
             fix="no positional-only arguments, no *args",
         )
-    description, described, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
+    try:
+        documented = docstring_parser.parse(inspect.getdoc(function) or "")
+    except docstring_parser.ParseError:  # a text in no known style
+        documented = docstring_parser.Docstring()
+        documented.short_description = inspect.getdoc(function)
+    described = {argument.arg_name: argument.description or "" for argument in documented.params}
     for key, schema in parameters["properties"].items():
         schema.pop("title", None)
-        if described and key in described:
-            schema.setdefault("description", described[key])
+        if text := " ".join(described.get(key, "").split()):
+            schema.setdefault("description", text)
     return {
         "type": "function",
-        "function": {"name": name, "description": description or "", "parameters": parameters},
+        "function": {"name": name, "description": (documented.description or "").strip(), "parameters": parameters},
     }
 
 

@@ -5,7 +5,6 @@ stream of tokens decoded one at a time gives exactly the text of the whole. Know
 """
 
 import json
-import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -236,18 +235,17 @@ class Tokenizer:
             RequestError: the template refuses the messages, or is none.
         """
         source = self.chat_template(bool(tools)) if chat_template is None else chat_template
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from jinja2 import TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template  # sandboxed; two seconds to import
 
+        from jinfercept.tokenizer.chat_templates import render
+
+        given = {
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            (text,), _ = render_jinja_template(  # pyright: ignore[reportAssignmentType]
-                conversations=[list(messages)],  # pyright: ignore[reportArgumentType]
-                tools=list(tools) if tools else None,  # pyright: ignore[reportArgumentType]
-                chat_template=source,
-                add_generation_prompt=add_generation_prompt,
-                **(self._special_tokens | variables),  # pyright: ignore[reportArgumentType]
-            )
+            return render(source, messages, given | self._special_tokens | variables)
         except TemplateSyntaxError as error:
             raise RequestError(
                 "the chat template is not valid Jinja", got=f"line {error.lineno}: {error.message}", fix="correct it"
@@ -258,4 +256,3 @@ class Tokenizer:
                 got=f"{type(error).__name__}: {error}",
                 fix="give the roles, their order and the fields that the model's template expects",
             ) from error
-        return text

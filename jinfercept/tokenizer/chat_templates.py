@@ -1,0 +1,134 @@
+"""`render`: a conversation as the text that a model's chat template makes of it.
+
+Templates are Jinja sources that come with a model: programs of strangers. They run in Jinja's sandbox, see plain copies
+of JSON, and have the functions and the restrictions of `transformers.utils.chat_template_utils`, whose import takes seconds.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, cast
+
+from jinja2 import Template, TemplateError, ext, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields under which a message has its reasoning: templates read the first, those of gpt-oss the second."""
+
+
+def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """The conversation as the template writes it.
+
+    Args:
+        source: the template.
+        messages: what the template knows as `messages`.
+        variables: what else it knows: `tools`, `add_generation_prompt`, texts of special tokens, and so on.
+
+    Raises:
+        TypeError: messages or variables have something that is not JSON.
+        jinja2.TemplateError: the source is no template, or the template refuses the messages.
+        Exception: whatever else the template does wrong.
+    """
+    plain = [_with_reasoning(message) for message in _json_copy(list(messages))]
+    return _compiled(source).render(_json_copy(variables) | {"messages": plain})
+
+
+class _GenerationBlocks(ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training: its body is written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 # as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """What a template calls as `dict`, without the attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """What a template calls as `namespace`; names that begin with an underscore lead into the interpreter."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # an attribute may be called `self`
+        self, attributes = args[0], dict(*args[1:], **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attributes that begin with an underscore, such as {name!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "dict": _Dict(),
+        "namespace": _Namespace,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _with_reasoning(message: Any) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read."""
+    if not isinstance(message, dict):
+        raise TypeError(f"a message is an object, not {message!r}")
+    fields = cast(dict[str, Any], message)
+    reasoning = next((fields[name] for name in _REASONING if fields.get(name) is not None), None)
+    return fields if reasoning is None else {"thinking": reasoning} | fields | {"reasoning_content": reasoning}
+
+
+def _json_copy(value: Any) -> Any:
+    """A copy in lists, dicts, texts and numbers, whose methods the sandbox knows. Raises `TypeError` for anything else."""
+    return json.loads(json.dumps(value, default=_as_dict))
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[Any, Any], value))
+    raise TypeError(f"a chat template reads JSON, not {type(value).__name__}")
