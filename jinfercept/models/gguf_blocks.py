@@ -24,11 +24,11 @@ def packed_rows(rows: UInt8[np.ndarray, "R bytes"], kind: int) -> PackedRows:
 
 
 def _q4_0(blocks: Blocks) -> PackedRows:
-    return PackedRows.of_4_bits(_flat(_nibbles(blocks[..., 2:], 16)), _halves(blocks, 0))
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 2:], 16), _halves(blocks, 0))
 
 
 def _q4_1(blocks: Blocks) -> PackedRows:
-    return PackedRows.of_4_bits(_flat(_nibbles(blocks[..., 4:], 16)), _halves(blocks, 0), _halves(blocks, 2))
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q8_0(blocks: Blocks) -> PackedRows:
@@ -44,19 +44,19 @@ def _q5_1(blocks: Blocks) -> PackedRows:
 
 
 def _q4_k(blocks: Blocks) -> PackedRows:
-    return PackedRows.of_4_bits(_flat(_nibbles(blocks[..., 16:], 32)), *_scales_and_offsets(blocks))
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 16:], 32), *_scales_and_offsets(blocks))
 
 
 def _q5_k(blocks: Blocks) -> PackedRows:
     high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # [R, B, 8, 32]
-    numbers = _flat(_nibbles(blocks[..., 48:], 32)) | _flat(high) << np.uint8(4)
+    numbers = _nibbles(blocks[..., 48:], 32) | _flat(high) << np.uint8(4)
     return PackedRows(numbers.view(np.int8), *_scales_and_offsets(blocks))
 
 
 def _q6_k(blocks: Blocks) -> PackedRows:
     high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     high = high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    numbers = _flat(_nibbles(blocks[..., :128], 64)) | _flat(high) << np.uint8(4)
+    numbers = _nibbles(blocks[..., :128], 64) | _flat(high) << np.uint8(4)
     scales = _halves(blocks, 208)[..., None].astype(np.float32) * blocks[..., 192:208].view(np.int8)
     return PackedRows(numbers.view(np.int8), _flat(scales))
 
@@ -89,15 +89,18 @@ def _halves(blocks: Blocks, start: int) -> Shaped[np.ndarray, "R B"]:
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles(packed: Blocks, run: int) -> Shaped[np.ndarray, "R B N 2 run"]:
+def _nibbles(packed: Blocks, run: int) -> Shaped[np.ndarray, "R K"]:
     """Numbers of 4 bits: of every run of bytes the low ones, then the high ones."""
-    runs = packed.reshape(*packed.shape[:2], -1, 1, run)
-    return np.concatenate([runs & 15, runs >> 4], axis=3)
+    runs = packed.reshape(*packed.shape[:2], -1, run)
+    numbers = np.empty((*runs.shape[:3], 2, run), np.uint8)
+    np.bitwise_and(runs, 15, out=numbers[..., 0, :])
+    np.right_shift(runs, 4, out=numbers[..., 1, :])
+    return numbers.reshape(len(packed), -1)
 
 
 def _five_bits(high: Blocks, low: Blocks) -> Shaped[np.ndarray, "R K"]:
     bits = np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little")
-    return (_flat(_nibbles(low, 16)) | _flat(bits) << np.uint8(4)).view(np.int8)
+    return (_nibbles(low, 16) | _flat(bits) << np.uint8(4)).view(np.int8)
 
 
 def _scales_and_offsets(blocks: Blocks) -> tuple[Float32[np.ndarray, "R G"], Float32[np.ndarray, "R G"]]:

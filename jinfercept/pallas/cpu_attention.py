@@ -46,7 +46,7 @@ def paged_attention_cpu(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) 
     Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
     """
     if cpu_kernels.usable():
-        return jax.lax.platform_dependent(q, pages, batch, cpu=_with_kernel, default=_tiled)
+        return _with_kernel(q, pages, batch)
     return _tiled(q, pages, batch)
 
 

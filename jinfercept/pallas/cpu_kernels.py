@@ -1,7 +1,7 @@
 """Kernels of a CPU beside XLA's own code: compiled for this machine by llvmlite, called through XLA's foreign functions.
 
 They need the optional package llvmlite (`jinfercept[cpu]`) and an x86 CPU with AVX2; without either XLA computes everything.
-A kernel is compiled when the first function that calls it is traced, and stays for the life of the process.
+A kernel is compiled, or read from the disk, when the first function that calls it is traced, and stays until the process ends.
 """
 
 import ctypes
@@ -70,23 +70,36 @@ def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, i
 
 def _compile(kernel: "Kernel") -> tuple[Any, int]:
     """The engine that owns the kernel's machine code, and the address of its handler."""
+    import llvmlite
     import llvmlite.binding as llvm
 
-    from jinfercept.pallas.cpu_code import handler
+    from jinfercept.pallas.cpu_object_cache import cached
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     cpu, flags = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3)
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)
+    depends_on = (llvmlite.__version__, str(llvm.llvm_version_info), machine.triple, cpu, flags, *sorted(features()))
+    code = cached(kernel.name, (*depends_on, str(num_threads())), lambda: _emit(kernel, machine))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine, engine.get_function_address(kernel.name)
+
+
+def _emit(kernel: "Kernel", machine: Any) -> bytes:
+    """The kernel's object file."""
+    import llvmlite.binding as llvm
+
+    from jinfercept.pallas.cpu_code import handler
+
     module = llvm.parse_assembly(str(handler(kernel, num_threads())))
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine, engine.get_function_address(kernel.name)
+    return machine.emit_object(module)
 
 
 def num_threads() -> int:

@@ -22,6 +22,9 @@ COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 _SEVERAL_HOSTS = {"xla_gpu_shard_autotuning": False}
 """Several processes would time kernels for each other, and each wait for executables that another compiles in its own order."""
 
+QUIET_S, LONGEST_WAIT_S = 0.5, 5.0
+"""Seconds without a call before an executable is compiled behind the calls, and most seconds of waiting for such a pause."""
+
 Progress = Callable[[str, int, int], None]
 """Called with the name of a task, the number of its parts that are done, and their total."""
 
@@ -47,6 +50,7 @@ class Executables:
         self._prefix: tuple[Hashable, ...] = ()
         self._rest: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._called_s = [0.0]  # when an executable was last called; the parts share it
 
     def under(self, name: str) -> Self:
         """The same set with the keys of a part of it, whose executables are compiled with the others."""
@@ -76,7 +80,7 @@ class Executables:
         progress("compiling", len(keys), len(keys))
 
     def compile_behind(self) -> None:
-        """Begin to compile the added functions one after the other in a thread, which `close` ends."""
+        """Begin to compile the added functions one after the other in a thread, between the calls; `close` ends it."""
         self._rest = threading.Thread(target=self._compile_rest, name="executables")
         self._rest.start()
 
@@ -104,6 +108,7 @@ class Executables:
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
         key = self._whole(key)
+        self._called_s[0] = time.monotonic()
         return self._compiled.get(key) or self._obtain(key)
 
     def _whole(self, key: Hashable) -> Hashable:
@@ -134,12 +139,22 @@ class Executables:
 
     def _compile_rest(self) -> None:
         for key in list(self._pending):
-            if self._stopped.is_set() or not threading.main_thread().is_alive():  # the process ends
+            self._wait_for_quiet()
+            if self._ends():
                 return
             try:
                 self._obtain(key)
             except Exception as error:  # the step that needs it will raise it
                 log.warning("an executable cannot be compiled yet: %s", error)
+
+    def _wait_for_quiet(self) -> None:
+        latest = time.monotonic() + LONGEST_WAIT_S
+        while not self._ends() and (left := min(self._called_s[0] + QUIET_S, latest) - time.monotonic()) > 0:
+            self._stopped.wait(left)
+
+    def _ends(self) -> bool:
+        """Whether `close` was called or the process ends."""
+        return self._stopped.is_set() or not threading.main_thread().is_alive()
 
 
 def _options() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Executables that are compiled together, by the first call that needs them, or in a thread behind the calls."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+from jinfercept.runner import executables
 from jinfercept.runner.executables import Executables
 
 
@@ -91,7 +93,30 @@ def test_closing_leaves_what_is_not_compiled_yet() -> None:
     run, function = added("a", "b", "c")
     function.may_trace.clear()
     run.compile_behind()
+    while run.num_pending == 3:
+        time.sleep(0.01)
     threading.Timer(0.05, function.may_trace.set).start()
     run.close()
     assert (run.num_pending, function.num_traces) == (2, 1)
     check(run, "c")
+
+
+def test_nothing_is_compiled_behind_calls_that_follow_each_other_until_it_has_waited_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executables, "QUIET_S", 60.0)
+    run, function = added("a", "b")
+    check(run, "a")
+    run.compile_behind()
+    time.sleep(0.05)
+    run.close()
+    assert (run.num_pending, function.num_traces) == (1, 1)
+
+    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 0.01)
+    run, function = added("a", "b")
+    check(run, "a")
+    run.compile_behind()
+    while run.num_pending:
+        time.sleep(0.01)
+    run.close()
+    assert function.num_traces == 2
