@@ -1,8 +1,8 @@
-"""Weights that multiply the same rows, joined into one array on a GPU, so that a layer has one product instead of two or three.
+"""Weights that multiply the same rows, joined into one array, so that a layer has one product instead of two or three.
 
 Checkpoints, converted models and weights given in memory have them apart: `q`, `k`, `v`, and `gate`, `up`; so have models on a
-CPU (`model.joins`). They are joined when they are loaded. The query heads of a KV head, its key and its value lie side by side,
-a gate beside its up: the axis of the KV heads and the last axis can be cut among devices.
+CPU without kernels (`model.joins`). They are joined when they are loaded. The query heads of a KV head, its key and its value
+lie side by side, a gate beside its up: the axis of the KV heads and the last axis can be cut among devices.
 """
 
 from collections.abc import Callable

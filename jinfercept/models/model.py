@@ -22,6 +22,7 @@ from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
+from jinfercept.pallas import cpu_kernels
 from jinfercept.pallas.kv_rows import row_width
 
 _BLOCKS = {"llama": (LlamaLayer, LlamaHead), "gptj": (GPTJLayer, GPTJHead)}
@@ -79,9 +80,9 @@ class Model:
 
 
 def joins() -> bool:
-    """Whether JAX's default backend computes faster with joined weights: a GPU does, for which every launch costs. On a CPU the
-    products of a layer run side by side while they are apart."""
-    return jax.default_backend() != "cpu"
+    """Whether JAX's default backend computes faster with joined weights: where every call of a kernel costs. Where XLA computes
+    everything on a CPU, the products of a layer run side by side while they are apart."""
+    return jax.default_backend() != "cpu" or cpu_kernels.usable()
 
 
 def abstract_params(

@@ -1,9 +1,7 @@
 """LLVM code of the CPU kernels, made with llvmlite: loops, vectors, and the frame in which XLA passes buffers.
 
-A kernel is a `Kernel`: independent items of work, each a call of `item`. `handler` wraps it into a function of XLA's typed
-foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here). The caller and XLA's own pool of threads
-each take the items of a run of neighbours, so that they read memory in sequence, and then what is left of other runs; the
-caller waits only for items that another thread has begun, never for a free thread.
+A kernel is a `Kernel`: independent items of work, each a call of `item`. `cpu_threads.handler` wraps it into a function of
+XLA's typed foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here and there).
 """
 
 import math
@@ -16,13 +14,8 @@ from llvmlite import ir
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 POINTER = I8.as_pointer()
-_METADATA = 1  # type of the frame's extension by which XLA asks for the version
-_VERSION = (0, 1)  # of the interface: the offsets hold since then
-_EXTENSION, _API, _CONTEXT, _ARGS, _RETS = 8, 16, 24, 72, 112  # in a call frame
+_ARGS, _RETS = 72, 112  # in a call frame
 _DATA, _DIMS = 24, 40  # in a buffer
-_SCHEDULE, _DESTROY_ERROR = 136, 64  # in the table of XLA's functions
-_DONE, _USERS, _THREADS, _TOTAL, _RUNS, _FRAME, _NEXT = 0, 64, 72, 128, 136, 144, 192  # in a job
-_LINE = 64  # bytes of a cache line; each run's counter has one of its own, from `_NEXT`
 _EXP = [1 / math.factorial(power) for power in range(6, -1, -1)]  # of the series, from the highest power
 
 
@@ -219,130 +212,6 @@ class Code:
 
     def _buffer(self, offset: int, index: int) -> Any:
         return self.load(self.load(self.frame, offset, POINTER, of=I8), index, POINTER)
-
-
-def handler(kernel: Kernel, num_threads: int) -> ir.Module:
-    """A module with the kernel's FFI handler, of the kernel's name.
-
-    Args:
-        num_threads: most threads that work on a call.
-    """
-    module = ir.Module(kernel.name)
-    item = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, I64]), "item"))
-    kernel.item(item, item.function.args[1])
-    item.builder.ret_void()
-
-    work = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work"))
-    _take_items(work, item.function)
-    work.builder.ret_void()
-
-    assist = Code(ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "assist"))
-    assist.builder.call(work.function, [assist.frame])
-    _release(assist, assist.frame)
-    assist.builder.ret_void()
-
-    code = Code(ir.Function(module, ir.FunctionType(POINTER, [POINTER]), kernel.name))
-    extension = code.load(code.frame, _EXTENSION, POINTER, of=I8)
-    with code.builder.if_then(code.builder.icmp_unsigned("!=", extension, POINTER(None)), likely=False):
-        _tell_version(code, extension)
-        code.builder.ret(POINTER(None))
-    _share(code, kernel.num_items(code), num_threads, item.function, work.function, assist.function)
-    code.builder.ret(POINTER(None))
-    return module
-
-
-def _tell_version(code: Code, extension: Any) -> None:
-    kind = code.load(extension, 8, I32, of=I8)
-    with code.builder.if_then(code.builder.icmp_signed("==", kind, I32(_METADATA))):
-        metadata = code.load(extension, 24, POINTER, of=I8)
-        for offset, number in zip((24, 28), _VERSION, strict=True):
-            code.store(I32(number), metadata, offset, of=I8)
-
-
-def _share(code: Code, total: Any, num_threads: int, item: Any, work: Any, assist: Any) -> None:
-    """Run all items, on this thread and on those of XLA's pool."""
-    builder = code.builder
-    wanted = builder.select(builder.icmp_signed("<", total, I64(num_threads)), total, I64(num_threads))
-    with builder.if_else(builder.icmp_signed(">", wanted, I64(1))) as (several, alone):
-        with alone, code.loop(I64(0), total) as index:
-            builder.call(item, [code.frame, index])
-        with several:
-            job = code.call("malloc", POINTER, builder.add(builder.mul(wanted, I64(_LINE)), I64(_NEXT)))
-            numbers = ((_DONE, I64(0)), (_USERS, wanted), (_THREADS, I64(0)), (_TOTAL, total), (_RUNS, wanted))
-            for offset, value in (*numbers, (_FRAME, code.frame)):
-                code.store(value, job, offset, of=I8)
-            with code.loop(I64(0), wanted) as run:
-                code.store(_start(code, job, run), job, _counter(code, run), of=I8)
-            with code.loop(I64(1), wanted):
-                _schedule(code, builder.bitcast(assist, POINTER), job)
-            builder.call(work, [job])
-            done = code.at(job, _DONE)
-            with code.loop_while(lambda: builder.icmp_signed("<", _atomic_load(code, done), total)):
-                code.call("sched_yield", I32)
-            _release(code, job)
-
-
-def _schedule(code: Code, task: Any, job: Any) -> None:
-    """Ask XLA's pool to run `task(job)`; where there is none, the other threads do the work."""
-    with code.builder.goto_entry_block():
-        request = code.builder.alloca(ir.ArrayType(I64, 5))
-    values = (I64(40), POINTER(None), code.load(code.frame, _CONTEXT, POINTER, of=I8), task, job)
-    for place, value in enumerate(values):
-        code.store(value, request, 8 * place, of=I8)
-    error = _call_api(code, _SCHEDULE, code.builder.bitcast(request, POINTER))
-    with code.builder.if_then(code.builder.icmp_unsigned("!=", error, POINTER(None)), likely=False):
-        for place, value in enumerate((I64(24), POINTER(None), error)):
-            code.store(value, request, 8 * place, of=I8)
-        _call_api(code, _DESTROY_ERROR, code.builder.bitcast(request, POINTER))
-        _release(code, job)
-
-
-def _call_api(code: Code, offset: int, request: Any) -> Any:
-    api = code.load(code.frame, _API, POINTER, of=I8)
-    function = code.load(api, offset, ir.FunctionType(POINTER, [POINTER]).as_pointer(), of=I8)
-    return code.builder.call(function, [request])
-
-
-def _take_items(code: Code, item: Any) -> None:
-    """Take items of one run, and then of the next ones."""
-    builder, job = code.builder, code.frame
-    num_runs = code.load(job, _RUNS, I64, of=I8)
-    first = _add(code, job, I64(_THREADS), 1)
-    with code.loop(first, builder.add(first, num_runs)) as turn:
-        run = builder.srem(turn, num_runs)
-        end, counter = _start(code, job, builder.add(run, I64(1))), _counter(code, run)
-        taken = code.variable(_add(code, job, counter, 1))
-        with code.loop_while(lambda end=end, taken=taken: builder.icmp_signed("<", taken.get(), end)):
-            builder.call(item, [code.load(job, _FRAME, POINTER, of=I8), taken.get()])
-            _add(code, job, I64(_DONE), 1)
-            taken.set(_add(code, job, counter, 1))
-
-
-def _start(code: Code, job: Any, run: Any) -> Any:
-    """The first item of a run."""
-    total, num_runs = (code.load(job, offset, I64, of=I8) for offset in (_TOTAL, _RUNS))
-    return code.builder.sdiv(code.builder.mul(total, run), num_runs)
-
-
-def _counter(code: Code, run: Any) -> Any:
-    """Where in the job a run has the number of its next item."""
-    return code.builder.add(code.builder.mul(run, I64(_LINE)), I64(_NEXT))
-
-
-def _release(code: Code, job: Any) -> None:
-    """The last user of the job frees it: a task may start when all its work is done."""
-    before = _add(code, job, I64(_USERS), -1)
-    with code.builder.if_then(code.builder.icmp_signed("==", before, I64(1))):
-        code.call("free", ir.VoidType(), job)
-
-
-def _add(code: Code, job: Any, offset: Any, number: int) -> Any:
-    place = code.builder.bitcast(code.at(job, offset), I64.as_pointer())
-    return code.builder.atomic_rmw("add", place, I64(number), "acq_rel")
-
-
-def _atomic_load(code: Code, place: Any) -> Any:
-    return code.builder.load_atomic(code.builder.bitcast(place, I64.as_pointer()), "acquire", 8)
 
 
 def _align(type: ir.Type) -> int:

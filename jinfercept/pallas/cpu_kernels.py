@@ -1,6 +1,6 @@
 """Kernels of a CPU beside XLA's own code: compiled for this machine by llvmlite, called through XLA's foreign functions.
 
-They need the optional package llvmlite (`jinfercept[cpu]`) and an x86 CPU with AVX2; without either XLA computes everything.
+They need the optional package llvmlite (`jinfercept[cpu]`) and Linux on an x86 CPU with AVX2; without, XLA computes everything.
 A kernel is compiled, or read from the disk, when the first function that calls it is traced, and stays until the process ends.
 """
 
@@ -8,7 +8,9 @@ import ctypes
 import logging
 import os
 import platform
+import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ _COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machi
 @cache
 def features() -> frozenset[str]:
     """LLVM's names of what this CPU can do, if kernels can be compiled for it; otherwise nothing."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() != "x86_64" or sys.platform != "linux":
         return frozenset()
     try:
         import llvmlite.binding as llvm
@@ -48,12 +50,15 @@ def lanes() -> int:
 
 def target(kernel: "Kernel") -> str:
     """The name of the FFI target that runs the kernel; compiled and registered at the first call."""
+    from jinfercept.pallas.cpu_threads import POOL, handler
+
     name = f"jinfercept_{kernel.name}"
     with _LOCK:
         if name not in _COMPILED:
-            _COMPILED[name], address = _compile(kernel)
-            handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu", api_version=1)
+            engine = _COMPILED[name] = _compile(kernel.name, lambda: handler(kernel))
+            ctypes.c_void_p.from_address(engine.get_global_value_address(POOL)).value = _pool()
+            function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address(kernel.name))
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu", api_version=1)
     return name
 
 
@@ -68,8 +73,17 @@ def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, i
     return compute(*operands)  # pyright: ignore[reportReturnType]
 
 
-def _compile(kernel: "Kernel") -> tuple[Any, int]:
-    """The engine that owns the kernel's machine code, and the address of its handler."""
+@cache
+def _pool() -> int:
+    """Address of the pool of the kernels' threads, which are started."""
+    from jinfercept.pallas.cpu_threads import SERVE, serving, start
+
+    engine = _COMPILED[SERVE] = _compile(SERVE, serving)
+    return start(num_threads(), engine.get_function_address(SERVE))
+
+
+def _compile(name: str, module: Callable[[], Any]) -> Any:
+    """The engine that owns the machine code of a module."""
     import llvmlite
     import llvmlite.binding as llvm
 
@@ -79,29 +93,29 @@ def _compile(kernel: "Kernel") -> tuple[Any, int]:
     llvm.initialize_native_asmprinter()
     cpu, flags = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=flags, opt=3, jit=True)
-    depends_on = (llvmlite.__version__, str(llvm.llvm_version_info), machine.triple, cpu, flags, *sorted(features()))
-    code = cached(kernel.name, (*depends_on, str(num_threads())), lambda: _emit(kernel, machine))
+    versions = (llvmlite.__version__, str(llvm.llvm_version_info), machine.triple)
+    depends_on = (*versions, cpu, flags, *sorted(features()), str(num_threads()))
+    code = cached(name, depends_on, lambda: _emit(module(), machine))
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return engine, engine.get_function_address(kernel.name)
+    return engine
 
 
-def _emit(kernel: "Kernel", machine: Any) -> bytes:
-    """The kernel's object file."""
+def _emit(module: Any, machine: Any) -> bytes:
+    """The module's object file."""
     import llvmlite.binding as llvm
 
-    from jinfercept.pallas.cpu_code import handler
-
-    module = llvm.parse_assembly(str(handler(kernel, num_threads())))
-    module.verify()
+    optimised = llvm.parse_assembly(str(module))
+    optimised.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    builder.getModulePassManager().run(optimised, builder)
+    return machine.emit_object(optimised)
 
 
+@cache
 def num_threads() -> int:
-    """Of XLA's pool: the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """That compute a kernel: the cores that this process may use."""
+    return len(os.sched_getaffinity(0))

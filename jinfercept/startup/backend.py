@@ -9,6 +9,7 @@ import jax
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.embedded import cache_directory
+from jinfercept.pallas import cpu_kernels
 from jinfercept.startup.compile_cache import drop_damaged
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,10 @@ def prepare_backend(config: EngineConfig) -> None:
     Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE=false` (a GPU's memory is taken as it is needed),
     `XLA_CLIENT_MEM_FRACTION` (the share of it that JAX may take), `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` (room for copies of
     pages on the host; twice theirs for arrays of several pages, of which up to a half may be empty) and, if `async_dispatch`
-    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Settings of JAX: the directory of the compilation cache, whose
-    damaged entries are dropped, and that everything is kept there.
+    asks for it, `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. Where a CPU's kernels compute a model in bfloat16, `NPROC`: as many threads
+    for XLA as there are cores, less one, since the thread that calls a kernel computes too.
+
+    Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
 
     `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins that room when the backend starts, not when a step first needs it. It is
     left to the user: an engine that never offloads would wait for it too, and take the memory from other processes.
@@ -33,6 +36,8 @@ def prepare_backend(config: EngineConfig) -> None:
     }
     if config.advanced.async_dispatch:
         wanted["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
+    if config.model.dtype == "bfloat16" and config.model.tensor_parallel_size in (None, 1) and cpu_kernels.features():
+        wanted["NPROC"] = str(max(1, cpu_kernels.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         wanted["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
     for name, value in wanted.items():
