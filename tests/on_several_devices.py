@@ -29,6 +29,7 @@ from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
 from tests.support.fake_engine import POLICIES
+from tests.support.joining import set_joined
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, TOOL, Workload
@@ -142,21 +143,17 @@ def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str
 
 
 def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jinfercept.models import joined_weights, model
-
     def tokens(num_devices: int) -> list[int]:
         with tiny_llm("llama_gqa", tensor_parallel_size=num_devices) as llm:
             return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
 
+    set_joined(monkeypatch, False)
     apart = tokens(1)
-    for module in (model, joined_weights):  # as on a GPU
-        monkeypatch.setattr(module, "joins", lambda: True)
+    set_joined(monkeypatch, True)
     assert tokens(4) == apart
 
 
 def test_quantised_weights_are_cut_by_blocks_and_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jinfercept.models import joined_weights, model
-
     write_gguf(tmp_path / "m.gguf", kind="Q4_1", vocab_size=128)
 
     def served(num_devices: int) -> tuple[list[int], int]:
@@ -165,9 +162,9 @@ def test_quantised_weights_are_cut_by_blocks_and_groups(tmp_path: Path, monkeypa
             assert ("qkv" in llm.engine.setup.machine.runner.params.layers[0]) == (num_devices > 1)
             return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids, llm.memory_plan.weight_bytes
 
+    set_joined(monkeypatch, False)
     alone, whole_bytes = served(1)
-    for module in (model, joined_weights):  # as on a GPU
-        monkeypatch.setattr(module, "joins", lambda: True)
+    set_joined(monkeypatch, True)
     tokens, part_bytes = served(4)  # k and v twice: two KV heads on four devices
     assert tokens == alone
     assert part_bytes < 0.3 * whole_bytes
@@ -219,6 +216,7 @@ def test_weights_in_a_checkpoints_shapes_are_fitted_to_the_devices() -> None:
 def test_a_checkpoint_is_read_in_pieces_to_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from jinfercept.models import load as loading
 
+    set_joined(monkeypatch, False)
     whole = load(GOLDEN / "llama_gqa", dtype="float32").params
     monkeypatch.setattr(loading, "PIECE_BYTES", (1 << 10, 1 << 10))
     for count in (1, 2):

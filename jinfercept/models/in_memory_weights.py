@@ -80,16 +80,17 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
             got=f"{num_devices} devices",
             fix="name the checkpoint instead",
         )
-    if num_devices > 1:
-        params = separate(params)
     joined = bool(params.layers) and is_joined(params.layers[0])
-    stored = abstract_params(model.checkpoint_config, jnp.float32, joined=joined)
     if num_devices == 1:
-        _check(params, stored)
+        _check(params, abstract_params(model.checkpoint_config, jnp.float32, joined=joined))
         return params
-    served = abstract_params(model.config, jnp.float32, joined=joined, num_devices=num_devices)
-    places = {name: leaf.shape for name, leaf in _by_name(served).items()}
-    fits = [getattr(leaf, "shape", None) == places.get(name) for name, leaf in _by_name(params).items()]
+    if joined and _shapes(params) == _shapes(abstract_params(model.config, jnp.float32, num_devices=num_devices)):
+        return params
+    params = separate(params)
+    stored = abstract_params(model.checkpoint_config, jnp.float32, joined=False)
+    served = abstract_params(model.config, jnp.float32, joined=False, num_devices=num_devices)
+    places = _shapes(served)
+    fits = [shape == places.get(name) for name, shape in _shapes(params).items()]
     _check(params, served if all(fits) else stored)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf, wanted: fit(path[-1].key, leaf, wanted.shape), params, served
@@ -125,6 +126,10 @@ def _complete(model: ServedModel, params: Params) -> Params:
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
     params = params._replace(layers=tuple(params.layers))
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
+
+
+def _shapes(params: Params) -> dict[str, Any]:
+    return {name: getattr(leaf, "shape", None) for name, leaf in _by_name(params).items()}
 
 
 def _check(params: Params, expected: Params) -> None:

@@ -13,6 +13,7 @@ from jinfercept.errors import ModelError
 from jinfercept.models.load import bytes_to_load, load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from tests.support.dense_model import dense, logits
+from tests.support.joining import set_joined
 
 E, H, K, D, F, V, GROUP = 64, 4, 2, 16, 96, 64, 32
 CONFIG = {
@@ -47,6 +48,11 @@ KINDS = {
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_joined(monkeypatch, False)
 
 
 def quantised_layer(rng: np.random.Generator, inputs: int, outputs: int, how: dict) -> tuple[dict, np.ndarray]:

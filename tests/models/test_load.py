@@ -129,7 +129,7 @@ def test_dummy_weights_need_only_a_config_and_repeat_by_seed(copied):
     assert (one.kind, one.source, same.source) == ("dummy", copied, None)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one.params, same.params))
     assert not (one.params.head["unembed"] == other.params.head["unembed"]).any()
-    assert not (one.params.layers[0]["q"] == one.params.layers[1]["q"]).any()
+    assert not (one.params.layers[0]["o"] == one.params.layers[1]["o"]).any()
 
 
 def test_a_config_alone_cannot_be_loaded():

@@ -18,6 +18,7 @@ from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.pallas.quantized_product import pack
 from tests.support.dense_model import dense, logits
+from tests.support.joining import set_joined
 from tests.support.tiny_gguf import E, F, write
 
 V = 64
@@ -33,6 +34,11 @@ TYPES = {
     "ffn_up.weight": "Q4_1",
     "ffn_down.weight": "Q5_K",
 }
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_joined(monkeypatch, False)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random blocks overflow
@@ -60,7 +66,7 @@ def test_a_model_of_quantised_weights_has_the_logits_of_their_numbers(tmp_path):
     np.testing.assert_allclose(logits(kept.model, again, TOKENS), expected, atol=1e-4)
 
 
-def test_quantised_weights_are_joined_for_a_gpu_and_come_apart_again(tmp_path):
+def test_quantised_weights_are_joined_and_come_apart_again(tmp_path):
     write(tmp_path / "m.gguf", kind="Q4_1", vocab_size=V)
     loaded = load(tmp_path / "m.gguf", dtype="float32", quantization="gguf")
     apart = loaded.params

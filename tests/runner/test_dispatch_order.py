@@ -10,7 +10,9 @@ import jax
 import pytest
 
 from jinfercept.kv.store import PageCopy
+from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
+from jinfercept.models.model import Model
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.page_arrays import CPU_TRANSFERS
@@ -20,7 +22,8 @@ from jinfercept.sched.plan import Chunk, Sample, StepPlan
 from tests.support.tiny_model import GOLDEN
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
-LAYERS = LOADED.model.config.num_layers
+MODEL = Model(LOADED.model.config, joined=False)  # no kernel of a CPU rotates
+LAYERS = MODEL.config.num_layers
 SHAPE = RunnerShape(num_pages=24, page_size=4, max_num_seqs=1, max_model_len=16, buckets=(4,), layers_per_step=1)
 FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), ((0, 1),), None),), offload=(PageCopy(1, 0),))
 BOTH_WAYS = StepPlan(
@@ -37,7 +40,7 @@ SAMPLING = ["head 4 1", "sample 1 greedy"]
 
 def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
     """The names of executables and the destinations of copies, in the order in which each plan's were dispatched."""
-    runner = ModelRunner(LOADED.model, LOADED.params, replace(SHAPE, transfer_parts=parts), attention="reference")
+    runner = ModelRunner(MODEL, separate(LOADED.params), replace(SHAPE, transfer_parts=parts), attention="reference")
     runner.warm_up()
     seen: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
