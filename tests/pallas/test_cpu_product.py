@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -20,6 +21,17 @@ import sys
 sys.modules["llvmlite"] = None
 from jinfercept.pallas import cpu_kernels
 assert not cpu_kernels.usable()
+"""
+ALONE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp
+from jinfercept.pallas import cpu_kernels, cpu_product
+x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 640), jnp.bfloat16)
+y = jax.jit(lambda x, weight: cpu_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+assert "jinfercept" not in names, names
+print(cpu_kernels.num_threads(), jnp.unique(y))
 """
 
 
@@ -70,6 +82,19 @@ def test_several_threads_call_one_kernel_at_once():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(check, range(64)))
+
+
+def test_helpers_that_sleep_are_woken():
+    x, weight = operands(3, 64, 3200)
+    before = product(x, weight, transposed=False)
+    for _ in range(20):
+        time.sleep(0.01)
+        np.testing.assert_array_equal(product(x, weight, transposed=False), before)
+
+
+def test_on_one_core_the_caller_is_alone():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("1 [64.]\n", 0), done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
