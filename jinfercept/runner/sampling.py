@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from jinfercept.runner.filters import bounds, is_filtered
 from jinfercept.runner.logits_processors import SampleRows
 from jinfercept.runner.packing_samples import Kind
-from jinfercept.runner.top_k import top_k
+from jinfercept.runner.top_k import BLOCK, top_k
 
 COLDEST = 1e-5
 """Lower temperatures that are not 0 count as this one: logits divided by it stay finite."""
@@ -56,14 +56,23 @@ def logprobs(
 
 def _largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
     """The column of each row's largest value, the first of equals."""
-    return jax.lax.platform_dependent(values, cpu=_largest_twice, default=partial(jnp.argmax, axis=-1)).astype(
+    return jax.lax.platform_dependent(values, cpu=_largest_of_blocks, default=partial(jnp.argmax, axis=-1)).astype(
         jnp.int32
     )
 
 
-def _largest_twice(values: Float[Array, "R V"]) -> Int[Array, "R"]:
-    """As `argmax`, which XLA does not vectorise on a CPU: the maximum first, then where it is."""
-    values = jax.lax.optimization_barrier(values)  # computed once: the maximum has to be found again
+def _largest_of_blocks(values: Float[Array, "R V"]) -> Int[Array, "R"]:
+    """As `argmax`, which XLA does not vectorise on a CPU: the first block with the largest maximum, then the place in it."""
+    values = jax.lax.optimization_barrier(values)  # computed once
+    num_rows, num_columns = values.shape
+    padded = jnp.pad(values, ((0, 0), (0, -num_columns % BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(num_rows, -1, BLOCK)
+    block = _first_largest(jnp.max(blocks, axis=-1))
+    place = _first_largest(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0])
+    return jnp.minimum(block * BLOCK + place, num_columns - 1)  # a row without numbers has no largest
+
+
+def _first_largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
     columns = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
     is_largest = values == jnp.max(values, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_largest, columns, values.shape[-1] - 1), axis=-1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 BLOCK = 64
-"""Columns whose maximum stands for them on a GPU: a row of 128k columns has 2,004 maxima, and 20 blocks have 1,280 columns."""
+"""Columns whose maximum stands for them: a row of 128k columns has 2,004 maxima, and 20 blocks have 1,280 columns."""
 
 
 def top_k(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
