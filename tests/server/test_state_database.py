@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,6 +141,20 @@ def test_work_waits_for_a_lock_and_then_is_503_by_name_while_the_event_loop_runs
 
     asyncio.run(tried())
     engine.dispose()
+    database.close()
+
+
+def test_work_that_ends_late_is_503_and_not_committed(tmp_path: Path) -> None:
+    database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.3)
+    database.run_now(lambda session: session.execute(text("CREATE TABLE seen (number INTEGER)")))
+
+    def write(session: Session) -> None:
+        session.execute(text("INSERT INTO seen VALUES (1)"))
+        time.sleep(0.5)
+
+    with pytest.raises(ApiError, match="does not answer"):
+        asyncio.run(database.run("me", write))
+    assert database.run_now(lambda session: session.scalar(text("SELECT count(*) FROM seen"))) == 0
     database.close()
 
 

@@ -34,6 +34,8 @@ _MAX_WAITING = 256
 """Maximum waiting jobs of one key."""
 _PAUSE_S = 0.1
 """Seconds before work is repeated."""
+_COMMIT_S = 1.0
+"""Seconds that the commit of work that ended in time may take."""
 _SCHEME = re.compile(r"(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
 """Begins a URL, also one that lacks its slashes."""
 _ONLY_READS = "jinfercept_only_reads"
@@ -86,11 +88,12 @@ class StateDatabase:
             only_reads: whether it writes nothing, so that it need not wait for those that write.
 
         Raises:
-            ApiError: 503 `state_unavailable` if the database does not answer in time; 429 if too much work of the owner waits.
+            ApiError: 503 `state_unavailable` if the database does not answer in time, and then nothing is committed, unless
+                it is the commit that lasts; 429 if too much work of the owner waits.
         """
         deadline_s = time.monotonic() + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s + _COMMIT_S):
                 return await self._threads.run(owner, num_bytes, lambda: self._repeated(work, deadline_s, only_reads))
         except (TimeoutError, PoolTimeout, DBAPIError) as error:
             if isinstance(error, DBAPIError) and not _is_absent(error):
@@ -125,13 +128,21 @@ class StateDatabase:
             time.sleep(_PAUSE_S)
 
     def _repeated[T](self, work: Callable[[Session], T], deadline_s: float, only_reads: bool) -> T:
-        while True:
+        def in_time(session: Session) -> T:
+            result = work(session)
+            session.flush()
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError  # which rolls back: the client is told that nothing was stored
+            return result
+
+        while time.monotonic() < deadline_s:
             try:
-                return self.run_now(work, only_reads=only_reads)
+                return self.run_now(in_time, only_reads=only_reads)
             except DBAPIError as error:
                 if not _is_absent(error) or time.monotonic() + _PAUSE_S >= deadline_s:
                     raise
             time.sleep(_PAUSE_S)
+        raise TimeoutError
 
 
 def unavailable() -> ApiError:
