@@ -106,6 +106,18 @@ class _Stored:
         wide = ir.VectorType(F32, self.lanes)
         return [[b.sitofp(b.sub(q, zero) if self.zero else q, wide) for q in row] for row in numbers]
 
+    def pairs(self, code: Code, values: Any, k: Any, count: int) -> Iterator[list[Any]]:
+        """As `rows`, of 4-bit numbers and looked up: so many vectors of bfloat16 pairs of each two rows."""
+        b, vector, words = code.builder, ir.VectorType(I32, self.lanes), ir.VectorType(ir.IntType(16), 2 * self.lanes)
+        table = b.bitcast(PAIRS([float((n & 15) - self.zero) for n in range(32)]), words)
+        packed = self.words(code, values, k, count)
+        for i in range(4):
+            places = [b.lshr(word, vector([4 * i] * self.lanes)) if i else word for word in packed]
+            found = (
+                code.call("llvm.x86.avx512.permvar.hi.512", words, table, b.bitcast(place, words)) for place in places
+            )
+            yield [b.bitcast(pair, PAIRS) for pair in found]
+
     def words(self, code: Code, values: Any, k: Any, count: int) -> list[Any]:
         """So many vectors of words of 4-bit numbers, of row `k` and those after it."""
         b, vector = code.builder, ir.VectorType(I32, self.lanes)
@@ -152,12 +164,34 @@ class _QuantizedManyRows(ManyRows):
             offsets = self.stored.factors(code, 3, place, 2) if self.stored.has_offsets else None
             start = b.mul(number, group)
             with code.loop(start, b.add(start, group), STEP) as k:
-                rows = self.stored.rows(code, values, k, 2)
-                if offsets is None:
-                    rows = [[b.fmul(q, scale) for q, scale in zip(row, scales, strict=True)] for row in rows]
+                if self.pairs and self.stored.bits == 4:
+                    self.put_pairs(code, buffer, k, self._wide_pairs(code, values, k, scales, offsets))
                 else:
-                    rows = [[code.fma(*three) for three in zip(row, scales, offsets, strict=True)] for row in rows]
-                self.put(code, buffer, k, rows)
+                    rows = [self._scaled(code, row, scales, offsets) for row in self.stored.rows(code, values, k, 2)]
+                    self.put(code, buffer, k, rows)
+
+    def _wide_pairs(self, code: Code, values: Any, k: Any, scales: Any, offsets: Any) -> list[list[Any]]:
+        """Two vectors of pairs of each two rows, from row `k` on."""
+        b, bits, wide = code.builder, ir.VectorType(I32, self.lanes), ir.VectorType(F32, self.lanes)
+        order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
+
+        def rounded(lower: Any, upper: Any) -> Any:
+            near = code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, upper, lower)
+            return code.shuffle(near, near, order)
+
+        result = list[list[Any]]()
+        for pairs in self.stored.pairs(code, values, k, 2):
+            words = [b.bitcast(pair, bits) for pair in pairs]
+            lower = [b.bitcast(b.shl(word, bits([16] * self.lanes)), wide) for word in words]
+            upper = [b.bitcast(b.and_(word, bits([-1 << 16] * self.lanes)), wide) for word in words]
+            rows = [self._scaled(code, row, scales, offsets) for row in (lower, upper)]
+            result.append([rounded(*two) for two in zip(*rows, strict=True)])
+        return result
+
+    def _scaled(self, code: Code, row: list[Any], scales: list[Any], offsets: list[Any] | None) -> list[Any]:
+        if offsets is None:
+            return [code.builder.fmul(number, scale) for number, scale in zip(row, scales, strict=True)]
+        return [code.fma(*three) for three in zip(row, scales, offsets, strict=True)]
 
     def _first(self, code: Code, block: Any) -> tuple[Any, Any]:
         """The stored block in which a block lies, and its first column there."""
@@ -237,14 +271,10 @@ class _Quantized(Rows):
 
     def _weights(self, code: Code, values: Any, k: Any) -> Iterator[tuple[int, list[Any]]]:
         """Inputs of a step, with their numbers of all columns."""
-        b, stored = code.builder, self.stored
+        stored = self.stored
         if self.pairs and stored.bits == 4:
-            vector = ir.VectorType(I32, self.lanes)
-            table = PAIRS([float((n & 15) - stored.zero) for n in range(32)])
-            words = stored.words(code, values, k, self._parts)
-            for i in range(4):
-                shift = vector([4 * i] * self.lanes)
-                yield 2 * i, [self._looked_up(code, table, b.lshr(word, shift) if i else word) for word in words]
+            for i, pairs in enumerate(stored.pairs(code, values, k, self._parts)):
+                yield 2 * i, pairs
             return
         rows = stored.rows(code, values, k, self._parts)
         if self.pairs:
@@ -258,12 +288,6 @@ class _Quantized(Rows):
         b, vector = code.builder, ir.VectorType(I32, self.lanes)
         low, high = b.bitcast(low, vector), b.bitcast(high, vector)
         return b.bitcast(b.or_(b.lshr(low, vector([16] * self.lanes)), high), PAIRS)
-
-    def _looked_up(self, code: Code, table: Any, index: Any) -> Any:
-        words = ir.VectorType(ir.IntType(16), 32)
-        b = code.builder
-        found = code.call("llvm.x86.avx512.permvar.hi.512", words, b.bitcast(table, words), b.bitcast(index, words))
-        return b.bitcast(found, PAIRS)
 
     def _row_sums(self, code: Code, xs: list[Any], start: Any, end: Any) -> list[list[Any]]:
         """For every row, its sum over a group, once for each vector of columns."""

@@ -78,7 +78,7 @@ class ManyRows(ABC):
             first: number of the first row, i64.
             rows: two vectors of each, of bfloat16 or float32.
         """
-        b, number = code.builder, BF16 if self.pairs else F32
+        number = BF16 if self.pairs else F32
         rows = [[_converted(code, vector, number) for vector in row] for row in rows]
         if self.pairs:
             order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
@@ -86,6 +86,11 @@ class ManyRows(ABC):
                 [code.shuffle(upper, lower, order) for upper, lower in zip(*two, strict=True)]
                 for two in zip(rows[::2], rows[1::2], strict=True)
             ]
+        self.put_pairs(code, buffer, first, rows)
+
+    def put_pairs(self, code: Code, buffer: Any, first: Any, rows: list[list[Any]]) -> None:
+        """As `put`, what the buffer has: vectors of float32 rows, or of the pairs of two rows of bfloat16."""
+        b = code.builder
         place = b.mul(first, I64(2 * self.lanes // self._step))
         for index, vector in enumerate(vector for row in rows for vector in row):
             code.store(vector, buffer, b.add(place, I64(index * self.lanes)), of=I32)
