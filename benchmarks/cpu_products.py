@@ -6,6 +6,7 @@ The weights of a measurement are many, so that none is in a cache when its turn 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,9 +66,14 @@ def _bfloat16(x: jax.Array, weight: jax.Array) -> jax.Array:
     return cpu_product.product(x, weight, transposed=False, out=x.dtype)
 
 
-def _quantized(x: jax.Array, weight: tuple[jax.Array, jax.Array, jax.Array | None]) -> jax.Array:
+def _quantized(
+    x: jax.Array, weight: tuple[jax.Array, jax.Array, jax.Array | None], *, int8_rows: bool = False
+) -> jax.Array:
     values, scales, offsets = weight
-    return product(x, Packed(values, scales, offsets), x.dtype)
+    return product(x, Packed(values, scales, offsets), x.dtype, int8_rows=int8_rows)
+
+
+_int8 = partial(_quantized, int8_rows=True)
 
 
 KINDS = (
@@ -75,8 +81,10 @@ KINDS = (
     _Kind("bfloat16", "bfloat16", 16, _bfloat16),
     _Kind("8 bits, float32 rows", "float32", 8, _quantized),
     _Kind("8 bits, bfloat16 rows", "bfloat16", 8, _quantized),
+    _Kind("8 bits, int8 rows", "bfloat16", 8, _int8),
     _Kind("4 bits, float32 rows", "float32", 4, _quantized),
     _Kind("4 bits, bfloat16 rows", "bfloat16", 4, _quantized),
+    _Kind("4 bits, int8 rows", "bfloat16", 4, _int8),
 )
 
 
@@ -92,7 +100,7 @@ def measure(rows: Sequence[int] = ROWS, shapes: Sequence[tuple[int, int]] = SHAP
         for place, count in enumerate(rows):
             cells = [f"{1e6 * times[place][0]:,.0f} ({times[place][1] / 1e9:.1f})" for times in measured]
             table.add_row(f"{shape[0]} x {shape[1]}", str(count), *cells)
-    Console(width=160).print(table)
+    Console(width=200).print(table)
 
 
 def _times(kind: _Kind, depth: int, columns: int, rows: Sequence[int]) -> list[tuple[float, float]]:

@@ -14,6 +14,7 @@ from jinfercept.errors import ConfigError, nearest
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
+ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8"]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
@@ -36,6 +37,11 @@ class ModelOptions:
         "format of the checkpoint's quantised weights (gguf, gptq, awq, fp8), which then stay so on the device; none: they are "
         "dequantised while they are loaded; auto: they stay, but for GGUF files on a CPU without kernels",
         "-q",
+    )
+    activation_dtype: ActivationDTypeChoice = option(
+        "auto",
+        "format in which activations enter products with quantised weights; auto: the dtype; int8: rounded, with a scale for "
+        "each 32 neighbours: up to twice as fast on a CPU, a little less exact",
     )
     seed: int = option(0, "seed of random weights and of requests that bring none")
     max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
@@ -250,6 +256,7 @@ class LLMOptions(RestartOptions, total=False):
     dtype: DTypeChoice
     load_format: LoadFormatChoice
     quantization: QuantizationChoice
+    activation_dtype: ActivationDTypeChoice
     max_model_len: int | None
     generation_config: str
     tensor_parallel_size: int | None

@@ -25,7 +25,7 @@ from jinfercept.models.joined_weights import is_joined, serve_layer
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.protocol import Params, ServedModel, Weights
-from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_weights import Stored, read_weight
 from jinfercept.pallas import cpu_kernels
@@ -55,6 +55,7 @@ def load(
     seed: int = 0,
     mesh: ModelMesh | None = None,
     quantization: str = "auto",
+    activation_dtype: str = "auto",
 ) -> Loaded[Model]:
     """Load a model onto its devices.
 
@@ -67,14 +68,30 @@ def load(
         seed: of the dummy weights.
         mesh: the devices that serve the model; by default JAX's default device.
         quantization: see `keeps_quantized`.
+        activation_dtype: `int8`: rows are rounded to 8 bits before they are multiplied with quantised weights of 4 or 8 bits.
 
     Raises:
-        ModelError: there is no such model, or its config or its tensors do not fit.
+        ModelError: there is no such model, its config or its tensors do not fit, or no weight is for rows of 8 bits.
         ConfigError: the model cannot be cut for so many devices.
     """
     target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
     with jax.default_device(mesh.local_devices[0]):
-        return _load(model, target, load_format, seed, mesh, quantization)
+        loaded = _load(model, target, load_format, seed, mesh, quantization)
+        return loaded if activation_dtype == "auto" else _with_int8_rows(loaded)
+
+
+def _with_int8_rows[M: ServedModel](loaded: Loaded[M]) -> Loaded[M]:
+    """The model with products of rounded rows. Raises `ModelError` if it has no weight for them."""
+    params = jax.tree.map(
+        lambda weight: weight.of_int8_rows() if is_quantized(weight) else weight, loaded.params, is_leaf=is_quantized
+    )
+    if not any(is_quantized(weight) and weight.int8_rows for weight in weights_of(params)):
+        raise ModelError(
+            "rows are rounded to int8 for quantised weights of 4 or 8 bits only",
+            got="a model without any (jinfercept info MODEL shows them)",
+            fix="activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint whose weights stay quantised",
+        )
+    return replace(loaded, params=params)
 
 
 def _load(

@@ -21,7 +21,7 @@ from jinfercept.pallas.quantized_product import WIDTH, Packed, blocks, product, 
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["values", "scales", "offsets"],
-    meta_fields=["zero", "inputs", "outputs", "outputs_first", "dtype"],
+    meta_fields=["zero", "inputs", "outputs", "outputs_first", "dtype", "int8_rows"],
 )
 @dataclass(frozen=True)
 class QuantizedTensor:
@@ -34,6 +34,7 @@ class QuantizedTensor:
             the arrays have: devices cut first axes.
         outputs_first: whether the axes of the outputs come before those of the inputs.
         dtype: type of the numbers that are stored so, which is that of the model's activations.
+        int8_rows: whether products round their rows to 8 bits.
     """
 
     values: Any
@@ -44,6 +45,7 @@ class QuantizedTensor:
     outputs: tuple[int, ...]
     outputs_first: bool
     dtype: jnp.dtype
+    int8_rows: bool = False
 
     @classmethod
     def of_shape(cls, shape: tuple[int, ...], num_inputs: int, packing: Packing, dtype: DTypeLike) -> Self:
@@ -101,13 +103,17 @@ class QuantizedTensor:
         """The same numbers in a model of another type."""
         return replace(self, dtype=jnp.dtype(dtype))
 
+    def of_int8_rows(self) -> Self:
+        """The same weight, whose products round their rows to 8 bits if its numbers have 4 or 8 bits without an exponent."""
+        return replace(self, int8_rows=self.values.dtype in (jnp.int8, jnp.uint32))
+
     def __len__(self) -> int:
         """The first axis."""
         return self.shape[0]
 
     def product(self, x: Float[Array, "T ..."], out: DTypeLike | None = None) -> Float[Array, "T ..."]:
         """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of `x`."""
-        y = product(x.reshape(len(x), -1), self._packed, out or x.dtype)
+        y = product(x.reshape(len(x), -1), self._packed, out or x.dtype, int8_rows=self.int8_rows)
         return y.reshape(len(x), -1, *self.outputs)
 
     def product_of_each(self, x: Float[Array, "T E"]) -> Float[Array, "G T F"]:

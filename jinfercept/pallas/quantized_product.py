@@ -6,6 +6,7 @@ A block is contiguous, so that a kernel that computes its columns reads memory i
 
 from collections.abc import Callable
 from functools import partial
+from math import gcd
 from typing import NamedTuple
 
 import jax
@@ -96,12 +97,19 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     return wide.astype(dtype).reshape(len(values), -1, scales.shape[2])
 
 
-def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
+def product(
+    x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False
+) -> Float[Array, "T N"]:
     """`x @ unpack(packed, x.dtype)`, summed in float32.
 
     The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to 256 rows of 16-bit numbers.
     Otherwise XLA unpacks it into memory.
+
+    Args:
+        int8_rows: the rows are rounded to 8 bits first, as `rounded` does.
     """
+    if int8_rows:
+        return _of_int8_rows(x, packed, out)
     if (gpu := _on_gpu(x, packed)) is not None:
         return gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
@@ -110,6 +118,37 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Arr
     from jinfercept.pallas import cpu_quantized
 
     kernel = partial(cpu_quantized.product, packed.zero, out)
+    return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
+
+
+def rounded(x: Float[Array, "T K"], weight_group: int) -> Float[Array, "T K"]:
+    """Rows whose numbers are whole multiples, up to 127, of a scale that a group of neighbours has; in float32."""
+    groups = x.astype(jnp.float32).reshape(len(x), -1, row_group(weight_group))
+    most = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
+    numbers = jnp.round(groups * jnp.where(most > 0, 127.0 / most, 0.0))
+    return (numbers * (most / 127.0)).reshape(x.shape)
+
+
+def row_group(weight_group: int) -> int:
+    """Numbers of a rounded row with one scale: 32, unless groups of a weight are smaller or no multiples of that."""
+    return gcd(weight_group, 32)
+
+
+def _of_int8_rows(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
+    def by_xla(x: Float[Array, "T K"], *arrays: Array) -> Float[Array, "T N"]:
+        near = rounded(x, x.shape[1] // packed.scales.shape[1]).astype(x.dtype)
+        return product(near, Packed(*arrays, zero=packed.zero), out)
+
+    if not supports(x, packed):
+        return by_xla(x, *packed[:3])
+    from jinfercept.pallas import cpu_int8_rows
+
+    if not cpu_int8_rows.usable():
+        return by_xla(x, *packed[:3])
+
+    def kernel(x: Float[Array, "T K"], *arrays: Array) -> Float[Array, "T N"]:
+        return cpu_int8_rows.product(x, Packed(*arrays, zero=packed.zero), out)
+
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
 
 

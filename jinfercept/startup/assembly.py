@@ -123,7 +123,7 @@ def assemble(
         shape.num_pages,
         memory_plan.host_tokens // page_size,
         page_size,
-        identity=f"{machine.model_config} {config.model.dtype} {config.cache.kv_cache_dtype}",
+        identity=f"{machine.model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
         prefix_caching=config.cache.enable_prefix_caching,
         most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
     )

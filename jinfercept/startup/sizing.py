@@ -138,8 +138,9 @@ def profile_settings(
 
 
 def _formats(params: Params) -> str:
-    """The formats of quantised weights, and nothing without any."""
-    return ", ".join(sorted({str(weight.packing) for weight in weights_of(params) if is_quantized(weight)}))
+    """The formats of quantised weights and of the rows that they multiply, and nothing without any."""
+    quantised = [weight for weight in weights_of(params) if is_quantized(weight)]
+    return ", ".join(sorted({f"{one.packing}{' of int8 rows' * one.int8_rows}" for one in quantised}))
 
 
 def remembered_profile(

@@ -287,6 +287,10 @@ def load_model(
     model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig, mesh: ModelMesh
 ) -> Loaded[ServedModel]:
     """The model with its weights on its devices. Raises `ModelError`, or `ConfigError` if the weights do not fit there."""
+    options = config.model
+    if options.activation_dtype != "auto" and (isinstance(model, ServedModel) or params is not None):
+        fix = "activation_dtype=auto, or the name of a quantised checkpoint"
+        raise ModelError("rows are rounded to int8 for checkpoints that are loaded", got="weights in memory", fix=fix)
     if isinstance(model, ServedModel):
         if params is None:
             raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
@@ -296,7 +300,6 @@ def load_model(
         raise ModelError(
             "params go with a Model", got=type(model).__name__, fix="pass Model(config), or leave params out"
         )
-    options = config.model
     num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     return load(
@@ -306,6 +309,7 @@ def load_model(
         seed=options.seed,
         mesh=mesh,
         quantization=options.quantization,
+        activation_dtype=options.activation_dtype,
     )  # pyright: ignore[reportReturnType]
 
 

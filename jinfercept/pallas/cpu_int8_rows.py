@@ -1,0 +1,261 @@
+"""Products of rows that are rounded to int8 with weights of 4 or 8 bits, by instructions that multiply bytes.
+
+One kernel rounds rows (`Rounding`), another multiplies them (`_Int8Product`). Neighbouring numbers of a row, a group, have one
+scale. Products of a group are summed as whole numbers, groups in float32 and always in the same order: the product of a row has the
+same bits whatever other rows are beside it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Shaped
+from llvmlite import ir
+
+from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
+from jinfercept.pallas.cpu_quantized import AHEAD_BYTES, STEP, Stored
+from jinfercept.pallas.cpu_tiles import PART_ROWS, store, zeros
+from jinfercept.pallas.quantized_product import ORDER, WIDTH, Packed, row_group
+
+FACTOR_BYTES = 12
+"""Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""
+ROWS_AT_ONCE = 16
+"""Rows of an item of `Rounding`."""
+_LEAST = 1e-30
+"""A group whose numbers are all smaller is rounded to zeros."""
+_ROUNDER = 1.5 * 2**23
+"""A float32 to which a smaller number is added as a whole one, in its lowest bits."""
+_ROUNDER_BITS = 0x4B400000
+_SIGN = 128
+"""Added to 8-bit weights, which the instruction takes without a sign."""
+
+
+def usable() -> bool:
+    """Whether this CPU multiplies bytes and adds them up in vectors as wide as its widest."""
+    needed = "avx512vnni" if cpu_kernels.lanes() == 16 else "avxvnni"
+    return cpu_kernels.usable() and needed in cpu_kernels.features()
+
+
+def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
+    """`rounded(x) @ unpack(packed)`, of what `quantized_product.supports`."""
+    values, scales, offsets, zero = packed
+    lanes, num_rows, depth = cpu_kernels.lanes(), len(x), x.shape[1]
+    bits = 4 if values.dtype == jnp.uint32 else 8
+    stored = Stored(bits, scales.dtype.name, offsets is not None, zero, lanes)
+    weight_group = depth // scales.shape[1]
+    group = row_group(weight_group)
+    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4)
+    most = 8 if lanes == 16 else 2
+    tile = -(-num_rows // -(-num_rows // most))
+    num_bytes = depth // group * (group + FACTOR_BYTES)
+    rows = cpu_kernels.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), x)
+    kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
+    operands = (rows, values, scales, *(() if offsets is None else (offsets,)))
+    return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds rows: for each group its bytes, and the factors behind them.
+
+    Attributes:
+        factors: name of the type of the rows.
+        group: neighbouring numbers with one scale.
+        lanes: numbers of float32 in a vector.
+        in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
+    """
+
+    factors: str
+    group: int
+    lanes: int
+    in_words: bool
+
+    @property
+    def name(self) -> str:
+        """See `Kernel`."""
+        return f"rounding_{self.factors}_{self.group}_{self.lanes}_{self.in_words}"
+
+    def num_items(self, code: Code) -> Any:
+        """See `Kernel`."""
+        return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(ROWS_AT_ONCE - 1)), I64(ROWS_AT_ONCE))
+
+    def item(self, code: Code, index: Any) -> None:
+        """See `Kernel`."""
+        b, number = code.builder, BF16 if self.factors == "bfloat16" else F32
+        groups = b.sdiv(code.dim(0, 1), I64(self.group))  # of a row; below they are counted through all rows
+        first, end = (b.mul(b.add(index, I64(more)), I64(ROWS_AT_ONCE)) for more in (0, 1))
+        end = _least(code, end, code.dim(0, 0))
+        with code.loop(b.mul(first, groups), b.mul(end, groups)) as nth:
+            x = code.at(code.arg(0), b.mul(nth, I64(self.group)), number)
+            self._round(code, x, number, code.at(code.ret(0), b.mul(nth, I64(self.group + FACTOR_BYTES))))
+
+    def _round(self, code: Code, x: Any, number: ir.Type, to: Any) -> None:
+        b, lanes = code.builder, self.lanes
+        words, wide = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
+        parts = [code.wide(x, I64(start), lanes, number) for start in range(0, self.group, lanes)]
+        sizes = [b.and_(b.bitcast(part, words), words([0x7FFFFFFF] * lanes)) for part in parts]
+        most = b.bitcast(_folded(code, sizes, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y)), F32)
+        inverse = b.select(b.fcmp_ordered(">", most, F32(_LEAST)), b.fdiv(F32(127.0), most), F32(0.0))
+        factor, rounder = code.splat(inverse, lanes), wide([_ROUNDER] * lanes)
+        near = [b.bitcast(b.fadd(b.fmul(part, factor), rounder), words) for part in parts]
+        numbers = [b.sub(part, words([_ROUNDER_BITS] * lanes)) for part in near]
+        total = _folded(code, numbers, b.add)
+        joined = [b.trunc(part, ir.VectorType(I8, lanes)) for part in near]
+        while len(joined) > 1:
+            pairs = zip(joined[::2], joined[1::2], strict=True)
+            joined = [code.shuffle(x, y, list(range(2 * x.type.count))) for x, y in pairs]
+        if self.in_words:
+            order = [8 * word + row for word in range(self.group // 8) for row in _BYTES_OF_WORDS]
+            joined = [code.shuffle(joined[0], joined[0], order)]
+        code.store(joined[0], to, 0, of=I8)
+        scale = b.fmul(most, F32(1 / 127))
+        factors = (scale, b.fmul(scale, b.sitofp(total, F32)), total)
+        for place, factor in enumerate(factors):
+            code.store(factor, to, self.group + 4 * place, of=I8)
+
+
+_BYTES_OF_WORDS = [ORDER[2 * byte + half] for half in range(2) for byte in range(4)]
+"""Inputs of the bytes of a word's lower, and then of its upper numbers."""
+
+
+@dataclass(frozen=True)
+class _Int8Product:
+    """Operands: rounded rows, values, scales, and offsets if there are any. An item is a block of columns of some rows.
+
+    Attributes:
+        tile: rows whose sums of a group are in registers; there are as many at least.
+        is_all: whether there are no more.
+        out: name of the result's type.
+        group: numbers of a row with one scale.
+        ratio: groups of a row in one of the weight.
+        stored: how the weight is.
+    """
+
+    tile: int
+    is_all: bool
+    out: str
+    group: int
+    ratio: int
+    stored: Stored
+
+    @property
+    def name(self) -> str:
+        """See `Kernel`."""
+        return f"int8_product_{self.tile}_{self.is_all}_{self.out}_{self.group}_{self.ratio}_{self.stored}"
+
+    def num_items(self, code: Code) -> Any:
+        """See `Kernel`."""
+        return code.builder.mul(code.dim(1, 0), self._parts(code))
+
+    def item(self, code: Code, index: Any) -> None:
+        """See `Kernel`."""
+        b, num_rows, blocks = code.builder, code.dim(0, 0), code.dim(1, 0)
+        part, block = b.sdiv(index, blocks), b.srem(index, blocks)
+        if self.is_all:
+            self._tile(code, block, I64(0))
+            return
+        num_tiles, parts = b.sdiv(b.add(num_rows, I64(self.tile - 1)), I64(self.tile)), self._parts(code)
+        first, end = (b.sdiv(b.mul(num_tiles, number), parts) for number in (part, b.add(part, I64(1))))
+        with code.loop(first, end) as tile:  # the last one begins early
+            self._tile(code, block, _least(code, b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))))
+
+    def _tile(self, code: Code, block: Any, row: Any) -> None:
+        """Multiply the rows of a tile, from `row` on."""
+        b, lanes, groups, line = code.builder, self.stored.lanes, code.dim(2, 1), code.dim(0, 1)
+        xs = [code.at(code.arg(0), b.mul(b.add(row, I64(more)), line)) for more in range(self.tile)]
+        group_bytes = self.group * WIDTH * self.stored.bits // 8
+        values = code.at(code.arg(1), b.mul(b.mul(block, groups), I64(self.ratio * group_bytes)))
+        totals = [zeros(code, WIDTH // lanes, lanes) for _ in xs]
+        with code.loop(I64(0), groups) as number, code.loop(I64(0), I64(self.ratio)) as part:
+            nth = b.add(b.mul(number, I64(self.ratio)), part)
+            parts = [code.at(x, b.mul(nth, I64(self.group + FACTOR_BYTES))) for x in xs]
+            sums = self._sums(code, parts, code.at(values, b.mul(nth, I64(group_bytes))))
+            self._add(code, totals, sums, parts, b.mul(b.add(b.mul(block, groups), number), I64(WIDTH)))
+        columns = b.mul(code.dim(1, 0), I64(WIDTH))
+        for more, vectors in enumerate(totals):
+            place = b.add(b.mul(b.add(row, I64(more)), columns), b.mul(block, I64(WIDTH)))
+            for part, total in enumerate(vectors):
+                store(code, total.get(), b.add(place, I64(part * lanes)), self.out)
+
+    def _sums(self, code: Code, xs: list[Any], values: Any) -> list[list[Any]]:
+        """For every row and vector of columns, the sum over a group."""
+        b, lanes = code.builder, self.stored.lanes
+        bias = self.stored.zero + (_SIGN if self.stored.bits == 8 else 0)
+        width, words = 32 * lanes, ir.VectorType(I32, lanes)
+
+        def start(x: Any) -> list[Any]:
+            if not bias:
+                return [words([0] * lanes)] * (WIDTH // lanes)
+            total = b.mul(code.load(x, self.group + 8, I32, of=I8), I32(-bias))
+            return [code.splat(total, lanes)] * (WIDTH // lanes)
+
+        if self.is_all:
+            for ahead in range(0, self.group * WIDTH * self.stored.bits // 8, 64):
+                code.prefetch(code.at(values, AHEAD_BYTES + ahead))
+        sums = [start(x) for x in xs]
+        for place, weights in enumerate(self._weights(code, values)):
+            for row, x in enumerate(xs):
+                four = code.splat(code.load(x, 4 * place, I32, of=I8), lanes)
+                sums[row] = [
+                    code.call(f"llvm.x86.avx512.vpdpbusd.{width}", words, total, weight, four)
+                    for total, weight in zip(sums[row], weights, strict=True)
+                ]
+        return sums
+
+    def _weights(self, code: Code, values: Any) -> Iterator[list[Any]]:
+        """For every four bytes of a row, their weights in vectors of columns: unsigned bytes, four in a word."""
+        b, lanes, parts = code.builder, self.stored.lanes, range(WIDTH // self.stored.lanes)
+        words = ir.VectorType(I32, lanes)
+        if self.stored.bits == 4:
+            low, four = words([0x0F0F0F0F] * lanes), words([4] * lanes)
+            for k in range(0, self.group, STEP):
+                packed = self.stored.words(code, values, I64(k), len(parts))
+                yield [b.and_(word, low) for word in packed]
+                yield [b.and_(b.lshr(word, four), low) for word in packed]
+            return
+        two_rows, columns = ir.VectorType(I8, 2 * WIDTH), range(lanes)
+        for k in range(0, self.group, 4):
+            upper, lower = (code.load(values, (k + more) * WIDTH, two_rows, of=I8) for more in (0, 2))
+            for_parts = list[Any]()
+            for part in parts:
+                order = [row * WIDTH + part * lanes + column for column in columns for row in range(4)]
+                signed = code.shuffle(upper, lower, order)
+                for_parts.append(b.bitcast(b.xor(signed, signed.type([_SIGN] * signed.type.count)), words))
+            yield for_parts
+
+    def _add(self, code: Code, totals: Any, sums: list[list[Any]], xs: list[Any], place: Any) -> None:
+        """Add the sums of a group, times the scales of weight and row, and the offsets times the sum of the row."""
+        b, lanes, parts = code.builder, self.stored.lanes, WIDTH // self.stored.lanes
+        scales = self.stored.factors(code, 2, place, parts)
+        offsets = self.stored.factors(code, 3, place, parts) if self.stored.has_offsets else None
+        for row, x in enumerate(xs):
+            scale, total = (code.splat(code.load(x, self.group + at, F32, of=I8), lanes) for at in (0, 4))
+            for part in range(parts):
+                wide = b.sitofp(sums[row][part], ir.VectorType(F32, lanes))
+                result = code.fma(b.fmul(wide, scales[part]), scale, totals[row][part].get())
+                totals[row][part].set(result if offsets is None else code.fma(offsets[part], total, result))
+
+    def _parts(self, code: Code) -> Any:
+        """Of the rows; a part stays in a cache while the blocks change."""
+        return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
+
+
+def _folded(code: Code, vectors: list[Any], join: Callable[[Any, Any], Any]) -> Any:
+    """One number of all numbers of some vectors."""
+    whole = vectors[0]
+    for vector in vectors[1:]:
+        whole = join(whole, vector)
+    while (half := whole.type.count // 2) >= 1:
+        lower, upper = (code.shuffle(whole, whole, list(range(first, first + half))) for first in (0, half))
+        if half == 1:
+            return join(*(code.builder.extract_element(part, I32(0)) for part in (lower, upper)))
+        whole = join(lower, upper)
+    return whole
+
+
+def _least(code: Code, x: Any, y: Any) -> Any:
+    return code.builder.select(code.builder.icmp_signed("<", x, y), x, y)
