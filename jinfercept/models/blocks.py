@@ -15,6 +15,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas.quantized_product import silu_gated
 from jinfercept.pallas.rotation import Rotation
 
 FEWEST_ROWS = 4
@@ -123,10 +124,19 @@ def project_each(x: Float[Array, "T E"], weights: nnx.Param[Any]) -> Float[Array
     A quantised stack is one matrix.
     """
     if isinstance(stack := weights.get_value(), QuantizedTensor):
-        return stack.product_of_each(x)
+        return jnp.moveaxis(stack.products(x), 1, 0)
     rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
     rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
     return jax.lax.dot_general(rows, stack, batch, precision=_precision(x.dtype))[:, : len(x)]
+
+
+def project_gated(x: Float[Array, "T E"], gate_up: nnx.Param[Any], down: nnx.Param[Any]) -> Float[Array, "T E"]:
+    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
+    both, last = gate_up.get_value(), down.get_value()
+    if isinstance(both, QuantizedTensor) and isinstance(last, QuantizedTensor):
+        return last.product_of_gated(both.products(x))
+    gate, up = project_each(x, gate_up)
+    return project("tf,fe->te", silu_gated(gate, up), down)
 
 
 def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:

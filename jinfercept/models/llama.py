@@ -5,16 +5,16 @@ queries and keys (arXiv 2505.09388). Weights lie `[in, out]`, those of the same
 rows joined (`joined_weights.py`).
 """
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, AttendJoined, project, project_each, rms_norm, separate_heads
+from jinfercept.models.blocks import Attend, AttendJoined, project, project_gated, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import add_partial_sums, gather_columns
 from jinfercept.models.rope import rotate, rotation
+from jinfercept.pallas.quantized_product import silu_gated
 
 
 class LlamaLayer(nnx.Module):
@@ -54,11 +54,11 @@ class LlamaLayer(nnx.Module):
 
         y = rms_norm(x, self.ffn_norm, eps)
         if self.joined:
-            gate, up = project_each(y, self.gate_up)
+            y = project_gated(y, self.gate_up, self.down)
         else:
             gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
-        y = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(y.dtype)
-        return add_partial_sums(x, project("tf,fe->te", y, self.down)), kv
+            y = project("tf,fe->te", silu_gated(gate, up), self.down)
+        return add_partial_sums(x, y), kv
 
     def _attended[KV](
         self, y: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]

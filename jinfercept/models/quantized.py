@@ -15,7 +15,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.models.packed_rows import Packing
-from jinfercept.pallas.quantized_product import WIDTH, Packed, blocks, product, unblocked, unpack, unpack_blocks
+from jinfercept.pallas.quantized_product import (
+    WIDTH,
+    Packed,
+    blocks,
+    gated_product,
+    product,
+    unblocked,
+    unpack,
+    unpack_blocks,
+)
 
 
 @partial(
@@ -116,10 +125,14 @@ class QuantizedTensor:
         y = product(x.reshape(len(x), -1), self._packed, out or x.dtype, int8_rows=self.int8_rows)
         return y.reshape(len(x), -1, *self.outputs)
 
-    def product_of_each(self, x: Float[Array, "T E"]) -> Float[Array, "G T F"]:
+    def products(self, x: Float[Array, "T E"]) -> Float[Array, "T G F"]:
         """The products of the same rows with all weights of a stack of matrices."""
         columns = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), self)
-        return jnp.moveaxis(columns.product(x).reshape(len(x), len(self), -1), 1, 0)
+        return columns.product(x).reshape(len(x), len(self), -1)
+
+    def product_of_gated(self, x: Float[Array, "T 2 F"]) -> Float[Array, "T E"]:
+        """The product of the rows `silu(x[:, 0]) * x[:, 1]`."""
+        return gated_product(x, self._packed, x.dtype, int8_rows=self.int8_rows)
 
     def rows(self, index: Int[Array, "T"]) -> Float[Array, "T ..."]:
         """Rows of a weight whose outputs are its first axis."""

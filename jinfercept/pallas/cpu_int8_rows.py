@@ -40,15 +40,19 @@ def usable() -> bool:
     return cpu_kernels.usable() and needed in cpu_kernels.features()
 
 
-def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    """`rounded(x) @ unpack(packed)`, of what `quantized_product.supports`."""
+def product(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gated: bool = False) -> Float[Array, "T N"]:
+    """`rounded(x) @ unpack(packed)`, of what `quantized_product.supports`.
+
+    Args:
+        gated: the rows that are rounded are `silu(gate) * up`, and `x` has `gate` and behind it `up`.
+    """
     values, scales, offsets, zero = packed
-    lanes, num_rows, depth = cpu_kernels.lanes(), len(x), x.shape[1]
+    lanes, num_rows, depth = cpu_kernels.lanes(), len(x), x.shape[1] // (1 + gated)
     bits = 4 if values.dtype == jnp.uint32 else 8
     stored = Stored(bits, scales.dtype.name, offsets is not None, zero, lanes)
     weight_group = depth // scales.shape[1]
     group = row_group(weight_group)
-    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4)
+    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4, gated=gated)
     most = 8 if lanes == 16 else 2
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
@@ -67,17 +71,19 @@ class Rounding:
         group: neighbouring numbers with one scale.
         lanes: numbers of float32 in a vector.
         in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
+        gated: whether each row has its gates in front, and is rounded as `silu(gate) * x`.
     """
 
     factors: str
     group: int
     lanes: int
     in_words: bool
+    gated: bool
 
     @property
     def name(self) -> str:
         """See `Kernel`."""
-        return f"rounding_{self.factors}_{self.group}_{self.lanes}_{self.in_words}"
+        return f"rounding_{self.factors}_{self.group}_{self.lanes}_{self.in_words}_{self.gated}"
 
     def num_items(self, code: Code) -> Any:
         """See `Kernel`."""
@@ -85,18 +91,26 @@ class Rounding:
 
     def item(self, code: Code, index: Any) -> None:
         """See `Kernel`."""
-        b, number = code.builder, BF16 if self.factors == "bfloat16" else F32
-        groups = b.sdiv(code.dim(0, 1), I64(self.group))  # of a row; below they are counted through all rows
+        b, number, columns = code.builder, BF16 if self.factors == "bfloat16" else F32, code.dim(0, 1)
+        depth = b.sdiv(columns, I64(1 + self.gated))
+        groups = b.sdiv(depth, I64(self.group))
         first, end = (b.mul(b.add(index, I64(more)), I64(ROWS_AT_ONCE)) for more in (0, 1))
-        end = _least(code, end, code.dim(0, 0))
-        with code.loop(b.mul(first, groups), b.mul(end, groups)) as nth:
-            x = code.at(code.arg(0), b.mul(nth, I64(self.group)), number)
-            self._round(code, x, number, code.at(code.ret(0), b.mul(nth, I64(self.group + FACTOR_BYTES))))
+        with code.loop(first, _least(code, end, code.dim(0, 0))) as row, code.loop(I64(0), groups) as nth:
+            place = b.add(b.mul(row, columns), b.mul(nth, I64(self.group)))
+            parts = self._parts(code, code.at(code.arg(0), place, number), number)
+            if self.gated:
+                ups = self._parts(code, code.at(code.arg(0), b.add(place, depth), number), number)
+                parts = [b.fmul(_silu(code, gate), up) for gate, up in zip(parts, ups, strict=True)]
+            group = b.add(b.mul(row, groups), nth)
+            self._round(code, parts, code.at(code.ret(0), b.mul(group, I64(self.group + FACTOR_BYTES))))
 
-    def _round(self, code: Code, x: Any, number: ir.Type, to: Any) -> None:
+    def _parts(self, code: Code, x: Any, number: ir.Type) -> list[Any]:
+        """The vectors of a group."""
+        return [code.wide(x, I64(start), self.lanes, number) for start in range(0, self.group, self.lanes)]
+
+    def _round(self, code: Code, parts: list[Any], to: Any) -> None:
         b, lanes = code.builder, self.lanes
         words, wide = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
-        parts = [code.wide(x, I64(start), lanes, number) for start in range(0, self.group, lanes)]
         sizes = [b.and_(b.bitcast(part, words), words([0x7FFFFFFF] * lanes)) for part in parts]
         most = b.bitcast(_folded(code, sizes, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y)), F32)
         inverse = b.select(b.fcmp_ordered(">", most, F32(_LEAST)), b.fdiv(F32(127.0), most), F32(0.0))
@@ -255,6 +269,15 @@ def _folded(code: Code, vectors: list[Any], join: Callable[[Any, Any], Any]) -> 
             return join(*(code.builder.extract_element(part, I32(0)) for part in (lower, upper)))
         whole = join(lower, upper)
     return whole
+
+
+def _silu(code: Code, x: Any) -> Any:
+    """x times its logistic function, of a vector's numbers."""
+    b, kind = code.builder, x.type
+    one = kind([1.0] * kind.count)
+    power = code.exp(b.fneg(code.call(f"llvm.fabs.v{kind.count}f32", kind, x)))
+    upper = b.select(b.fcmp_ordered(">=", x, kind([0.0] * kind.count)), one, power)
+    return b.fdiv(b.fmul(x, upper), b.fadd(power, one))
 
 
 def _least(code: Code, x: Any, y: Any) -> Any:

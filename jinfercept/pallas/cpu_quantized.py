@@ -51,7 +51,7 @@ def product(
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((len(x), len(values) * WIDTH), out), *operands)
 
 
-def supports(x: Float[Array, "T K"]) -> bool:
+def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct) -> bool:
     """Whether a kernel multiplies so many rows of so many numbers."""
     return len(x) <= most_few(x.dtype) or fits(x.shape[1], pairs=x.dtype == jnp.bfloat16 and has_pairs())
 

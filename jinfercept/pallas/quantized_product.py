@@ -97,9 +97,7 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     return wide.astype(dtype).reshape(len(values), -1, scales.shape[2])
 
 
-def product(
-    x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False
-) -> Float[Array, "T N"]:
+def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
     """`x @ unpack(packed, x.dtype)`, summed in float32.
 
     The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to 256 rows of 16-bit numbers.
@@ -109,7 +107,7 @@ def product(
         int8_rows: the rows are rounded to 8 bits first, as `rounded` does.
     """
     if int8_rows:
-        return _of_int8_rows(x, packed, out)
+        return _of_int8_rows(x, packed, out, gated=False)
     if (gpu := _on_gpu(x, packed)) is not None:
         return gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
@@ -119,6 +117,25 @@ def product(
 
     kernel = partial(cpu_quantized.product, packed.zero, out)
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
+
+
+def gated_product(
+    x: Float[Array, "T 2 K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False
+) -> Float[Array, "T N"]:
+    """`product` of the rows `silu(gate) * up`, which are a gated feed-forward network's.
+
+    Args:
+        x: for each row its gates, and then what they are for.
+        int8_rows: as in `product`.
+    """
+    if int8_rows:
+        return _of_int8_rows(x.reshape(len(x), -1), packed, out, gated=True)
+    return product(silu_gated(x[:, 0], x[:, 1]), packed, out)
+
+
+def silu_gated(gate: Float[Array, "T K"], up: Float[Array, "T K"]) -> Float[Array, "T K"]:
+    """`silu(gate) * up`, computed in float32."""
+    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def rounded(x: Float[Array, "T K"], weight_group: int) -> Float[Array, "T K"]:
@@ -134,12 +151,15 @@ def row_group(weight_group: int) -> int:
     return gcd(weight_group, 32)
 
 
-def _of_int8_rows(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    def by_xla(x: Float[Array, "T K"], *arrays: Array) -> Float[Array, "T N"]:
-        near = rounded(x, x.shape[1] // packed.scales.shape[1]).astype(x.dtype)
+def _of_int8_rows(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gated: bool) -> Float[Array, "T N"]:
+    depth = x.shape[1] // (1 + gated)
+
+    def by_xla(x: Float[Array, "T J"], *arrays: Array) -> Float[Array, "T N"]:
+        rows = silu_gated(x[:, :depth], x[:, depth:]) if gated else x
+        near = rounded(rows, depth // packed.scales.shape[1]).astype(x.dtype)
         return product(near, Packed(*arrays, zero=packed.zero), out)
 
-    if not supports(x, packed):
+    if not supports(jax.ShapeDtypeStruct((len(x), depth), x.dtype), packed):
         return by_xla(x, *packed[:3])
     from jinfercept.pallas import cpu_int8_rows
 
@@ -147,7 +167,7 @@ def _of_int8_rows(x: Float[Array, "T K"], packed: Packed, out: DTypeLike) -> Flo
         return by_xla(x, *packed[:3])
 
     def kernel(x: Float[Array, "T K"], *arrays: Array) -> Float[Array, "T N"]:
-        return cpu_int8_rows.product(x, Packed(*arrays, zero=packed.zero), out)
+        return cpu_int8_rows.product(x, Packed(*arrays, zero=packed.zero), out, gated=gated)
 
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
 
@@ -165,8 +185,8 @@ def _on_gpu(x: Float[Array, "T K"], packed: Packed) -> Callable[..., Float[Array
     return triton_quantized.product if len(x) <= triton_quantized.MOST_ROWS else None
 
 
-def supports(x: Float[Array, "T K"], packed: Packed) -> bool:
-    """Whether a kernel of the CPU computes this product."""
+def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct, packed: Packed) -> bool:
+    """Whether a kernel of the CPU computes this product of rows, of which the shape and the type count."""
     if not cpu_kernels.usable():
         return False
     from jinfercept.pallas import cpu_quantized
