@@ -1,8 +1,8 @@
 """Products of rows that are rounded to int8 with weights of 4 or 8 bits, by instructions that multiply bytes.
 
 One kernel rounds rows (`Rounding`), another multiplies them (`_Int8Product`). Neighbouring numbers of a row, a group, have one
-scale. Products of a group are summed as whole numbers, groups in float32 and always in the same order: the product of a row has the
-same bits whatever other rows are beside it.
+scale. Products of a group are summed as whole numbers, groups in float32 and always in the same order: the product of a row
+has the same bits whatever other rows are beside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels

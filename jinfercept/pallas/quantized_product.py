@@ -7,7 +7,7 @@ A block is contiguous, so that a kernel that computes its columns reads memory i
 from collections.abc import Callable
 from functools import partial
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +154,7 @@ def row_group(weight_group: int) -> int:
 def _of_int8_rows(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gated: bool) -> Float[Array, "T N"]:
     depth = x.shape[1] // (1 + gated)
 
-    def by_xla(x: Float[Array, "T J"], *arrays: Array) -> Float[Array, "T N"]:
+    def by_xla(x: Float[Array, "T J"], *arrays: Any) -> Float[Array, "T N"]:
         rows = silu_gated(x[:, :depth], x[:, depth:]) if gated else x
         near = rounded(rows, depth // packed.scales.shape[1]).astype(x.dtype)
         return product(near, Packed(*arrays, zero=packed.zero), out)
@@ -166,7 +166,7 @@ def _of_int8_rows(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gat
     if not cpu_int8_rows.usable():
         return by_xla(x, *packed[:3])
 
-    def kernel(x: Float[Array, "T K"], *arrays: Array) -> Float[Array, "T N"]:
+    def kernel(x: Float[Array, "T J"], *arrays: Any) -> Float[Array, "T N"]:
         return cpu_int8_rows.product(x, Packed(*arrays, zero=packed.zero), out, gated=gated)
 
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)

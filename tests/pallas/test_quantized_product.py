@@ -10,22 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.quantized_product import Packed, pack, product, supports, unpack
-
-
-def weight(
-    depth: int, columns: int, *, bits: int, group: int, offset: bool = False, zero: int = 0, seed: int = 0
-) -> tuple[Packed, np.ndarray]:
-    """A random weight, packed and as its numbers."""
-    random = np.random.default_rng(seed)
-    q = random.integers(0, 16, (depth, columns)) if bits == 4 else random.integers(-128, 128, (depth, columns))
-    scales, offsets = (random.normal(size=(depth // group, columns)).astype(np.float16) for _ in range(2))
-    numbers = (q - zero) * np.repeat(scales.astype(np.float32), group, 0)
-    if offset:
-        numbers += np.repeat(offsets.astype(np.float32), group, 0)
-    stored = jnp.asarray(q, jnp.uint8 if bits == 4 else jnp.int8)
-    packed = pack(stored, jnp.asarray(scales), jnp.asarray(offsets) if offset else None, bits=bits, zero=zero)
-    return packed, numbers.astype(np.float32)
+from jinfercept.pallas.quantized_product import Packed, product, supports, unpack
+from tests.support.quantized_weight import weight
 
 
 @settings(max_examples=8)

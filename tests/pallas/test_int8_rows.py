@@ -1,0 +1,81 @@
+"""Rows rounded to int8: products are those of the rounded rows, with and without kernels, and do not depend on other rows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas.quantized_product import gated_product, product, rounded
+from tests.support.quantized_weight import weight
+
+CPU = Literal["this", "eight numbers", "no bytes"]
+
+
+@contextmanager
+def on(cpu: CPU) -> Iterator[None]:
+    """As on a CPU with shorter vectors, or without instructions for bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if cpu != "this" and cpu_kernels.usable():
+            bytes_ = {"avxvnni"} if cpu == "eight numbers" and "avx512vnni" in cpu_kernels.features() else set[str]()
+            patch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"} | bytes_))
+        yield
+
+
+@settings(max_examples=10)
+@given(
+    rows=st.sampled_from([1, 3, 8, 9, 40, 257]),
+    groups=st.integers(1, 5),
+    group=st.sampled_from([16, 32, 48, 128]),
+    bits=st.sampled_from([4, 8]),
+    offset=st.booleans(),
+    zero=st.sampled_from([0, 8]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    gated=st.booleans(),
+    cpu=st.sampled_from(["this", "eight numbers", "no bytes"]),
+)
+def test_a_product_is_that_of_the_rounded_rows(
+    rows: int, groups: int, group: int, bits: int, offset: bool, zero: int, dtype: str, gated: bool, cpu: CPU
+) -> None:
+    depth = groups * group
+    packed, numbers = weight(depth, 64, bits=bits, group=group, offset=offset, zero=zero)
+    x = 2 * jax.random.normal(jax.random.key(0), (rows, 2, depth) if gated else (rows, depth), jnp.dtype(dtype))
+    with on(cpu):
+        multiply = gated_product if gated else product
+        got = jax.jit(lambda x: multiply(x, packed, jnp.float32, int8_rows=True))(x)
+    wide = np.asarray(x, np.float64)
+    exact = wide[:, 0] / (1 + np.exp(-wide[:, 0])) * wide[:, 1] if gated else wide
+    near = np.asarray(rounded(jnp.asarray(exact, jnp.float32), group), np.float64)
+    largest = np.abs(exact).reshape(rows, -1, np.gcd(group, 32)).max(2, keepdims=True)
+    assert np.all(np.abs(near - exact).reshape(rows, -1, np.gcd(group, 32)) <= largest * 0.501 / 127)
+    size = np.abs(near) @ np.abs(numbers.astype(np.float64))
+    tolerance = (
+        2e-2 if dtype == "bfloat16" and cpu == "no bytes" else 1e-2 if gated else 1e-5
+    )  # halves may go both ways
+    assert np.all(np.abs(got - near @ numbers) <= tolerance * size + 1e-6)
+
+
+@pytest.mark.skipif(not cpu_kernels.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_has_the_same_bits_whatever_is_beside_it(bits: int) -> None:
+    packed, _ = weight(96, 64, bits=bits, group=32, offset=True)
+    x = jax.random.normal(jax.random.key(0), (300, 96), jnp.bfloat16)
+    multiply = jax.jit(lambda x: product(x, packed, jnp.float32, int8_rows=True))
+    whole = np.asarray(multiply(x))
+    for start, end in ((0, 1), (5, 7), (3, 11), (8, 41), (0, 257)):
+        np.testing.assert_array_equal(multiply(x[start:end]), whole[start:end])
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_is_not_hidden() -> None:
+    packed, _ = weight(64, 32, bits=4, group=32)
+    x = jnp.ones((4, 64)).at[0].set(0.0).at[1, 40].set(jnp.nan).at[2, 3].set(jnp.inf)
+    got = np.asarray(jax.jit(lambda x: product(x, packed, jnp.float32, int8_rows=True))(x))
+    assert not got[0].any()
+    assert not np.isfinite(got[1:3]).any()
+    assert np.isfinite(got[3]).all()

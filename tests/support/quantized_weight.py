@@ -1,0 +1,21 @@
+"""Random quantised weights, as arrays and as the numbers that they stand for."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jinfercept.pallas.quantized_product import Packed, pack
+
+
+def weight(
+    depth: int, columns: int, *, bits: int, group: int, offset: bool = False, zero: int = 0, seed: int = 0
+) -> tuple[Packed, np.ndarray]:
+    """A random weight, packed and as its numbers."""
+    random = np.random.default_rng(seed)
+    q = random.integers(0, 16, (depth, columns)) if bits == 4 else random.integers(-128, 128, (depth, columns))
+    scales, offsets = (random.normal(size=(depth // group, columns)).astype(np.float16) for _ in range(2))
+    numbers = (q - zero) * np.repeat(scales.astype(np.float32), group, 0)
+    if offset:
+        numbers += np.repeat(offsets.astype(np.float32), group, 0)
+    stored = jnp.asarray(q, jnp.uint8 if bits == 4 else jnp.int8)
+    packed = pack(stored, jnp.asarray(scales), jnp.asarray(offsets) if offset else None, bits=bits, zero=zero)
+    return packed, numbers.astype(np.float32)
