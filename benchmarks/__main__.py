@@ -197,7 +197,9 @@ class KVDType:
     """of each"""
     new_tokens: int = 32
     """written greedily after each"""
-    engine: Annotated[EngineOptions, engine_flags("kv_cache_dtype", *HOSTS)]
+    int8_activations: bool = False
+    """measure activations that are rounded to int8 too; the model has quantised weights"""
+    engine: Annotated[EngineOptions, engine_flags("kv_cache_dtype", "activation_dtype", *HOSTS)]
 
     def run(self) -> int:
         """Measure; returns 0. Raises `ConfigError` if the options make no sense."""
@@ -209,7 +211,14 @@ class KVDType:
         for name, least in (("windows", 1), ("window_tokens", 2), ("new_tokens", 1)):
             check_least("--" + name.replace("_", "-"), getattr(self, name), least)
         return kv_dtype_command(
-            KVDTypeBench(self.own, self.windows, self.window_tokens, self.new_tokens, self.engine)  # pyright: ignore[reportArgumentType]
+            KVDTypeBench(
+                self.own,
+                self.windows,
+                self.window_tokens,
+                self.new_tokens,
+                self.int8_activations,
+                self.engine,  # pyright: ignore[reportArgumentType]
+            )
         )
 
 

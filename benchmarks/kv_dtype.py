@@ -1,5 +1,7 @@
 """`python -m benchmarks kv-dtype MODEL`: what quantised KV pages cost in perplexity and in tokens, and what they save in bytes.
 
+With `--int8-activations` also what `--activation-dtype int8` costs, with pages of the model's dtype.
+
 The text is the language reference that Python ships as `pydoc_data.topics`. Every window of it is a prompt of its own, computed
 in chunks over the pages of the format, so that all of its attention reads quantised keys and values.
 
@@ -19,6 +21,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.tables import TextTable
 
 FORMATS: tuple[KVDTypeChoice, ...] = ("auto", "int8", "fp8")
+INT8_ACTIVATIONS = "auto, int8 activations"
 
 
 class KVDTypeBench(NamedTuple):
@@ -29,6 +32,7 @@ class KVDTypeBench(NamedTuple):
         windows: of the text.
         window_tokens: of each.
         new_tokens: written greedily after each.
+        int8_activations: whether to measure these too.
         options: of the engine.
     """
 
@@ -36,9 +40,10 @@ class KVDTypeBench(NamedTuple):
     windows: int
     window_tokens: int
     new_tokens: int
+    int8_activations: bool
     options: LLMOptions
 
-    def measure(self, kv_cache_dtype: KVDTypeChoice) -> "Measured":
+    def measure(self, kv_cache_dtype: KVDTypeChoice, *, int8_activations: bool = False) -> "Measured":
         """Score the text and continue it with pages of this format."""
         longest = self.window_tokens + self.new_tokens
         sizes: LLMOptions = {
@@ -46,6 +51,7 @@ class KVDTypeBench(NamedTuple):
             "max_num_seqs": 8,
             "kv_tokens": 16 * longest,
             "kv_cache_dtype": kv_cache_dtype,
+            "activation_dtype": "int8" if int8_activations else "auto",
         }
         with LLM(self.model, **(sizes | self.options)) as llm:  # pyright: ignore[reportArgumentType]
             text = "\n\n".join(topics[name] for name in sorted(topics))
@@ -64,7 +70,7 @@ class KVDTypeBench(NamedTuple):
                         own.append(known[token].logprob)
                         first.append(max(known.items(), key=lambda each: each[1].logprob)[0])
             return Measured(
-                kv_cache_dtype,
+                INT8_ACTIVATIONS if int8_activations else kv_cache_dtype,
                 llm.profile.kv_bytes_per_token,
                 math.exp(-sum(own) / len(own)),
                 first,
@@ -107,6 +113,8 @@ class Measured(NamedTuple):
 def kv_dtype_command(bench: KVDTypeBench) -> int:
     """Print the table; returns 0."""
     measured = [bench.measure(name) for name in FORMATS]
+    if bench.int8_activations:
+        measured.append(bench.measure("auto", int8_activations=True))
     columns = ("pages", "bytes", "contexts", "perplexity", "change", "likeliest", "runs")
     title = (
         f"{bench.model}: {len(measured[0].first):,} places of pydoc_data.topics in windows of {bench.window_tokens} tokens, "

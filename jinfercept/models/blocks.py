@@ -15,8 +15,8 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.quantized_product import silu_gated
 from jinfercept.pallas.rotation import Rotation
+from jinfercept.pallas.rows import Gated, Rows, dense, rms_normed, silu_gated
 
 FEWEST_ROWS = 4
 """Least rows of a product of 16-bit numbers: XLA multiplies a single row without matrix kernels.
@@ -59,7 +59,7 @@ class Embed(nnx.Module):
 
 def project(
     spec: str,
-    x: Float[Array, "..."],
+    x: Float[Array, "..."] | Rows,
     weight: nnx.Param[Any],
     bias: nnx.Param[Float[Array, "..."]] | None = None,
     out: DTypeLike | None = None,
@@ -70,13 +70,15 @@ def project(
     Args:
         spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
         x, weight, bias: the factors, and the term that is added. The weight is an array or a `QuantizedTensor`, which is
-            multiplied as it lies.
+            multiplied as it lies, by `Rows` that its kernel may compute.
         out: dtype of the product, if not that of `x`.
     """
     weights = weight.get_value()
     if isinstance(weights, QuantizedTensor):
         y = weights.product(x, out)
-    elif (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
+        return y if bias is None else y + bias[...]
+    x = dense(x)
+    if (kernel := _kernel(spec, x, weights, out or x.dtype)) is None:
         y = _by_xla(spec, out, x, weights)
     else:
         y = jax.lax.platform_dependent(x, weights, cpu=kernel, default=partial(_by_xla, spec, out))
@@ -118,25 +120,18 @@ def _kernel(
     return multiply
 
 
-def project_each(x: Float[Array, "T E"], weights: nnx.Param[Any]) -> Float[Array, "G T F"]:
-    """The products of the same rows with several matrices, `[G, E, F]`, as one batch: faster than one wide product on a CPU.
+def project_gated(x: Rows, gate_up: nnx.Param[Any], down: nnx.Param[Any]) -> Float[Array, "T E"]:
+    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
+    if isinstance(both := gate_up.get_value(), QuantizedTensor):
+        return project("tf,fe->te", Gated(both.products(x)), down)
+    return project("tf,fe->te", silu_gated(*_project_each(dense(x), both)), down)
 
-    A quantised stack is one matrix.
-    """
-    if isinstance(stack := weights.get_value(), QuantizedTensor):
-        return jnp.moveaxis(stack.products(x), 1, 0)
+
+def _project_each(x: Float[Array, "T E"], stack: Float[Array, "G E F"]) -> Float[Array, "G T F"]:
+    """The products of the same rows with several matrices, as one batch: faster than one wide product on a CPU."""
     rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
     rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
     return jax.lax.dot_general(rows, stack, batch, precision=_precision(x.dtype))[:, : len(x)]
-
-
-def project_gated(x: Float[Array, "T E"], gate_up: nnx.Param[Any], down: nnx.Param[Any]) -> Float[Array, "T E"]:
-    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
-    both, last = gate_up.get_value(), down.get_value()
-    if isinstance(both, QuantizedTensor) and isinstance(last, QuantizedTensor):
-        return last.product_of_gated(both.products(x))
-    gate, up = project_each(x, gate_up)
-    return project("tf,fe->te", silu_gated(gate, up), down)
 
 
 def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:
@@ -159,10 +154,8 @@ def separate_heads(
 
 
 def rms_norm(x: Float[Array, "... E"], scale: nnx.Param[Float[Array, "E"]], eps: float) -> Float[Array, "... E"]:
-    """Root-mean-square norm of the last axis in float32, rounded to x's dtype before the scale, as the original does."""
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * scale[...]
+    """See `rows.rms_normed`."""
+    return rms_normed(x, scale[...], eps)
 
 
 def layer_norm(

@@ -14,7 +14,7 @@ from jinfercept.models.blocks import Attend, AttendJoined, project, project_gate
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import add_partial_sums, gather_columns
 from jinfercept.models.rope import rotate, rotation
-from jinfercept.pallas.quantized_product import silu_gated
+from jinfercept.pallas.rows import Normed, Rows, silu_gated
 
 
 class LlamaLayer(nnx.Module):
@@ -49,10 +49,10 @@ class LlamaLayer(nnx.Module):
     ) -> tuple[Float[Array, "T E"], KV]:
         eps = self.config.norm_eps
 
-        attended, kv = self._attended(rms_norm(x, self.attn_norm, eps), positions, kv, attend)
+        attended, kv = self._attended(Normed(x, self.attn_norm[...], eps), positions, kv, attend)
         x = add_partial_sums(x, project("thd,hde->te", attended, self.o))
 
-        y = rms_norm(x, self.ffn_norm, eps)
+        y = Normed(x, self.ffn_norm[...], eps)
         if self.joined:
             y = project_gated(y, self.gate_up, self.down)
         else:
@@ -61,7 +61,7 @@ class LlamaLayer(nnx.Module):
         return add_partial_sums(x, y), kv
 
     def _attended[KV](
-        self, y: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
+        self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
         """What attention gives for the normed rows."""
         eps, rope = self.config.norm_eps, self.config.rope
@@ -74,9 +74,7 @@ class LlamaLayer(nnx.Module):
         q, k = _normed(q, self.q_norm, eps), _normed(k, self.k_norm, eps)
         return attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
-    def _heads(
-        self, y: Float[Array, "T E"]
-    ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
+    def _heads(self, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
         """Queries, keys and values."""
         if self.joined:
             return separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
@@ -99,5 +97,5 @@ class LlamaHead(nnx.Module):
         self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
-        y = rms_norm(x, self.norm, self.config.norm_eps)
+        y = Normed(x, self.norm[...], self.config.norm_eps)
         return gather_columns(project("re,ve->rv", y, self.unembed, out=jnp.float32), self.config.vocab_size)

@@ -19,12 +19,12 @@ from jinfercept.pallas.quantized_product import (
     WIDTH,
     Packed,
     blocks,
-    gated_product,
     product,
     unblocked,
     unpack,
     unpack_blocks,
 )
+from jinfercept.pallas.rows import Rows
 
 
 @partial(
@@ -120,19 +120,17 @@ class QuantizedTensor:
         """The first axis."""
         return self.shape[0]
 
-    def product(self, x: Float[Array, "T ..."], out: DTypeLike | None = None) -> Float[Array, "T ..."]:
-        """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of `x`."""
-        y = product(x.reshape(len(x), -1), self._packed, out or x.dtype, int8_rows=self.int8_rows)
-        return y.reshape(len(x), -1, *self.outputs)
+    def product(self, x: Float[Array, "T ..."] | Rows, out: DTypeLike | None = None) -> Float[Array, "T ..."]:
+        """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of the rows."""
+        rows = x.reshape(len(x), -1) if isinstance(x, jax.Array) else x
+        y = product(rows, self._packed, out or jax.tree.leaves(rows)[0].dtype, int8_rows=self.int8_rows)
+        return y.reshape(len(y), -1, *self.outputs)
 
-    def products(self, x: Float[Array, "T E"]) -> Float[Array, "T G F"]:
+    def products(self, x: Rows) -> Float[Array, "T G F"]:
         """The products of the same rows with all weights of a stack of matrices."""
         columns = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), self)
-        return columns.product(x).reshape(len(x), len(self), -1)
-
-    def product_of_gated(self, x: Float[Array, "T 2 F"]) -> Float[Array, "T E"]:
-        """The product of the rows `silu(x[:, 0]) * x[:, 1]`."""
-        return gated_product(x, self._packed, x.dtype, int8_rows=self.int8_rows)
+        y = columns.product(x)
+        return y.reshape(len(y), len(self), -1)
 
     def rows(self, index: Int[Array, "T"]) -> Float[Array, "T ..."]:
         """Rows of a weight whose outputs are its first axis."""

@@ -20,6 +20,7 @@ from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
 from jinfercept.pallas.cpu_quantized import AHEAD_BYTES, STEP, Stored
 from jinfercept.pallas.cpu_tiles import PART_ROWS, store, zeros
 from jinfercept.pallas.quantized_product import ORDER, WIDTH, Packed, row_group
+from jinfercept.pallas.rows import Gated, Normed, Rows, dense
 
 FACTOR_BYTES = 12
 """Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""
@@ -40,38 +41,38 @@ def usable() -> bool:
     return cpu_kernels.usable() and needed in cpu_kernels.features()
 
 
-def product(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gated: bool = False) -> Float[Array, "T N"]:
-    """`rounded(x) @ unpack(packed)`, of what `quantized_product.supports`.
-
-    Args:
-        gated: the rows that are rounded are `silu(gate) * up`, and `x` has `gate` and behind it `up`.
-    """
+def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
+    """`rounded(dense(rows)) @ unpack(packed)`, of what `quantized_product.supports`."""
     values, scales, offsets, zero = packed
-    lanes, num_rows, depth = cpu_kernels.lanes(), len(x), x.shape[1] // (1 + gated)
+    lanes, x = cpu_kernels.lanes(), jax.eval_shape(dense, rows)
+    num_rows, depth = x.shape
     bits = 4 if values.dtype == jnp.uint32 else 8
     stored = Stored(bits, scales.dtype.name, offsets is not None, zero, lanes)
     weight_group = depth // scales.shape[1]
     group = row_group(weight_group)
-    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4, gated=gated)
+    eps = rows.eps if isinstance(rows, Normed) else None
+    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4, gated=isinstance(rows, Gated), eps=eps)
     most = 8 if lanes == 16 else 2
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
-    rows = cpu_kernels.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), x)
+    given = [array.reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
+    near = cpu_kernels.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *given)
     kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
-    operands = (rows, values, scales, *(() if offsets is None else (offsets,)))
+    operands = (near, values, scales, *(() if offsets is None else (offsets,)))
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounds rows: for each group its bytes, and the factors behind them.
+    """Rounds rows: for each group its bytes, and the factors behind them. Operands: what the rows are computed from.
 
     Attributes:
-        factors: name of the type of the rows.
+        factors: name of the type of the operands.
         group: neighbouring numbers with one scale.
         lanes: numbers of float32 in a vector.
         in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
-        gated: whether each row has its gates in front, and is rounded as `silu(gate) * x`.
+        gated: whether they are `Gated`: each row has its gates in front.
+        eps: of rows that are `Normed`, for which there is a second operand; None: they are not.
     """
 
     factors: str
@@ -79,11 +80,13 @@ class Rounding:
     lanes: int
     in_words: bool
     gated: bool
+    eps: float | None
 
     @property
     def name(self) -> str:
         """See `Kernel`."""
-        return f"rounding_{self.factors}_{self.group}_{self.lanes}_{self.in_words}_{self.gated}"
+        fields = self.factors, self.group, self.lanes, self.in_words, self.gated, self.eps
+        return f"rounding_{'_'.join(map(str, fields))}".replace("-", "m")
 
     def num_items(self, code: Code) -> Any:
         """See `Kernel`."""
@@ -91,22 +94,41 @@ class Rounding:
 
     def item(self, code: Code, index: Any) -> None:
         """See `Kernel`."""
-        b, number, columns = code.builder, BF16 if self.factors == "bfloat16" else F32, code.dim(0, 1)
+        b, columns = code.builder, code.dim(0, 1)
         depth = b.sdiv(columns, I64(1 + self.gated))
         groups = b.sdiv(depth, I64(self.group))
         first, end = (b.mul(b.add(index, I64(more)), I64(ROWS_AT_ONCE)) for more in (0, 1))
-        with code.loop(first, _least(code, end, code.dim(0, 0))) as row, code.loop(I64(0), groups) as nth:
-            place = b.add(b.mul(row, columns), b.mul(nth, I64(self.group)))
-            parts = self._parts(code, code.at(code.arg(0), place, number), number)
-            if self.gated:
-                ups = self._parts(code, code.at(code.arg(0), b.add(place, depth), number), number)
-                parts = [b.fmul(_silu(code, gate), up) for gate, up in zip(parts, ups, strict=True)]
-            group = b.add(b.mul(row, groups), nth)
-            self._round(code, parts, code.at(code.ret(0), b.mul(group, I64(self.group + FACTOR_BYTES))))
+        with code.loop(first, _least(code, end, code.dim(0, 0))) as row:
+            start = b.mul(row, columns)
+            factor = None if self.eps is None else self._norm(code, start, groups)
+            with code.loop(I64(0), groups) as nth:
+                place = b.mul(nth, I64(self.group))
+                parts = self._parts(code, 0, b.add(start, place))
+                if self.gated:
+                    ups = self._parts(code, 0, b.add(b.add(start, depth), place))
+                    parts = [b.fmul(_silu(code, gate), up) for gate, up in zip(parts, ups, strict=True)]
+                if factor is not None:
+                    scales = self._parts(code, 1, place)
+                    parts = [b.fmul(b.fmul(x, factor), scale) for x, scale in zip(parts, scales, strict=True)]
+                group = b.add(b.mul(row, groups), nth)
+                self._round(code, parts, code.at(code.ret(0), b.mul(group, I64(self.group + FACTOR_BYTES))))
 
-    def _parts(self, code: Code, x: Any, number: ir.Type) -> list[Any]:
-        """The vectors of a group."""
+    def _parts(self, code: Code, operand: int, place: Any) -> list[Any]:
+        """The vectors of a group of an operand."""
+        number = BF16 if self.factors == "bfloat16" else F32
+        x = code.at(code.arg(operand), place, number)
         return [code.wide(x, I64(start), self.lanes, number) for start in range(0, self.group, self.lanes)]
+
+    def _norm(self, code: Code, start: Any, groups: Any) -> Any:
+        """What the numbers of a row, which begins at `start`, are multiplied by: a vector of equal numbers."""
+        b, sums = code.builder, zeros(code, self.group // self.lanes, self.lanes)
+        with code.loop(I64(0), groups) as nth:
+            for total, x in zip(sums, self._parts(code, 0, b.add(start, b.mul(nth, I64(self.group)))), strict=True):
+                total.set(code.fma(x, x, total.get()))
+        total = _folded(code, [total.get() for total in sums], b.fadd)
+        mean = b.fdiv(total, b.sitofp(b.mul(groups, I64(self.group)), F32))
+        root = code.call("llvm.sqrt.f32", F32, b.fadd(mean, F32(self.eps)))
+        return code.splat(b.fdiv(F32(1.0), root), self.lanes)
 
     def _round(self, code: Code, parts: list[Any], to: Any) -> None:
         b, lanes = code.builder, self.lanes

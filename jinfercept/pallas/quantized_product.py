@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from jinfercept.pallas import cpu_kernels
+from jinfercept.pallas.rows import Rows, dense, rounded
 
 WIDTH = 32
 """Columns of a block."""
@@ -97,8 +98,8 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
     return wide.astype(dtype).reshape(len(values), -1, scales.shape[2])
 
 
-def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
-    """`x @ unpack(packed, x.dtype)`, summed in float32.
+def product(rows: Rows, packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
+    """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32.
 
     The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to 256 rows of 16-bit numbers.
     Otherwise XLA unpacks it into memory.
@@ -107,7 +108,8 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows
         int8_rows: the rows are rounded to 8 bits first, as `rounded` does.
     """
     if int8_rows:
-        return _of_int8_rows(x, packed, out, gated=False)
+        return _of_int8_rows(rows, packed, out)
+    x = dense(rows)
     if (gpu := _on_gpu(x, packed)) is not None:
         return gpu(packed.zero, out, ORDER, x, *packed[:3])
     by_xla = partial(_by_xla, packed.zero, out)
@@ -119,57 +121,28 @@ def product(x: Float[Array, "T K"], packed: Packed, out: DTypeLike, *, int8_rows
     return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
 
 
-def gated_product(
-    x: Float[Array, "T 2 K"], packed: Packed, out: DTypeLike, *, int8_rows: bool = False
-) -> Float[Array, "T N"]:
-    """`product` of the rows `silu(gate) * up`, which are a gated feed-forward network's.
-
-    Args:
-        x: for each row its gates, and then what they are for.
-        int8_rows: as in `product`.
-    """
-    if int8_rows:
-        return _of_int8_rows(x.reshape(len(x), -1), packed, out, gated=True)
-    return product(silu_gated(x[:, 0], x[:, 1]), packed, out)
-
-
-def silu_gated(gate: Float[Array, "T K"], up: Float[Array, "T K"]) -> Float[Array, "T K"]:
-    """`silu(gate) * up`, computed in float32."""
-    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
-
-
-def rounded(x: Float[Array, "T K"], weight_group: int) -> Float[Array, "T K"]:
-    """Rows whose numbers are whole multiples, up to 127, of a scale that a group of neighbours has; in float32."""
-    groups = x.astype(jnp.float32).reshape(len(x), -1, row_group(weight_group))
-    most = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
-    numbers = jnp.round(groups * jnp.where(most > 0, 127.0 / most, 0.0))
-    return (numbers * (most / 127.0)).reshape(x.shape)
-
-
 def row_group(weight_group: int) -> int:
     """Numbers of a rounded row with one scale: 32, unless groups of a weight are smaller or no multiples of that."""
     return gcd(weight_group, 32)
 
 
-def _of_int8_rows(x: Float[Array, "T J"], packed: Packed, out: DTypeLike, *, gated: bool) -> Float[Array, "T N"]:
-    depth = x.shape[1] // (1 + gated)
-
-    def by_xla(x: Float[Array, "T J"], *arrays: Any) -> Float[Array, "T N"]:
-        rows = silu_gated(x[:, :depth], x[:, depth:]) if gated else x
-        near = rounded(rows, depth // packed.scales.shape[1]).astype(x.dtype)
+def _of_int8_rows(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
+    def by_xla(rows: Rows, *arrays: Any) -> Float[Array, "T N"]:
+        x = dense(rows)
+        near = rounded(x, row_group(x.shape[1] // packed.scales.shape[1])).astype(x.dtype)
         return product(near, Packed(*arrays, zero=packed.zero), out)
 
-    if not supports(jax.ShapeDtypeStruct((len(x), depth), x.dtype), packed):
-        return by_xla(x, *packed[:3])
+    if not supports(jax.eval_shape(dense, rows), packed):
+        return by_xla(rows, *packed[:3])
     from jinfercept.pallas import cpu_int8_rows
 
     if not cpu_int8_rows.usable():
-        return by_xla(x, *packed[:3])
+        return by_xla(rows, *packed[:3])
 
-    def kernel(x: Float[Array, "T J"], *arrays: Any) -> Float[Array, "T N"]:
-        return cpu_int8_rows.product(x, Packed(*arrays, zero=packed.zero), out, gated=gated)
+    def kernel(rows: Rows, *arrays: Any) -> Float[Array, "T N"]:
+        return cpu_int8_rows.product(rows, Packed(*arrays, zero=packed.zero), out)
 
-    return jax.lax.platform_dependent(x, *packed[:3], cpu=kernel, default=by_xla)
+    return jax.lax.platform_dependent(rows, *packed[:3], cpu=kernel, default=by_xla)
 
 
 def _on_gpu(x: Float[Array, "T K"], packed: Packed) -> Callable[..., Float[Array, "T N"]] | None:

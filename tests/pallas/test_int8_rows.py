@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.quantized_product import gated_product, product, rounded
+from jinfercept.pallas.quantized_product import product, row_group
+from jinfercept.pallas.rows import Gated, Normed, Rows, dense, rounded
 from tests.support.quantized_weight import weight
 
 CPU = Literal["this", "eight numbers", "no bytes"]
@@ -37,27 +38,31 @@ def on(cpu: CPU) -> Iterator[None]:
     offset=st.booleans(),
     zero=st.sampled_from([0, 8]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    gated=st.booleans(),
+    kind=st.sampled_from(["plain", "gated", "normed"]),
     cpu=st.sampled_from(["this", "eight numbers", "no bytes"]),
 )
 def test_a_product_is_that_of_the_rounded_rows(
-    rows: int, groups: int, group: int, bits: int, offset: bool, zero: int, dtype: str, gated: bool, cpu: CPU
+    rows: int, groups: int, group: int, bits: int, offset: bool, zero: int, dtype: str, kind: str, cpu: CPU
 ) -> None:
     depth = groups * group
     packed, numbers = weight(depth, 64, bits=bits, group=group, offset=offset, zero=zero)
-    x = 2 * jax.random.normal(jax.random.key(0), (rows, 2, depth) if gated else (rows, depth), jnp.dtype(dtype))
+    one, other = 2 * jax.random.normal(jax.random.key(0), (2, rows, depth), jnp.dtype(dtype))
+    given: Rows = one
+    if kind == "gated":
+        given = Gated(jnp.stack([one, other], axis=1))
+    elif kind == "normed":
+        given = Normed(one, other[0], 1e-5)
     with on(cpu):
-        multiply = gated_product if gated else product
-        got = jax.jit(lambda x: multiply(x, packed, jnp.float32, int8_rows=True))(x)
-    wide = np.asarray(x, np.float64)
-    exact = wide[:, 0] / (1 + np.exp(-wide[:, 0])) * wide[:, 1] if gated else wide
-    near = np.asarray(rounded(jnp.asarray(exact, jnp.float32), group), np.float64)
-    largest = np.abs(exact).reshape(rows, -1, np.gcd(group, 32)).max(2, keepdims=True)
-    assert np.all(np.abs(near - exact).reshape(rows, -1, np.gcd(group, 32)) <= largest * 0.501 / 127)
+        got = jax.jit(lambda rows: product(rows, packed, jnp.float32, int8_rows=True))(given)
+    exact = dense(jax.tree.map(lambda array: array.astype(jnp.float32), given))
+    near = np.asarray(rounded(exact, row_group(group)), np.float64)
+    by_group = (rows, -1, row_group(group))
+    largest = np.abs(exact).reshape(by_group).max(2, keepdims=True)
+    assert np.all(np.abs(near - exact).reshape(by_group) <= largest * 0.501 / 127)
     size = np.abs(near) @ np.abs(numbers.astype(np.float64))
     tolerance = (
-        2e-2 if dtype == "bfloat16" and cpu == "no bytes" else 1e-2 if gated else 1e-5
-    )  # halves may go both ways
+        2e-2 if dtype == "bfloat16" and cpu == "no bytes" else 1e-5 if kind == "plain" else 1e-2
+    )  # halves go both ways
     assert np.all(np.abs(got - near @ numbers) <= tolerance * size + 1e-6)
 
 

@@ -1,0 +1,70 @@
+"""Rows of a product that a kernel may compute while it reads what they are computed from. Knows arrays only."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
+@dataclass(frozen=True)
+class Gated:
+    """Rows `silu(gate) * up`.
+
+    Attributes:
+        gate_up: for each row its gates, and then what they are for.
+    """
+
+    gate_up: Float[Array, "T 2 K"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["x", "scale"], meta_fields=["eps"])
+@dataclass(frozen=True)
+class Normed:
+    """Rows behind their root-mean-square norm.
+
+    Attributes:
+        x: the rows before it.
+        scale: of every column.
+        eps: added to the mean of the squares.
+    """
+
+    x: Float[Array, "T K"]
+    scale: Float[Array, "K"]
+    eps: float
+
+
+type Rows = Float[Array, "T K"] | Gated | Normed
+
+
+def dense(rows: Rows) -> Float[Array, "T K"]:
+    """The rows as an array."""
+    match rows:
+        case Gated(both):
+            return silu_gated(both[:, 0], both[:, 1])
+        case Normed(x, scale, eps):
+            return rms_normed(x, scale, eps)
+        case _:
+            return rows
+
+
+def silu_gated(gate: Float[Array, "T K"], up: Float[Array, "T K"]) -> Float[Array, "T K"]:
+    """`silu(gate) * up`, computed in float32."""
+    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
+
+
+def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -> Float[Array, "... K"]:
+    """Root-mean-square norm of the last axis in float32, rounded to x's dtype before the scale, as the original does."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return wide.astype(x.dtype) * scale
+
+
+def rounded(x: Float[Array, "T K"], group: int) -> Float[Array, "T K"]:
+    """Rows whose numbers are whole multiples, up to 127, of a scale that a group of neighbours has; in float32."""
+    groups = x.astype(jnp.float32).reshape(len(x), -1, group)
+    most = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
+    numbers = jnp.round(groups * jnp.where(most > 0, 127.0 / most, 0.0))
+    return (numbers * (most / 127.0)).reshape(x.shape)
