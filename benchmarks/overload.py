@@ -28,6 +28,8 @@ LOADS = (0.5, 1.0, 2.0)
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.1
 GREEDY, GREEDY_LOAD = "greedy", 2.0
 """Ten times its share of a fifth."""
+LOADING = "load"
+"""The key of what one key alone sends: what it has used before would count against a modest key."""
 VOCABULARY = 100
 _WARM_UP = 0.25
 """Share of the seconds of a load whose requests do not count."""
@@ -67,7 +69,9 @@ class OverloadBench(NamedTuple):
         """Measure. Raises `ConfigError` if the server does not start or answers nothing."""
         with tempfile.TemporaryDirectory() as folder:
             keys = Path(folder) / "keys.toml"
-            keys.write_text("\n".join(f'[{key}]\nkey = "{key}"' for key in (*MODEST, GREEDY)), encoding="utf-8")
+            keys.write_text(
+                "\n".join(f'[{key}]\nkey = "{key}"' for key in (*MODEST, GREEDY, LOADING)), encoding="utf-8"
+            )
             flags = {**self.flags, "api_key_file": keys, "max_queue_len": 100_000}
             with child_server(self.model, flags) as taking:
                 console.print("saturation")
@@ -86,7 +90,7 @@ class OverloadBench(NamedTuple):
     ) -> Iterator[tuple[tuple[str, float], list[KeyReply]]]:
         for load in LOADS:
             console.print(f"{way}: load {load:g}")
-            yield (way, load), asyncio.run(self._play(url, [(MODEST[0], MODEST[0], load * rate)]))
+            yield (way, load), asyncio.run(self._play(url, [(LOADING, LOADING, load * rate)]))
 
     def _keys(self, way: str, url: str, rate: float, console: Console) -> Iterator[tuple[str, list[KeyReply]]]:
         modest = [(key, key, MODEST_LOAD * rate) for key in MODEST]
@@ -112,7 +116,7 @@ class OverloadBench(NamedTuple):
                 if reply.error is None:
                     ended.append(reply.end_s)
 
-        async with Client(_target(url, MODEST[0])) as client:
+        async with Client(_target(url, LOADING)) as client:
             await asyncio.gather(*(loop(client, number) for number in range(self.clients)))
         if not ended:
             raise ConfigError("the server answers nothing", got=url, fix="try a request of this size by hand")

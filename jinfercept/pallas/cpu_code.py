@@ -142,6 +142,19 @@ class Code:
         """The numbers of two vectors at these places, those of `y` after those of `x`."""
         return self.builder.shuffle_vector(x, y, ir.VectorType(I32, len(order))(order))
 
+    def least(self, x: Any, y: Any) -> Any:
+        """The smaller one of two whole numbers."""
+        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
+
+    def folded(self, vectors: list[Any], join: Callable[[Any, Any], Any]) -> Any:
+        """One number of all numbers of some vectors; `join` makes one of two, of vectors too."""
+        whole = vectors[0]
+        for vector in vectors[1:]:
+            whole = join(whole, vector)
+        while (half := whole.type.count // 2) > 1:
+            whole = join(*(self.shuffle(whole, whole, list(range(first, first + half))) for first in (0, half)))
+        return join(*(self.builder.extract_element(whole, I32(place)) for place in range(2)))
+
     def wide(self, base: Any, offset: Any, lanes: int, number: ir.Type) -> Any:
         """A vector of float32, of numbers that are float32 or bfloat16."""
         vector = self.load(base, offset, ir.VectorType(number, lanes), of=number)

@@ -134,13 +134,13 @@ def _of_int8_rows(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T
 
     if not supports(jax.eval_shape(dense, rows), packed):
         return by_xla(rows, *packed[:3])
-    from jinfercept.pallas import cpu_int8_rows
+    from jinfercept.pallas import cpu_int8_product
 
-    if not cpu_int8_rows.usable():
+    if not cpu_int8_product.usable():
         return by_xla(rows, *packed[:3])
 
     def kernel(rows: Rows, *arrays: Any) -> Float[Array, "T N"]:
-        return cpu_int8_rows.product(rows, Packed(*arrays, zero=packed.zero), out)
+        return cpu_int8_product.product(rows, Packed(*arrays, zero=packed.zero), out)
 
     return jax.lax.platform_dependent(rows, *packed[:3], cpu=kernel, default=by_xla)
 

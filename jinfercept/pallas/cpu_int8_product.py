@@ -1,11 +1,10 @@
 """Products of rows that are rounded to int8 with weights of 4 or 8 bits, by instructions that multiply bytes.
 
-One kernel rounds rows (`Rounding`), another multiplies them (`_Int8Product`). Neighbouring numbers of a row, a group, have one
-scale. Products of a group are summed as whole numbers, groups in float32 and always in the same order: the product of a row
-has the same bits whatever other rows are beside it.
+Products of a group, the neighbours in a row that have one scale, are summed as whole numbers; groups in float32, and always in
+the same order: the product of a row has the same bits whatever other rows are beside it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +15,13 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jinfercept.pallas import cpu_kernels
-from jinfercept.pallas.cpu_code import BF16, F32, I8, I32, I64, Code
+from jinfercept.pallas.cpu_code import F32, I8, I32, I64, Code
 from jinfercept.pallas.cpu_quantized import AHEAD_BYTES, STEP, Stored
+from jinfercept.pallas.cpu_rounding import FACTOR_BYTES, Rounding
 from jinfercept.pallas.cpu_tiles import PART_ROWS, store, zeros
-from jinfercept.pallas.quantized_product import ORDER, WIDTH, Packed, row_group
+from jinfercept.pallas.quantized_product import WIDTH, Packed, row_group
 from jinfercept.pallas.rows import Gated, Normed, Rows, dense
 
-FACTOR_BYTES = 12
-"""Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""
-ROWS_AT_ONCE = 16
-"""Rows of an item of `Rounding`."""
-_LEAST = 1e-30
-"""A group whose numbers are all smaller is rounded to zeros."""
-_ROUNDER = 1.5 * 2**23
-"""A float32 to which a smaller number is added as a whole one, in its lowest bits."""
-_ROUNDER_BITS = 0x4B400000
 _SIGN = 128
 """Added to 8-bit weights, which the instruction takes without a sign."""
 
@@ -55,107 +46,11 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     most = 8 if lanes == 16 else 2
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
-    given = [array.reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
+    given = [array.astype(x.dtype).reshape(-1, depth * (1 + rounding.gated)) for array in jax.tree.leaves(rows)]
     near = cpu_kernels.call(rounding, jax.ShapeDtypeStruct((num_rows, num_bytes), jnp.int8), *given)
     kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
     operands = (near, values, scales, *(() if offsets is None else (offsets,)))
     return cpu_kernels.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Rounds rows: for each group its bytes, and the factors behind them. Operands: what the rows are computed from.
-
-    Attributes:
-        factors: name of the type of the operands.
-        group: neighbouring numbers with one scale.
-        lanes: numbers of float32 in a vector.
-        in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
-        gated: whether they are `Gated`: each row has its gates in front.
-        eps: of rows that are `Normed`, for which there is a second operand; None: they are not.
-    """
-
-    factors: str
-    group: int
-    lanes: int
-    in_words: bool
-    gated: bool
-    eps: float | None
-
-    @property
-    def name(self) -> str:
-        """See `Kernel`."""
-        fields = self.factors, self.group, self.lanes, self.in_words, self.gated, self.eps
-        return f"rounding_{'_'.join(map(str, fields))}".replace("-", "m")
-
-    def num_items(self, code: Code) -> Any:
-        """See `Kernel`."""
-        return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(ROWS_AT_ONCE - 1)), I64(ROWS_AT_ONCE))
-
-    def item(self, code: Code, index: Any) -> None:
-        """See `Kernel`."""
-        b, columns = code.builder, code.dim(0, 1)
-        depth = b.sdiv(columns, I64(1 + self.gated))
-        groups = b.sdiv(depth, I64(self.group))
-        first, end = (b.mul(b.add(index, I64(more)), I64(ROWS_AT_ONCE)) for more in (0, 1))
-        with code.loop(first, _least(code, end, code.dim(0, 0))) as row:
-            start = b.mul(row, columns)
-            factor = None if self.eps is None else self._norm(code, start, groups)
-            with code.loop(I64(0), groups) as nth:
-                place = b.mul(nth, I64(self.group))
-                parts = self._parts(code, 0, b.add(start, place))
-                if self.gated:
-                    ups = self._parts(code, 0, b.add(b.add(start, depth), place))
-                    parts = [b.fmul(_silu(code, gate), up) for gate, up in zip(parts, ups, strict=True)]
-                if factor is not None:
-                    scales = self._parts(code, 1, place)
-                    parts = [b.fmul(b.fmul(x, factor), scale) for x, scale in zip(parts, scales, strict=True)]
-                group = b.add(b.mul(row, groups), nth)
-                self._round(code, parts, code.at(code.ret(0), b.mul(group, I64(self.group + FACTOR_BYTES))))
-
-    def _parts(self, code: Code, operand: int, place: Any) -> list[Any]:
-        """The vectors of a group of an operand."""
-        number = BF16 if self.factors == "bfloat16" else F32
-        x = code.at(code.arg(operand), place, number)
-        return [code.wide(x, I64(start), self.lanes, number) for start in range(0, self.group, self.lanes)]
-
-    def _norm(self, code: Code, start: Any, groups: Any) -> Any:
-        """What the numbers of a row, which begins at `start`, are multiplied by: a vector of equal numbers."""
-        b, sums = code.builder, zeros(code, self.group // self.lanes, self.lanes)
-        with code.loop(I64(0), groups) as nth:
-            for total, x in zip(sums, self._parts(code, 0, b.add(start, b.mul(nth, I64(self.group)))), strict=True):
-                total.set(code.fma(x, x, total.get()))
-        total = _folded(code, [total.get() for total in sums], b.fadd)
-        mean = b.fdiv(total, b.sitofp(b.mul(groups, I64(self.group)), F32))
-        root = code.call("llvm.sqrt.f32", F32, b.fadd(mean, F32(self.eps)))
-        return code.splat(b.fdiv(F32(1.0), root), self.lanes)
-
-    def _round(self, code: Code, parts: list[Any], to: Any) -> None:
-        b, lanes = code.builder, self.lanes
-        words, wide = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
-        sizes = [b.and_(b.bitcast(part, words), words([0x7FFFFFFF] * lanes)) for part in parts]
-        most = b.bitcast(_folded(code, sizes, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y)), F32)
-        inverse = b.select(b.fcmp_ordered(">", most, F32(_LEAST)), b.fdiv(F32(127.0), most), F32(0.0))
-        factor, rounder = code.splat(inverse, lanes), wide([_ROUNDER] * lanes)
-        near = [b.bitcast(b.fadd(b.fmul(part, factor), rounder), words) for part in parts]
-        numbers = [b.sub(part, words([_ROUNDER_BITS] * lanes)) for part in near]
-        total = _folded(code, numbers, b.add)
-        joined = [b.trunc(part, ir.VectorType(I8, lanes)) for part in near]
-        while len(joined) > 1:
-            pairs = zip(joined[::2], joined[1::2], strict=True)
-            joined = [code.shuffle(x, y, list(range(2 * x.type.count))) for x, y in pairs]
-        if self.in_words:
-            order = [8 * word + row for word in range(self.group // 8) for row in _BYTES_OF_WORDS]
-            joined = [code.shuffle(joined[0], joined[0], order)]
-        code.store(joined[0], to, 0, of=I8)
-        scale = b.fmul(most, F32(1 / 127))
-        factors = (scale, b.fmul(scale, b.sitofp(total, F32)), total)
-        for place, factor in enumerate(factors):
-            code.store(factor, to, self.group + 4 * place, of=I8)
-
-
-_BYTES_OF_WORDS = [ORDER[2 * byte + half] for half in range(2) for byte in range(4)]
-"""Inputs of the bytes of a word's lower, and then of its upper numbers."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +92,7 @@ class _Int8Product:
         num_tiles, parts = b.sdiv(b.add(num_rows, I64(self.tile - 1)), I64(self.tile)), self._parts(code)
         first, end = (b.sdiv(b.mul(num_tiles, number), parts) for number in (part, b.add(part, I64(1))))
         with code.loop(first, end) as tile:  # the last one begins early
-            self._tile(code, block, _least(code, b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))))
+            self._tile(code, block, code.least(b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))))
 
     def _tile(self, code: Code, block: Any, row: Any) -> None:
         """Multiply the rows of a tile, from `row` on."""
@@ -278,29 +173,3 @@ class _Int8Product:
     def _parts(self, code: Code) -> Any:
         """Of the rows; a part stays in a cache while the blocks change."""
         return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
-
-
-def _folded(code: Code, vectors: list[Any], join: Callable[[Any, Any], Any]) -> Any:
-    """One number of all numbers of some vectors."""
-    whole = vectors[0]
-    for vector in vectors[1:]:
-        whole = join(whole, vector)
-    while (half := whole.type.count // 2) >= 1:
-        lower, upper = (code.shuffle(whole, whole, list(range(first, first + half))) for first in (0, half))
-        if half == 1:
-            return join(*(code.builder.extract_element(part, I32(0)) for part in (lower, upper)))
-        whole = join(lower, upper)
-    return whole
-
-
-def _silu(code: Code, x: Any) -> Any:
-    """x times its logistic function, of a vector's numbers."""
-    b, kind = code.builder, x.type
-    one = kind([1.0] * kind.count)
-    power = code.exp(b.fneg(code.call(f"llvm.fabs.v{kind.count}f32", kind, x)))
-    upper = b.select(b.fcmp_ordered(">=", x, kind([0.0] * kind.count)), one, power)
-    return b.fdiv(b.fmul(x, upper), b.fadd(power, one))
-
-
-def _least(code: Code, x: Any, y: Any) -> Any:
-    return code.builder.select(code.builder.icmp_signed("<", x, y), x, y)
