@@ -17,6 +17,7 @@ from jinfercept.fleet.replica_app import ReplicaApp
 from jinfercept.fleet.replicas import Messages
 from jinfercept.fleet.start_turn import start_turn
 from jinfercept.llm import LLM
+from jinfercept.server.heap import freeze_heap
 from jinfercept.server.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import SWITCH_S
@@ -57,6 +58,7 @@ class EngineReplica:
         name = serve.get_replica_context().replica_id.unique_id
         app = ReplicaApp(name, service, spec.secret, time.monotonic)
         await app.start()
+        freeze_heap()
         self._app = app
 
     def _start(self) -> Service:

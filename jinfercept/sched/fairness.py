@@ -16,9 +16,10 @@ a slot, the second if it lacks pages. The sequence that gives way to a right is 
 above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
 
 A tenant that stays within its share on average has bursts that exceed it, for which a tenant that takes all that is left would
-leave nothing. So the half grows with what the other tenant has used more: by one for every `AHEAD_S` seconds of all that runs.
-A tenant that has used more than another one by that is ahead of it. A step that computes a prompt leaves out the sequences of
-the tenants that are ahead of the prompt's, since a full step takes longer; of two steps in a row at most one does.
+leave nothing. So the half grows with what the other tenant has used more, up to one and a half at `AHEAD_S` seconds of all that
+runs. A tenant that has used more than another one by that is ahead of it, and keeps its oldest sequence only. A step that
+computes a prompt leaves out the sequences of the tenants that are ahead of the prompt's, since a full step takes longer; of two
+steps in a row at most one does.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
@@ -187,8 +188,8 @@ class FairShare:
         return [
             name
             for name, running in others
-            if (lead := self.used(name) - used) >= 0.0
-            and size(running) * (1.0 / RIGHT + lead / (AHEAD_S * self._held or math.inf)) >= least
+            if (lead := (self.used(name) - used) / (AHEAD_S * self._held or math.inf)) >= 0.0
+            and (lead >= 1.0 or size(running) * (1.0 / RIGHT + lead) >= least)
         ]
 
     def _has_floor(self, head: Sequence) -> bool:

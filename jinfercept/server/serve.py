@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
 from jinfercept.server.connection_limits import BACKLOG, ConnectionLimits, reserve_files
+from jinfercept.server.heap import frozen_heap
 from jinfercept.server.http_protocol import HttpProtocol
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.request_framing import RequestFraming
@@ -128,7 +129,8 @@ def serve_app(app: ASGIApp, service: Drainable, listener: socket.socket, ready: 
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
-        DrainingServer(app, service, listener, ready).serve_until_signal()
+        with frozen_heap():
+            DrainingServer(app, service, listener, ready).serve_until_signal()
     finally:
         sys.setswitchinterval(before_s)
 
