@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,9 +66,15 @@ def test_a_profile_of_other_products_is_not_taken(small: LLM) -> None:
     assert "of int8 rows" in small.profile.tables["settings"]["weights"]
 
 
-def test_a_model_without_such_weights_is_refused() -> None:
-    with pytest.raises(ModelError, match="activation_dtype=auto"):
-        LLM(GOLDEN / "llama_gqa", activation_dtype="int8")
+def test_a_model_without_such_weights_is_refused(checkpoint: Path) -> None:
+    tries: list[tuple[Path, dict[str, Any], str]] = [
+        (GOLDEN / "llama_gqa", {}, "a checkpoint that is not quantised"),
+        (GOLDEN / "llama_gqa", {"load_format": "dummy"}, "random weights"),
+        (checkpoint, {"quantization": "none"}, "quantization=none, which dequantises.*quantization=gguf"),
+    ]
+    for model, options, got in tries:
+        with pytest.raises(ModelError, match=got):
+            LLM(model, activation_dtype="int8", **options)
     loaded = load(GOLDEN / "llama_gqa", dtype="float32")
     with pytest.raises(ModelError, match="activation_dtype=auto"):
         LLM(loaded.model, params=loaded.params, activation_dtype="int8")

@@ -76,27 +76,39 @@ def load(
     """
     target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
     with jax.default_device(mesh.local_devices[0]):
-        loaded = _load(model, target, load_format, seed, mesh, quantization)
-        return loaded if activation_dtype == "auto" else _with_int8_rows(loaded)
+        return _load(model, target, load_format, seed, mesh, quantization, activation_dtype)
 
 
-def _with_int8_rows[M: ServedModel](loaded: Loaded[M]) -> Loaded[M]:
-    """The model with products of rounded rows. Raises `ModelError` if it has no weight for them."""
-    params = jax.tree.map(
-        lambda weight: weight.of_int8_rows() if is_quantized(weight) else weight, loaded.params, is_leaf=is_quantized
-    )
-    if not any(is_quantized(weight) and weight.int8_rows for weight in weights_of(params)):
-        raise ModelError(
-            "rows are rounded to int8 for quantised weights of 4 or 8 bits only",
-            got="a model without any (jinfercept info MODEL shows them)",
-            fix="activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint whose weights stay quantised",
-        )
-    return replace(loaded, params=params)
+def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, num_devices: int) -> Params:
+    """The shapes of weights whose products round their rows. Raises `ModelError` if there is no weight for them."""
+    shapes = jax.tree.map(lambda one: one.of_int8_rows() if is_quantized(one) else one, shapes, is_leaf=is_quantized)
+    if any(is_quantized(one) and one.int8_rows for one in weights_of(shapes)):
+        return shapes
+    if (found := _quantization(checkpoint)) is None or found == "fp8":
+        got = "a checkpoint that is not quantised" if found is None else "a checkpoint in fp8"
+        raise _no_int8_rows(got, "activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint")
+    if quantization != found:
+        why = f" on {num_devices} devices" if num_devices > 1 else ""
+        got = f"quantization={quantization}, which dequantises this checkpoint{why}"
+        raise _no_int8_rows(got, f"quantization={found}, or activation_dtype=auto")
+    raise _no_int8_rows(f"a {found} checkpoint whose types do not stay quantised", "activation_dtype=auto")
+
+
+def _no_int8_rows(got: str, fix: str) -> ModelError:
+    return ModelError("rows are rounded to int8 for whole numbers of 4 or 8 bits that stay quantised", got=got, fix=fix)
 
 
 def _load(
-    model: str | Path | ModelConfig, dtype: str, load_format: str, seed: int, mesh: ModelMesh, quantization: str
+    model: str | Path | ModelConfig,
+    dtype: str,
+    load_format: str,
+    seed: int,
+    mesh: ModelMesh,
+    quantization: str,
+    activation_dtype: str,
 ) -> Loaded[Model]:
+    if load_format == "dummy" and activation_dtype != "auto":
+        raise _no_int8_rows("random weights, which are not quantised", "activation_dtype=auto, or load_format=auto")
     if isinstance(model, ModelConfig):
         if load_format != "dummy":
             raise ModelError(
@@ -111,6 +123,8 @@ def _load(
     checkpoint = _open(source)
     served = Model(checkpoint.config).on_devices(mesh.size)
     cut = _served_shapes(checkpoint, served.config, dtype, mesh.size, quantization)
+    if activation_dtype == "int8":
+        cut = _with_int8_rows(cut, checkpoint, quantization, mesh.size)
     params = _read_params(checkpoint, cut, dtype, mesh)
     return Loaded(replace(served, joined=is_joined(params.layers[0])), params, source, _kind(source))
 

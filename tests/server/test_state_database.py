@@ -158,6 +158,19 @@ def test_work_that_ends_late_is_503_and_not_committed(tmp_path: Path) -> None:
     database.close()
 
 
+def test_work_that_ended_in_time_is_no_503_where_the_event_loop_was_held_up(tmp_path: Path) -> None:
+    database = StateDatabase(str(tmp_path / "state.db"), timeout_s=0.3)
+
+    async def tried() -> None:
+        running = asyncio.ensure_future(database.run("me", lambda session: "stored"))
+        await asyncio.sleep(0.01)
+        time.sleep(1.5)
+        assert await running == "stored"
+
+    asyncio.run(tried())
+    database.close()
+
+
 def test_a_key_with_much_waiting_work_is_429_and_others_are_served(tmp_path: Path) -> None:
     database, go = StateDatabase(str(tmp_path / "state.db"), timeout_s=10.0), threading.Event()
 

@@ -92,10 +92,16 @@ class StateDatabase:
                 it is the commit that lasts; 429 if too much work of the owner waits.
         """
         deadline_s = time.monotonic() + self._timeout_s
+        committed: list[T] = []
         try:
             async with asyncio.timeout(self._timeout_s + _COMMIT_S):
-                return await self._threads.run(owner, num_bytes, lambda: self._repeated(work, deadline_s, only_reads))
+                await self._threads.run(
+                    owner, num_bytes, lambda: committed.append(self._repeated(work, deadline_s, only_reads))
+                )
+                return committed[0]
         except (TimeoutError, PoolTimeout, DBAPIError) as error:
+            if committed:  # in time, but the event loop was not there to see it
+                return committed[0]
             if isinstance(error, DBAPIError) and not _is_absent(error):
                 raise
             raise unavailable() from error
