@@ -138,7 +138,7 @@ class StateDatabase:
             result = work(session)
             session.flush()
             if time.monotonic() >= deadline_s:
-                raise TimeoutError  # which rolls back: the client is told that nothing was stored
+                raise TimeoutError  # which rolls the work back: its request is answered 503
             return result
 
         while time.monotonic() < deadline_s:
