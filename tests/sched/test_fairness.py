@@ -197,14 +197,19 @@ def test_a_burst_of_a_tenant_that_has_used_little_takes_pages_of_one_that_has_us
     bench.drain()
 
 
-def test_a_tenant_that_is_far_ahead_keeps_its_oldest_sequence_only() -> None:
-    bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=400, buckets=(8, 256))
-    for number in range(8):
-        bench.add(f"g{number}", 12, max_tokens=300, tenant="greedy")
+def get_ahead(bench: SchedulerBench, number: int) -> None:
+    """Let a greedy tenant's sequences use far more than the one of a modest tenant."""
+    for place in range(number):
+        bench.add(f"g{place}", 12, max_tokens=300, tenant="greedy")
     bench.add("m", 12, max_tokens=300, tenant="modest")
     fair = bench.scheduler._fair  # pyright: ignore[reportPrivateUsage]
     while fair.used("greedy") < fair.used("modest") + 2 * AHEAD_S * 8 * 40:
         bench.step()
+
+
+def test_a_tenant_that_is_far_ahead_keeps_its_oldest_sequence_only() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=400, buckets=(8, 256))
+    get_ahead(bench, 8)
     for number in range(7):
         bench.add(f"m{number}", 12, max_tokens=300, tenant="modest")
     bench.step()
@@ -214,12 +219,7 @@ def test_a_tenant_that_is_far_ahead_keeps_its_oldest_sequence_only() -> None:
 
 def test_a_step_that_computes_a_prompt_leaves_out_tenants_that_are_ahead_but_not_two_steps_in_a_row() -> None:
     bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=400, buckets=(8, 16))
-    for number in range(6):
-        bench.add(f"g{number}", 12, max_tokens=300, tenant="greedy")
-    bench.add("m", 12, max_tokens=300, tenant="modest")
-    fair = bench.scheduler._fair  # pyright: ignore[reportPrivateUsage]
-    while fair.used("greedy") < fair.used("modest") + 2 * AHEAD_S * 8 * 40:
-        bench.step()
+    get_ahead(bench, 6)
     bench.add("long", 60, max_tokens=4, tenant="modest")
     plans = [bench.step() for _ in range(8)]
     widths = [(len(plan.chunks), max(len(chunk.tokens) for chunk in plan.chunks)) for plan in plans]
