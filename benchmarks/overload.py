@@ -30,6 +30,8 @@ GREEDY, GREEDY_LOAD = "greedy", 2.0
 """Ten times its share of a fifth."""
 LOADING = "load"
 """The key of what one key alone sends: what it has used before would count against a modest key."""
+KEY_SEEDS = 3
+"""Arrivals of the keys that are pooled: of one series a 99th percentile is what one burst happened to meet."""
 VOCABULARY = 100
 _WARM_UP = 0.25
 """Share of the seconds of a load whose requests do not count."""
@@ -53,7 +55,7 @@ class OverloadBench(NamedTuple):
         limit_s: seconds to a first token, of goodput and of `--first-token-limit`.
         seconds: of every load.
         clients: that measure saturation.
-        seed: of the arrivals.
+        seed: of the arrivals; those of the keys are of this seed and the next ones.
     """
 
     model: str
@@ -90,7 +92,8 @@ class OverloadBench(NamedTuple):
     ) -> Iterator[tuple[tuple[str, float], list[KeyReply]]]:
         for load in LOADS:
             console.print(f"{way}: load {load:g}")
-            yield (way, load), asyncio.run(self._play(url, [(LOADING, LOADING, load * rate)]))
+            played = self._play(url, [(LOADING, LOADING, load * rate)], f"load {load:g}", self.seed)
+            yield (way, load), asyncio.run(played)
 
     def _keys(self, way: str, url: str, rate: float, console: Console) -> Iterator[tuple[str, list[KeyReply]]]:
         modest = [(key, key, MODEST_LOAD * rate) for key in MODEST]
@@ -99,8 +102,11 @@ class OverloadBench(NamedTuple):
         if way == "fair":
             plays["all with one key"] = [*((name, GREEDY, each) for name, _, each in modest), greedy]
         for name, keys in plays.items():
-            console.print(f"{name}: {len(keys)} keys")
-            yield name, asyncio.run(self._play(url, keys))
+            replies = list[KeyReply]()
+            for seed in range(self.seed, self.seed + KEY_SEEDS):
+                console.print(f"{name}: {len(keys)} keys, arrivals {seed}")
+                replies += asyncio.run(self._play(url, keys, name, seed))
+            yield name, replies
 
     async def _saturation(self, url: str, seconds: float | None = None) -> float:
         """Requests per second that the server completes while more clients ask than it can run."""
@@ -122,16 +128,21 @@ class OverloadBench(NamedTuple):
             raise ConfigError("the server answers nothing", got=url, fix="try a request of this size by hand")
         return len(ended) / (max(ended) - begun_s)
 
-    async def _play(self, url: str, keys: Sequence[tuple[str, str, float]]) -> list[KeyReply]:
+    async def _play(self, url: str, keys: Sequence[tuple[str, str, float]], play: str, seed: int) -> list[KeyReply]:
         """Play arrivals of a name, a key and a rate each, until those of all but the greedy name are answered.
 
-        Returns the replies that count.
+        Args:
+            play: makes the prompts others than those of other plays, whose contexts may be in the prefix cache.
+            seed: of the arrivals.
+
+        Returns:
+            The replies that count.
         """
         began_s, replies = time.perf_counter(), list[KeyReply]()
 
         async def one(client: Client, name: str, number: int, at_s: float) -> None:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
-            reply = await self._ask(client, f"{name} {number} {self.seed}")
+            reply = await self._ask(client, f"{play} {name} {number} {seed}")
             if at_s >= _WARM_UP * self.seconds:
                 replies.append(KeyReply(name, at_s, reply))
 
@@ -140,7 +151,7 @@ class OverloadBench(NamedTuple):
             tasks = {
                 group.create_task(one(clients[key], name, number, at_s)): name
                 for name, key, rate in keys
-                for number, at_s in enumerate(arrival_times(rate, self.seconds, Random(f"{name} {self.seed}")))
+                for number, at_s in enumerate(arrival_times(rate, self.seconds, Random(f"{name} {seed}")))
             }
             await asyncio.wait([task for task, name in tasks.items() if name != GREEDY])
             for task in tasks:

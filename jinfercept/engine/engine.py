@@ -177,10 +177,10 @@ class Engine:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
         events: list[Event] = []
         try:
+            if self._in_flight and self.scheduler.waits:
+                self._collect_all(events)
             self._poll(events)
             self._retained.expire(self._clock.now())
-            if self._in_flight and self.scheduler.speculation.waits(self.scheduler.running):
-                self._collect_all(events)
             planned = self.scheduler.plan(self._clock.now())
             self._quiescent_at = None if planned.plan else self._requests.num_finished
             if planned.plan:

@@ -13,13 +13,17 @@ a running sequence has a right to one; if its weight is lower than another tenan
 while it has used no more. A tenant that would still run at most half as many as another one after its next, or hold at most
 half as many tokens, each number divided by the weight, and has used no more, has a right to that next: the first if it lacks
 a slot, the second if it lacks pages. The sequence that gives way to a right is the last in the service order among the tenants
-above. No tenant's oldest running sequence gives way to a right, so that no two tenants evict each other in turns.
+above. A tenant's oldest running sequence does not give way to a right, so that no two tenants evict each other in turns.
 
 A tenant that stays within its share on average has bursts that exceed it, for which a tenant that takes all that is left would
 leave nothing. So the half grows with what the other tenant has used more, up to one and a half at `AHEAD_S` seconds of all that
-runs. A tenant that has used more than another one by that is ahead of it, and keeps its oldest sequence only. A step that
-computes a prompt leaves out the sequences of the tenants that are ahead of the prompt's, since a full step takes longer; of two
-steps in a row at most one does.
+runs. A tenant that has used more than another one by that is ahead of it. Then:
+
+* Its oldest sequence gives way, too, if it has not done so for `CREDIT_S`; its right to a sequence comes back after `AHEAD_S`.
+* A step that runs sequences of the other tenant has only so many tokens of the tenant that is ahead as the step has to spare;
+  of `LEFT_OUT_STEPS` such steps in a row one is as long as it gets.
+* Its prompts do not make a step much longer than decoding does, for `CREDIT_S` after the other tenant has gone, and a step is
+  planned when the one before has ended: whoever arrives waits for the step that runs.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """
@@ -38,6 +42,8 @@ AHEAD_S = 2.0
 """Seconds of the contexts of all running sequences by which a tenant that is ahead has used more than another one."""
 CREDIT_S = 8.0
 """Seconds of the contexts of all running sequences by which a tenant counts as having used less than another one, at most."""
+LEFT_OUT_STEPS = 4
+"""Of so many steps in a row one leaves out no tenant that is ahead."""
 _MOST_IDLE = 4096
 """Idle tenants whose use is remembered."""
 
@@ -50,19 +56,26 @@ class FairShare:
 
     Args:
         queues: the sequences of all tenants.
+
+    Attributes:
+        ahead: active tenants that are ahead of one that has competed within `CREDIT_S`.
     """
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
+        self.ahead: set[str] = set()
         self._held = 0.0  # tokens that all running sequences hold: the most of late
-        self._held_back = False  # whether the last step left sequences out
+        self._num_left_out = 0  # steps since the last one that could not leave out sequences
         self._used: dict[str, float] = {}  # token·seconds by tenant
-        self._active: set[str] = set()  # tenants that ran or waited at the last plan
+        self._met: dict[
+            str, float
+        ] = {}  # tenants that competed within `CREDIT_S`, and when last; the latest at the end
         self._at_s = 0.0  # of the last plan
+        self._gave_way: dict[str, float] = {}  # tenants whose last sequence did within `CREDIT_S`, and when
         self._weights = self._most_weight = 0.0  # of the tenants that compete: their sum, and the largest
 
     def charge(self, now: float) -> bool:
-        """Charge running sequences for the time since the last plan; returns whether several tenants compete.
+        """Charge running sequences for the time since the last plan; returns whether several tenants compete, or one is ahead.
 
         Args:
             now: seconds on the engine's clock.
@@ -71,21 +84,36 @@ class FairShare:
         self._at_s = now
         held = sum([len(one.tokens) for one in self._queues.running])
         self._held = max(held, self._held * (1.0 - min(1.0, elapsed_s / CREDIT_S)))
-        if len(queues) < 2:  # alone there is nothing to compare with
-            return False
-        used = self._used
+        met, used = self._met, self._used
+        for times in (met, self._gave_way):
+            while times and times[oldest := next(iter(times))] < now - CREDIT_S:
+                del times[oldest]
+        if len(queues) < 2:  # alone there is nothing to charge
+            self._find_ahead()
+            return bool(self.ahead)
         for tenant, queue in queues.items():
             used[tenant] = used.pop(tenant, 0.0) + elapsed_s * sum(
                 [len(one.tokens) / one.weight for one in queue.running]
             )
         lowest = max(used[tenant] for tenant in queues) - CREDIT_S * self._held
         for tenant in queues:
+            met.pop(tenant, None)
+            met[tenant] = now
+        for tenant in met:
             used[tenant] = max(used[tenant], lowest)
+        self._find_ahead()
         weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
         self._weights, self._most_weight = sum(weights), max(weights)
         if len(used) > len(queues) + _MOST_IDLE:
-            del used[next(tenant for tenant in used if tenant not in queues)]
+            gone = next(tenant for tenant in used if tenant not in queues)
+            del used[gone]
+            met.pop(gone, None)
         return True
+
+    def _find_ahead(self) -> None:
+        """Find the active tenants that are ahead of one that has competed of late."""
+        least = min([self.used(tenant) for tenant in self._met], default=math.inf) + (AHEAD_S * self._held or math.inf)
+        self.ahead = {tenant for tenant in self._queues.by_tenant if self.used(tenant) >= least}
 
     def used(self, tenant: str) -> float:
         """Token·seconds over its weight that a tenant has used while it was not alone, at least what its credit leaves."""
@@ -103,39 +131,42 @@ class FairShare:
         return max(self._queues.running, key=self._rank)
 
     def query_tokens(
-        self, order: list[Sequence], total: int, computable: Callable[[Context, int], int]
+        self,
+        order: list[Sequence],
+        total: int,
+        kept_from: Mapping[str, int],
+        computable: Callable[[Context, int], int],
     ) -> dict[str, int]:
         """Shares of a step's query tokens, by sequence id: one each, the rest for prompts by their tenant's use.
 
         Args:
             order: the running sequences that are still to be planned.
             total: query tokens of the step.
+            kept_from: how many of them a tenant's prompts leave.
             computable: tokens of a context, up to a length, that can be computed before any page is fetched.
         """
         rest = total - len(order)
         shares = {}
         for sequence in sorted(order, key=lambda one: (self.used(one.tenant), one.order)):
             wanted = computable(sequence.context, sequence.length - 1)
-            shares[sequence.id] = 1 + min(wanted, max(0, rest))
-            rest -= wanted
+            taken = max(0, min(wanted, rest - kept_from.get(sequence.tenant, 0)))
+            shares[sequence.id] = 1 + taken
+            rest -= taken
         return shares
 
-    def held_back(self, order: list[Sequence], started: Iterable[Sequence], shares: Mapping[str, int]) -> set[str]:
-        """Tenants whose sequences this step leaves out, since it computes a prompt of a tenant that they are ahead of.
+    def leaves_out(self, order: Iterable[Sequence], started: Iterable[Sequence]) -> set[str]:
+        """Tenants whose sequences get only what a step has to spare, since it runs a sequence of a tenant that they are ahead of.
 
         Args:
             order: the running sequences that are still to be planned.
             started: those that the step starts.
-            shares: from `query_tokens`.
         """
-        if self._held_back:
-            self._held_back = False
+        self._num_left_out = (self._num_left_out + 1) % LEFT_OUT_STEPS
+        if not (self.ahead and self._num_left_out):
             return set()
-        prompts = {one.tenant for one in started} | {one.tenant for one in order if shares[one.id] > 1}
-        most = min((self.used(tenant) for tenant in prompts), default=math.inf) + AHEAD_S * self._held
-        held_back = {one.tenant for one in order if self.used(one.tenant) >= most}
-        self._held_back = bool(held_back)
-        return held_back
+        tenants = {one.tenant for one in (*order, *started)}
+        least = min([self.used(tenant) for tenant in tenants], default=math.inf) + (AHEAD_S * self._held or math.inf)
+        return {tenant for tenant in tenants if self.used(tenant) >= least}
 
     def next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next: by priority, tenants without a running sequence first, then by use."""
@@ -161,40 +192,68 @@ class FairShare:
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
     def victim(self, head: Sequence, *, pages: bool) -> Sequence | None:
-        """The running sequence that is preempted for a tenant's right; None if no tenant is above its share.
+        """The running sequence that is preempted now for a tenant's right; None if no tenant is above its share.
 
-        It is not planned yet, and it is not its tenant's oldest.
+        It is not planned yet, and it is its tenant's oldest only if that tenant is ahead.
 
         Args:
             head: the tenant's waiting sequence.
             pages: it lacks pages; else it lacks a slot.
         """
         above = self._above(head.tenant, head, pages=pages)
-        victims = [one for name in above for one in self._queues.by_tenant[name].running[1:] if not one.planned]
-        return max(victims, key=self._rank, default=None)
+        victims = [
+            one
+            for name in above
+            for one in self._queues.by_tenant[name].running[0 if self._yields(name, head.tenant) else 1 :]
+            if not one.planned
+        ]
+        victim = max(victims, key=self._rank, default=None)
+        if victim is not None and victim is self._queues.by_tenant[victim.tenant].running[0]:
+            self._gave_way[victim.tenant] = self._at_s
+        return victim
+
+    def _lead(self, tenant: str, other: str) -> float:
+        """How much more a tenant has used than another one, 1 being `AHEAD_S` seconds of all that runs."""
+        return (self.used(tenant) - self.used(other)) / (AHEAD_S * self._held or math.inf)
+
+    def _yields(self, tenant: str, other: str) -> bool:
+        """Whether a tenant's oldest sequence gives way to another tenant that it is ahead of."""
+        return tenant not in self._gave_way and self._lead(tenant, other) >= 1.0
 
     def _above(self, tenant: str, head: Sequence, *, pages: bool) -> list[str]:
         """Tenants that this one's right is measured against: all that run several sequences, if this one runs none."""
         queues = self._queues.by_tenant
-        own, used = queues[tenant].running, self.used(tenant)
-        others = [(name, queue.running) for name, queue in queues.items() if name != tenant and len(queue.running) > 1]
+        own = queues[tenant].running
+        others = [
+            (name, queue.running)
+            for name, queue in queues.items()
+            if name != tenant and (len(queue.running) > 1 or (queue.running and self._yields(name, tenant)))
+        ]
         if not own:
-            floor = self._has_floor(head)
+            floor, gave_way = self._has_floor(head), self._gave_way_lately(tenant)
             return [
-                name for name, running in others if floor or head.weight >= running[0].weight or self.used(name) >= used
+                name
+                for name, running in others
+                if (floor or head.weight >= running[0].weight or self._lead(name, tenant) >= 0.0)
+                and not (gave_way and self._lead(tenant, name) >= 1.0)
             ]
         size, more = (_num_tokens, head.length) if pages else (_num_running, 1)
         least = size(own) + more / head.weight
         return [
             name
             for name, running in others
-            if (lead := (self.used(name) - used) / (AHEAD_S * self._held or math.inf)) >= 0.0
+            if (lead := self._lead(name, tenant)) >= 0.0
             and (lead >= 1.0 or size(running) * (1.0 / RIGHT + lead) >= least)
         ]
 
     def _has_floor(self, head: Sequence) -> bool:
-        """Whether a tenant has a right to one running sequence whatever it has used: none weighs more, or its share is one."""
-        return head.weight >= self._most_weight or head.weight * len(self._queues.running) >= self._weights
+        """Whether a tenant has a right to one running sequence whatever it has used: none weighs more, or its share is one, and
+        its last one has not given way just now."""
+        share = head.weight >= self._most_weight or head.weight * len(self._queues.running) >= self._weights
+        return share and not self._gave_way_lately(head.tenant)
+
+    def _gave_way_lately(self, tenant: str) -> bool:
+        return self._gave_way.get(tenant, -math.inf) > self._at_s - AHEAD_S
 
     def _heads(self) -> list[tuple[str, TenantQueue, Sequence]]:
         """Each tenant's first waiting sequence that does not wait for its leader."""

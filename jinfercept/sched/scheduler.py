@@ -26,6 +26,9 @@ from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimi
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
 
+SPARE = 1.25
+"""Times the length of a step by which the sequences of tenants that are ahead may prolong it."""
+
 
 class Scheduler:
     """The queues and the plans of one engine.
@@ -68,17 +71,18 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
-        self._fair = FairShare(self._queues)
+        self._policy, self._estimator = policy, estimator
+        self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
+        self._fair = FairShare(queues)
         self._transfers = Transfers(kv, policy, self.counters, observer)
         has_host = kv.store.num_host_pages > 0
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
-        self._policy, self._estimator = policy, estimator
-        self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
+        self._beyond_short = 0 if whole_prompts else self._largest - self._budget.short_bucket(max_num_seqs)
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -216,6 +220,11 @@ class Scheduler:
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next plan should wait for the tokens of the steps in flight: for drafts, or to be short for arrivals."""
+        return bool(self._fair.ahead) or self.speculation.waits(self.running)
+
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.store.begin()
@@ -223,6 +232,7 @@ class Scheduler:
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
         builder = PlanBuilder(now, hidden, self._largest, context_tokens, tenants_compete=self._fair.charge(now))
+        builder.kept_from = dict.fromkeys(self._fair.ahead, self._beyond_short)
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
@@ -258,17 +268,34 @@ class Scheduler:
                 self._run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
     def _run_fairly(self, builder: PlanBuilder) -> None:
-        """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use."""
+        """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
+
+        A step that runs sequences of a tenant that another one is ahead of has only so many tokens of that one as hardly make it
+        longer.
+        """
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
-        shares = self._fair.query_tokens(order, builder.query_tokens, self.kv.computable)
-        held_back = self._fair.held_back(order, [sequence for sequence, _ in builder.chunks], shares)
-        for left_out in (held_back, set[str]()):  # if the others cannot go on, none is left out
-            for sequence in order:
-                runs = sequence.state is State.RUNNING and sequence.tenant not in left_out
-                if runs and not self._decode(builder, sequence):
-                    self._run(builder, sequence, shares[sequence.id])
-            if builder.chunks or not held_back:
+        left_out = self._fair.leaves_out(order, [sequence for sequence, _ in builder.chunks])
+        self._run_shares(builder, [one for one in order if one.tenant not in left_out], builder.query_tokens)
+        if not left_out:
+            return
+        used, kept = self._largest - builder.query_tokens, 0
+        if used:
+            kept = self._largest - self._budget.bucket_within(SPARE, used, builder.context_tokens)
+            builder.kept_from |= {tenant: max(kept, builder.kept_from[tenant]) for tenant in left_out}
+        self._run_shares(builder, [one for one in order if one.tenant in left_out], builder.query_tokens - kept)
+
+    def _run_shares(self, builder: PlanBuilder, order: list[Sequence], total: int) -> None:
+        """Plan the next token or chunk of running sequences, with so many query tokens in all."""
+        kept = builder.query_tokens - total
+        kept_from = {tenant: max(0, number - kept) for tenant, number in builder.kept_from.items()}
+        shares = self._fair.query_tokens(order, total, kept_from, self.kv.computable)
+        for sequence in order:
+            if sequence.state is not State.RUNNING:  # another one has preempted it
+                continue
+            if builder.query_tokens <= kept:
                 return
+            if not self._decode(builder, sequence):
+                self._run(builder, sequence, min(shares[sequence.id], builder.query_tokens - kept))
 
     def _decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `_run`."""
@@ -308,18 +335,21 @@ class Scheduler:
                 missing = self.kv.survey(sequence.context, sequence.length).missing
                 if missing > builder.query_tokens:
                     return
-            if sequence.pending or not self._admission.admit(builder, sequence):
+            most = builder.query_tokens - builder.kept_from.get(sequence.tenant, 0)
+            if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
                 return
-            self._run(builder, sequence, builder.query_tokens)
+            self._run(builder, sequence, most)
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
         refused = set[str]()
         while not builder.stalled and (sequence := self._fair.entitled(refused)) is not None:
-            most = builder.query_tokens - sum([not running.planned for running in self.running])
+            unplanned = [one for one in self.running if not one.planned and one.tenant not in self._fair.ahead]
+            most = builder.query_tokens - len(unplanned)
             if most <= 0:
                 return
-            if sequence.pending or not self._place(builder, sequence):
+            most -= builder.kept_from.get(sequence.tenant, 0)
+            if most <= 0 or sequence.pending or not self._place(builder, sequence):
                 refused.add(sequence.tenant)
             else:
                 self._run(builder, sequence, most)

@@ -10,7 +10,9 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector
 from jinfercept.request import Call, Request, Result, SamplingParams, Tool
+from jinfercept.sched.plan import StepPlan, StepResult
 from jinfercept.sched.policy import preserve
+from jinfercept.sched.scheduler import Scheduler
 from tests.support.engine_requests import DEPTHS, only, request, serve, until
 from tests.support.fake_engine import (
     POLICIES,
@@ -293,3 +295,34 @@ def test_a_request_without_a_seed_gets_one_of_its_own_that_repeats() -> None:
     assert seeds() == seeds()
     assert len(set(seeds())) == 3
     assert seeds()[2] == (-5) & 0xFFFFFFFF
+
+
+class ArrivalInAStep(FakeRunner):
+    """While the third step runs, a request arrives."""
+
+    def __init__(self) -> None:
+        super().__init__(4, (4, 16))
+        self.engine: Engine | None = None
+        self.widths: list[int] = []  # chunks of every plan
+        self.collected = 0
+
+    def forward(self, plan: StepPlan) -> Any:
+        self.widths.append(len(plan.chunks))
+        return super().forward(plan)
+
+    def collect(self, ticket: Any) -> StepResult:
+        self.collected += 1
+        if self.collected == 3 and self.engine is not None:
+            self.engine.submit(request("b", [3, 4], 2))
+        return super().collect(ticket)
+
+
+@pytest.mark.parametrize(("waits", "plans_behind"), [(False, 2), (True, 1)])
+def test_an_arrival_is_in_the_plan_behind_the_step_that_runs_only_while_a_tenant_is_ahead(
+    waits: bool, plans_behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "waits", waits)
+    runner = ArrivalInAStep()
+    runner.engine = engine = serve(preserve(), num_pages=9, depth=1, runner=runner)
+    run_all(engine, [request("a", [1, 2], 12)])
+    assert runner.widths.index(2) - 2 == plans_behind

@@ -64,6 +64,11 @@ class SchedulerBench:
         self.scheduler.add(sequence)
         return sequence
 
+    @property
+    def tenants(self) -> set[str]:
+        """Tenants of the running sequences."""
+        return {sequence.tenant for sequence in self.scheduler.running}
+
     def step(self) -> StepPlan:
         """A plan, executed; and the result that is due."""
         self.now_s += 1.0
