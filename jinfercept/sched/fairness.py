@@ -155,7 +155,7 @@ class FairShare:
         return shares
 
     def leaves_out(self, order: Iterable[Sequence], started: Iterable[Sequence]) -> set[str]:
-        """Tenants whose sequences get only what a step has to spare, since it runs a sequence of a tenant that they are ahead of.
+        """Tenants whose sequences get what a step has to spare, since it runs a sequence of a tenant that they are ahead of.
 
         Args:
             order: the running sequences that are still to be planned.

@@ -270,8 +270,8 @@ class Scheduler:
     def _run_fairly(self, builder: PlanBuilder) -> None:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
 
-        A step that runs sequences of a tenant that another one is ahead of has only so many tokens of that one as hardly make it
-        longer.
+        A step that runs sequences of a tenant that another one is ahead of has only so many tokens of that other one as it has to
+        spare.
         """
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         left_out = self._fair.leaves_out(order, [sequence for sequence, _ in builder.chunks])
