@@ -270,8 +270,7 @@ class Scheduler:
     def _run_fairly(self, builder: PlanBuilder) -> None:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
 
-        A step that runs sequences of a tenant that another one is ahead of has only so many tokens of that other one as it has to
-        spare.
+        A step that runs sequences of a tenant has only so many tokens of tenants that are ahead of it as it has to spare.
         """
         order = [sequence for sequence in self._fair.service_order() if not sequence.planned]
         left_out = self._fair.leaves_out(order, [sequence for sequence, _ in builder.chunks])
