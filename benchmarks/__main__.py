@@ -169,6 +169,8 @@ class MeasuredOverload:
     """of every request"""
     clients: int = 32
     """that ask at a time to measure what the server serves"""
+    keys_only: bool = False
+    """do not measure the loads of one key"""
     seed: int = 0
     """of the arrivals"""
     out: Maybe[str] = None
@@ -183,6 +185,7 @@ class MeasuredOverload:
             raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
         tokens = (self.prompt_tokens, self.new_tokens)
         bench = OverloadBench(self.own, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
+        bench = bench._replace(loads=() if self.keys_only else bench.loads)
         return overload_command(bench, self.out)
 
 

@@ -5,8 +5,9 @@ A tenant's use is memory·time: the tokens of context that its running sequences
 token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, sections 4 and 4.3): the tenant that has
 used least is served next. So tenants that always have work get memory·time as their weights say, and what one does not use goes
 to the others in the same proportion. There a tenant that becomes active begins no lower than the least that an active tenant
-has used. Here idle time and little use earn a credit, as in a bucket of tokens: what a tenant has used less than the one that
-has used most is counted up to all that runs for `CREDIT_S`.
+has used. Here what counts is the use beyond a tenant's share, which is all that runs over the weights of the tenants that
+competed within `CREDIT_S`: what a tenant leaves of its share is not saved, so that one that comes anew is not before those that
+stay within theirs, and what a tenant uses beyond it counts up to all that runs for `CREDIT_S`.
 
 The order alone would let long sequences of one tenant hold all slots for minutes. So there are rights, too. A tenant without
 a running sequence has a right to one; if its weight is lower than another tenant's and its share less than one sequence, only
@@ -41,7 +42,7 @@ RIGHT = 2.0
 AHEAD_S = 2.0
 """Seconds of the contexts of all running sequences by which a tenant that is ahead has used more than another one."""
 CREDIT_S = 8.0
-"""Seconds of the contexts of all running sequences by which a tenant counts as having used less than another one, at most."""
+"""Seconds of the contexts of all running sequences that a tenant counts as having used beyond its share, at most."""
 LEFT_OUT_STEPS = 4
 """Of so many steps in a row one leaves out no tenant that is ahead."""
 _MOST_IDLE = 4096
@@ -66,10 +67,10 @@ class FairShare:
         self.ahead: set[str] = set()
         self._held = 0.0  # tokens that all running sequences hold: the most of late
         self._num_left_out = 0  # steps since the last one that could not leave out sequences
-        self._used: dict[str, float] = {}  # token·seconds by tenant
-        self._met: dict[
-            str, float
-        ] = {}  # tenants that competed within `CREDIT_S`, and when last; the latest at the end
+        self._share = 0.0  # token·seconds over its weight that each tenant could have used so far
+        self._used: dict[str, float] = {}  # by tenant: `_share` at least, and what it has used beyond that
+        # tenants that competed within `CREDIT_S`: when last, and their weight; the latest at the end
+        self._met: dict[str, tuple[float, float]] = {}
         self._at_s = 0.0  # of the last plan
         self._gave_way: dict[str, float] = {}  # tenants whose last sequence did within `CREDIT_S`, and when
         self._weights = self._most_weight = 0.0  # of the tenants that compete: their sum, and the largest
@@ -84,26 +85,25 @@ class FairShare:
         self._at_s = now
         held = sum([len(one.tokens) for one in self._queues.running])
         self._held = max(held, self._held * (1.0 - min(1.0, elapsed_s / CREDIT_S)))
-        met, used = self._met, self._used
-        for times in (met, self._gave_way):
-            while times and times[oldest := next(iter(times))] < now - CREDIT_S:
-                del times[oldest]
+        met, gave_way, used = self._met, self._gave_way, self._used
+        while met and met[oldest := next(iter(met))][0] < now - CREDIT_S:
+            del met[oldest]
+        while gave_way and gave_way[oldest := next(iter(gave_way))] < now - CREDIT_S:
+            del gave_way[oldest]
         if len(queues) < 2:  # alone there is nothing to charge
             self._find_ahead()
             return bool(self.ahead)
-        for tenant, queue in queues.items():
-            used[tenant] = used.pop(tenant, 0.0) + elapsed_s * sum(
-                [len(one.tokens) / one.weight for one in queue.running]
-            )
-        lowest = max(used[tenant] for tenant in queues) - CREDIT_S * self._held
-        for tenant in queues:
-            met.pop(tenant, None)
-            met[tenant] = now
-        for tenant in met:
-            used[tenant] = max(used[tenant], lowest)
-        self._find_ahead()
         weights = [(queue.running or queue.waiting)[0].weight for queue in queues.values()]
         self._weights, self._most_weight = sum(weights), max(weights)
+        for tenant, weight in zip(queues, weights, strict=True):
+            met.pop(tenant, None)
+            met[tenant] = now, weight
+        before = self._share
+        self._share += elapsed_s * self._held / sum([weight for _, weight in met.values()])
+        for tenant, queue in queues.items():
+            charge = elapsed_s * sum([len(one.tokens) / one.weight for one in queue.running])
+            used[tenant] = min(max(used.pop(tenant, 0.0), before) + charge, self._share + CREDIT_S * self._held)
+        self._find_ahead()
         if len(used) > len(queues) + _MOST_IDLE:
             gone = next(tenant for tenant in used if tenant not in queues)
             del used[gone]
@@ -116,8 +116,8 @@ class FairShare:
         self.ahead = {tenant for tenant in self._queues.by_tenant if self.used(tenant) >= least}
 
     def used(self, tenant: str) -> float:
-        """Token·seconds over its weight that a tenant has used while it was not alone, at least what its credit leaves."""
-        return self._used.get(tenant, 0.0)
+        """Token·seconds over its weight that a tenant has used beyond its share while it was not alone."""
+        return max(0.0, self._used.get(tenant, 0.0) - self._share)
 
     def service_order(self) -> list[Sequence]:
         """The running sequences: each tenant's oldest, by arrival; behind them the others, by their tenant's use.
