@@ -185,7 +185,8 @@ class MeasuredOverload:
             raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
         tokens = (self.prompt_tokens, self.new_tokens)
         bench = OverloadBench(self.own, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
-        bench = bench._replace(loads=() if self.keys_only else bench.loads)
+        if self.keys_only:
+            bench = bench._replace(loads=())
         return overload_command(bench, self.out)
 
 

@@ -32,6 +32,8 @@ LOADING = "load"
 """The key of what one key alone sends: what it has used before would count against a modest key."""
 KEY_SEEDS = 3
 """Arrivals of the keys that are pooled: of one series a 99th percentile is what one burst happened to meet."""
+ONE_KEY = "all with one key"
+"""The play in which the modest names ask with the greedy key. It lasts until all are answered, so one series is played."""
 VOCABULARY = 100
 _WARM_UP = 0.25
 """Share of the seconds of a load whose requests do not count."""
@@ -102,10 +104,10 @@ class OverloadBench(NamedTuple):
         greedy = (GREEDY, GREEDY, GREEDY_LOAD * rate)
         plays = {f"{way}, no greedy key": modest, way: [*modest, greedy]}
         if way == "fair":
-            plays["all with one key"] = [*((name, GREEDY, each) for name, _, each in modest), greedy]
+            plays[ONE_KEY] = [*((name, GREEDY, each) for name, _, each in modest), greedy]
         for name, keys in plays.items():
             replies = list[KeyReply]()
-            for seed in range(self.seed, self.seed + (1 if name == "all with one key" else KEY_SEEDS)):
+            for seed in range(self.seed, self.seed + (1 if name == ONE_KEY else KEY_SEEDS)):
                 console.print(f"{name}: {len(keys)} keys, arrivals {seed}")
                 replies += asyncio.run(self._play(url, keys, name, seed))
             yield name, replies

@@ -24,7 +24,7 @@ runs. A tenant that has used more than another one by that is ahead of it. Then:
 * A step that runs sequences of the other tenant has only so many tokens of the tenant that is ahead as the step has to spare;
   of `LEFT_OUT_STEPS` such steps in a row one is as long as it gets.
 * Its prompts do not make a step much longer than decoding does, for `CREDIT_S` after the other tenant has gone, and a step is
-  planned when the one before has ended: whoever arrives waits for the step that runs.
+  planned when the step before it has ended: a request that arrives waits for the step that runs, and for no planned one.
 
 A sequence carries the weight of its tenant, so that a changed weight counts from the next request on.
 """

@@ -2,13 +2,15 @@
 
 A plan is built in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
 lacks; then the waiting ones, first come first served or by an `Order`, into what is left of the bucket; then the policy's
-moves for paused contexts, into what is left of the link. `Eviction` frees the device slots that this takes. While sequences of
+moves for paused contexts, into what is left of the link. `ChunkPlanner` plans the chunk of each sequence, and `Eviction` frees
+the device slots that this takes. While sequences of
 several tenants compete, `FairShare` gives the order of service and says which sequences give way.
 """
 
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.admission import Admission
+from jinfercept.sched.chunk_planner import ChunkPlanner
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
@@ -16,7 +18,6 @@ from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.load import RunMeans
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
-from jinfercept.sched.plan import FROM_DEVICE, Chunk
 from jinfercept.sched.plan_builder import Counters, PlanBuilder, PlannedStep
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
@@ -74,14 +75,23 @@ class Scheduler:
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
-        self._transfers = Transfers(kv, policy, self.counters, observer)
+        transfers = Transfers(kv, policy, self.counters, observer)
         has_host = kv.store.num_host_pages > 0
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=has_host)
-        self._eviction = Eviction(kv, self._queues, self._fair, policy, self._transfers, self.counters, preempted)
+        self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self._admission = Admission(kv, queues, policy, self._budget, self.means, recomputes_late=recomputes_late)
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
-        self._largest, self._chunk_tokens, self._whole_prompts = buckets[-1], chunk_tokens, whole_prompts
+        self._chunks = ChunkPlanner(
+            kv,
+            queues,
+            self._eviction,
+            transfers,
+            self.counters,
+            max_model_len=max_model_len,
+            chunk_tokens=chunk_tokens,
+        )
+        self._largest, self._whole_prompts = buckets[-1], whole_prompts
         self._beyond_short = 0 if whole_prompts else self._largest - self._budget.short_bucket(max_num_seqs)
 
     # -- requests come and go --------------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ class Scheduler:
             self._admit_all(builder)
         self.speculation.extend(builder)
         builder.link_tokens += self._budget.link_tokens(self._largest - builder.query_tokens, context_tokens) - hidden
-        self._fetch_more(builder)
+        self._chunks.fetch_more(builder)
         self._eviction.move_paused(builder)
         planned = builder.build(
             self.counters.plans,
@@ -264,8 +274,8 @@ class Scheduler:
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
             index += 1
-            if not self._decode(builder, sequence):
-                self._run(builder, sequence, builder.query_tokens - (len(self.running) - index))
+            if not self._chunks.decode(builder, sequence):
+                self._chunks.run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
     def _run_fairly(self, builder: PlanBuilder) -> None:
         """As `_run_all`, for several tenants: in the order of service, with prompts by their tenant's use.
@@ -293,32 +303,8 @@ class Scheduler:
                 continue
             if builder.query_tokens <= kept:
                 return
-            if not self._decode(builder, sequence):
-                self._run(builder, sequence, min(shares[sequence.id], builder.query_tokens - kept))
-
-    def _decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `_run`."""
-        context, known = sequence.context, len(sequence.tokens)
-        start = known + sequence.pending - 1
-        if (
-            context.ready != start
-            or sequence.max_computed > start
-            or start + 1 >= self.max_model_len
-            or sequence.generated + sequence.pending >= sequence.max_tokens
-            or len(sequence.table) < len(context.pages)
-            or not self.kv.append(context)
-        ):
-            return False
-        tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
-        sample = sequence.draw(start + 1)
-        assert sequence.slot is not None
-        builder.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
-        builder.query_tokens -= 1
-        self.counters.computed += 1
-        sequence.max_computed = start + 1
-        sequence.planned = True
-        sequence.pending += 1
-        return True
+            if not self._chunks.decode(builder, sequence):
+                self._chunks.run(builder, sequence, min(shares[sequence.id], builder.query_tokens - kept))
 
     def _admit_all(self, builder: PlanBuilder) -> None:
         """Start waiting sequences in order while query tokens are left; the first that cannot start holds back the rest.
@@ -337,7 +323,7 @@ class Scheduler:
             most = builder.query_tokens - builder.kept_from.get(sequence.tenant, 0)
             if most <= 0 or sequence.pending or not self._admission.admit(builder, sequence):
                 return
-            self._run(builder, sequence, most)
+            self._chunks.run(builder, sequence, most)
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
         """Start waiting sequences of tenants below their share before other sequences are planned; those may be preempted."""
@@ -351,7 +337,7 @@ class Scheduler:
             if most <= 0 or sequence.pending or not self._place(builder, sequence):
                 refused.add(sequence.tenant)
             else:
-                self._run(builder, sequence, most)
+                self._chunks.run(builder, sequence, most)
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants above their share."""
@@ -361,68 +347,3 @@ class Scheduler:
                 return False
             self._eviction.preempt(builder, victim)
         return True
-
-    def _run(self, builder: PlanBuilder, sequence: Sequence, most: int) -> None:
-        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow.
-
-        Args:
-            most: query tokens that it may take.
-        """
-        kv, context, length = self.kv, sequence.context, sequence.length
-        if context.ready < length - 1:
-            kv.advance(context)
-            self._fetch(builder, sequence)
-        if not sequence.wants_token or length >= self.max_model_len:
-            return
-        start = min(context.ready, length - 1)
-        end = length if start == length - 1 else kv.gap_end(context, length)
-        end = min(end, start + max(0, min(most, self._chunk_tokens)))
-        for position in range(start, end):
-            if kv.needs_slot(context, position):
-                if not self._eviction.free_slot(builder, sequence):
-                    end = position
-                    break
-                kv.give_slot(context, position)
-        if start < end:
-            self._add_chunk(builder, sequence, start, end)
-
-    def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
-        assert sequence.slot is not None
-        known = len(sequence.tokens)
-        assert end <= known or start == known, "a sample in flight is a chunk of its own"
-        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
-        sample = sequence.draw(end) if end == sequence.length else None
-        score = None if sequence.num_best is None else sequence.score(start, end)
-        chunk = Chunk(sequence.slot, start, tokens, sequence.new_pages(end, self.kv.page_size), sample, score)
-        self.kv.computed(sequence.context, start, end)
-        recomputed = max(0, min(end, sequence.max_computed) - start)
-        sequence.max_computed = max(sequence.max_computed, end)
-        if recomputed:
-            sequence.recomputed += recomputed
-            builder.recomputed += recomputed
-            builder.recomputing.append(sequence)
-        sequence.planned = True
-        sequence.pending += sample is not None
-        self.counters.computed += end - start
-        self.counters.recomputed += recomputed
-        builder.chunks.append((sequence, chunk))
-        builder.query_tokens -= end - start
-
-    def _fetch_more(self, builder: PlanBuilder) -> None:
-        """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside
-        one that only decodes, which `_run` counts on."""
-        if len(builder.chunks) == len(self.running):
-            return
-        for sequence in list(self.running):
-            if builder.stalled or not self._transfers.may_move(builder):
-                return
-            if not sequence.planned and sequence.state is State.RUNNING:
-                self._fetch(builder, sequence)
-
-    def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
-        """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
-        may_move = self._transfers.may_move
-        for page in list(self.kv.host_only(sequence.context)):
-            if not (may_move(builder) and self._eviction.free_slot(builder, sequence) and may_move(builder)):
-                return
-            self._transfers.fetch(builder, sequence, page)

@@ -215,7 +215,9 @@ def test_a_tenant_that_is_far_ahead_gives_up_its_last_sequence_for_a_short_time_
     bench.step()
     assert bench.tenants == {"modest"}
     greedy = [1 for _ in range(int(CREDIT_S)) for _ in [bench.step()] if "greedy" in bench.tenants]
-    assert len(greedy) >= CREDIT_S - AHEAD_S - 1, "it has a sequence again after that, which nobody takes"
+    assert len(greedy) >= CREDIT_S - AHEAD_S - 1, (
+        "after `AHEAD_S` the greedy tenant has a running sequence again, which gives way to none within `CREDIT_S`"
+    )
     bench.drain()
 
 

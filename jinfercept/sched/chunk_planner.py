@@ -1,0 +1,127 @@
+"""Plans what one running sequence does in a step: its fetches, and its next token or chunk. Chooses no sequence."""
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.eviction import Eviction
+from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.sched.plan_builder import Counters, PlanBuilder
+from jinfercept.sched.queues import Queues
+from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.transfers import Transfers
+
+
+class ChunkPlanner:
+    """Adds chunks and fetches of running sequences to a plan.
+
+    Args:
+        kv: the pages.
+        queues: the sequences of all tenants.
+        eviction: frees device slots.
+        transfers: plans copies, and says what the host link can still move.
+        counters: of tokens that are computed, and computed again.
+        max_model_len: tokens that a sequence may have.
+        chunk_tokens: most query tokens of one sequence in one step.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        queues: Queues,
+        eviction: Eviction,
+        transfers: Transfers,
+        counters: Counters,
+        *,
+        max_model_len: int,
+        chunk_tokens: int,
+    ) -> None:
+        self._kv, self._running = kv, queues.running
+        self._eviction, self._transfers, self._counters = eviction, transfers, counters
+        self._max_model_len, self._chunk_tokens = max_model_len, chunk_tokens
+
+    def decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `run`."""
+        context, known = sequence.context, len(sequence.tokens)
+        start = known + sequence.pending - 1
+        if (
+            context.ready != start
+            or sequence.max_computed > start
+            or start + 1 >= self._max_model_len
+            or sequence.generated + sequence.pending >= sequence.max_tokens
+            or len(sequence.table) < len(context.pages)
+            or not self._kv.append(context)
+        ):
+            return False
+        tokens = (sequence.tokens[start],) if start < known else (FROM_DEVICE,)
+        sample = sequence.draw(start + 1)
+        assert sequence.slot is not None
+        builder.chunks.append((sequence, Chunk(sequence.slot, start, tokens, (), sample)))
+        builder.query_tokens -= 1
+        self._counters.computed += 1
+        sequence.max_computed = start + 1
+        sequence.planned = True
+        sequence.pending += 1
+        return True
+
+    def run(self, builder: PlanBuilder, sequence: Sequence, most: int) -> None:
+        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow.
+
+        Args:
+            most: query tokens that it may take.
+        """
+        kv, context, length = self._kv, sequence.context, sequence.length
+        if context.ready < length - 1:
+            kv.advance(context)
+            self._fetch(builder, sequence)
+        if not sequence.wants_token or length >= self._max_model_len:
+            return
+        start = min(context.ready, length - 1)
+        end = length if start == length - 1 else kv.gap_end(context, length)
+        end = min(end, start + max(0, min(most, self._chunk_tokens)))
+        for position in range(start, end):
+            if kv.needs_slot(context, position):
+                if not self._eviction.free_slot(builder, sequence):
+                    end = position
+                    break
+                kv.give_slot(context, position)
+        if start < end:
+            self._add_chunk(builder, sequence, start, end)
+
+    def _add_chunk(self, builder: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
+        assert sequence.slot is not None
+        known = len(sequence.tokens)
+        assert end <= known or start == known, "a sample in flight is a chunk of its own"
+        tokens = tuple(sequence.tokens[start:end]) if end <= known else (FROM_DEVICE,)
+        sample = sequence.draw(end) if end == sequence.length else None
+        score = None if sequence.num_best is None else sequence.score(start, end)
+        chunk = Chunk(sequence.slot, start, tokens, sequence.new_pages(end, self._kv.page_size), sample, score)
+        self._kv.computed(sequence.context, start, end)
+        recomputed = max(0, min(end, sequence.max_computed) - start)
+        sequence.max_computed = max(sequence.max_computed, end)
+        if recomputed:
+            sequence.recomputed += recomputed
+            builder.recomputed += recomputed
+            builder.recomputing.append(sequence)
+        sequence.planned = True
+        sequence.pending += sample is not None
+        self._counters.computed += end - start
+        self._counters.recomputed += recomputed
+        builder.chunks.append((sequence, chunk))
+        builder.query_tokens -= end - start
+
+    def fetch_more(self, builder: PlanBuilder) -> None:
+        """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside
+        one that only decodes, which `run` counts on."""
+        if len(builder.chunks) == len(self._running):
+            return
+        for sequence in list(self._running):
+            if builder.stalled or not self._transfers.may_move(builder):
+                return
+            if not sequence.planned and sequence.state is State.RUNNING:
+                self._fetch(builder, sequence)
+
+    def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
+        """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
+        may_move = self._transfers.may_move
+        for page in list(self._kv.host_only(sequence.context)):
+            if not (may_move(builder) and self._eviction.free_slot(builder, sequence) and may_move(builder)):
+                return
+            self._transfers.fetch(builder, sequence, page)
