@@ -249,7 +249,7 @@ class _Tile:
         if len(vectors) == 1:
             return vectors[0]
         narrow = ir.VectorType(BF16, self.lanes)
-        both = [v if v.type == narrow else self.code.builder.fptrunc(v, narrow) for v in vectors]
+        both = [v if v.type == narrow else self.code.narrow(v) for v in vectors]
         order = [place for lane in range(self.lanes) for place in (lane, lane + self.lanes)]
         return self.code.shuffle(both[0], both[1], order)
 
@@ -270,7 +270,7 @@ class _Tile:
                 for part in range(0, self.depth, lanes):
                     mean = code.load(self.values, part, self.vector, of=F32)
                     if self.number == BF16:
-                        mean = b.fptrunc(mean, ir.VectorType(BF16, lanes))
+                        mean = code.narrow(mean)
                     code.store(mean, code.ret(0), b.add(self._numbers(token, head), I64(part)), of=self.number)
 
     def _query(self, lane: Any) -> tuple[Any, Any, Any]:

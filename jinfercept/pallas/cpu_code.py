@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from llvmlite import ir
 
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+from jinfercept.pallas import cpu_kernels
+
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 POINTER = I8.as_pointer()
 _ARGS, _RETS = 72, 112  # in a call frame
 _DATA, _DIMS = 24, 40  # in a buffer
@@ -159,6 +161,23 @@ class Code:
         """A vector of float32, of numbers that are float32 or bfloat16."""
         vector = self.load(base, offset, ir.VectorType(number, lanes), of=number)
         return vector if number == F32 else self.builder.fpext(vector, ir.VectorType(F32, lanes))
+
+    def narrow(self, values: Any) -> Any:
+        """A vector of float32 rounded to bfloat16: to the nearest number, of two to the even one.
+
+        Without an instruction for it LLVM calls a function that not every process has.
+        """
+        b, count = self.builder, values.type.count
+        if {"avx512bf16", "avxneconvert"} & cpu_kernels.features():
+            return b.fptrunc(values, ir.VectorType(BF16, count))
+        words = ir.VectorType(I32, count)
+        bits, high = b.bitcast(values, words), words([16] * count)
+        upper = b.lshr(bits, high)
+        is_odd = b.and_(upper, words([1] * count))
+        rounded = b.lshr(b.add(bits, b.add(is_odd, words([0x7FFF] * count))), high)
+        quiet_nan = b.or_(upper, words([0x40] * count))
+        chosen = b.select(b.fcmp_unordered("uno", values, values), quiet_nan, rounded)
+        return b.bitcast(b.trunc(chosen, ir.VectorType(I16, count)), ir.VectorType(BF16, count))
 
     def sums_of_four(self, vectors: list[Any]) -> Any:
         """The sums of each of four vectors' numbers, as one vector."""

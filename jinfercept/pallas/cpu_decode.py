@@ -168,9 +168,7 @@ class _Item:
                     orders += [[place + 8 for place in orders[0]]]
                     means = [code.shuffle(means[0], means[1], order) for order in orders]
                 for place, mean in zip(places, means, strict=True):
-                    self._answer(
-                        mean if self.kernel.q_type == "float32" else b.fptrunc(mean, ir.VectorType(BF16, lanes)), place
-                    )
+                    self._answer(mean if self.kernel.q_type == "float32" else code.narrow(mean), place)
 
     def _blocks(self) -> None:
         """All blocks of the context, the next one's places found while one is read."""
@@ -213,7 +211,7 @@ class _Item:
             for total in sums[number]:
                 total.set(b.fmul(total.get(), fade))
             if self.kernel.pairs:
-                weight = b.fptrunc(weight, ir.VectorType(BF16, lanes))
+                weight = code.narrow(weight)
             code.store(weight, self.weights, number)
         step = 2 if self.kernel.pairs else 1
         with code.loop(I64(0), I64(lanes), step) as lane:

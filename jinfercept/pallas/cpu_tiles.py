@@ -158,7 +158,7 @@ def _converted(code: Code, vector: Any, number: ir.Type) -> Any:
     kind = ir.VectorType(number, vector.type.count)
     if vector.type == kind:
         return vector
-    return code.builder.fptrunc(vector, kind) if number == BF16 else code.builder.fpext(vector, kind)
+    return code.narrow(vector) if number == BF16 else code.builder.fpext(vector, kind)
 
 
 def zeros(code: Code, count: int, lanes: int) -> list[Variable]:
@@ -179,5 +179,5 @@ def store(code: Code, values: Any, offset: Any, out: str) -> None:
     """Write a vector of sums to the result, whose type has the name `out`."""
     number = BF16 if out == "bfloat16" else F32
     if number == BF16:
-        values = code.builder.fptrunc(values, ir.VectorType(BF16, values.type.count))
+        values = code.narrow(values)
     code.store(values, code.ret(0), offset, of=number)

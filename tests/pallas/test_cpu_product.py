@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,26 @@ names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.list
 assert "jinfercept" not in names, names
 print(cpu_kernels.num_threads(), jnp.unique(y))
 """
+
+
+class Narrowing:
+    """A kernel that rounds float32 to bfloat16, eight numbers at a time."""
+
+    name = "narrowing"
+
+    def num_items(self, code: Any) -> Any:
+        from jinfercept.pallas.cpu_code import I64
+
+        return code.builder.sdiv(code.dim(0, 0), I64(8))
+
+    def item(self, code: Any, index: Any) -> None:
+        from llvmlite import ir
+
+        from jinfercept.pallas.cpu_code import BF16, F32, I64
+
+        place = code.builder.mul(index, I64(8))
+        numbers = code.load(code.arg(0), place, ir.VectorType(F32, 8), of=F32)
+        code.store(code.narrow(numbers), code.ret(0), place, of=BF16)
 
 
 def operands(rows: int, depth: int, columns: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -71,6 +92,14 @@ def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, trans
         got = product(x, weight.T if transposed else weight, transposed=transposed, out=out)
     assert got.dtype == out
     np.testing.assert_allclose(wide(got), wide(x) @ wide(weight), atol=1e-3, rtol=1e-2 if out == "bfloat16" else 1e-3)
+
+
+def test_a_cpu_without_an_instruction_for_it_rounds_to_bfloat16_as_jax_does(monkeypatch: pytest.MonkeyPatch):
+    upper, lower = np.arange(1 << 16, dtype=np.uint32) << 16, np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)
+    numbers = jnp.asarray(np.resize((upper[:, None] | lower).ravel(), 5 << 16).view(np.float32))
+    monkeypatch.setattr(cpu_kernels, "features", lambda: frozenset({"avx2", "fma"}))
+    result = cpu_kernels.call(Narrowing(), jax.ShapeDtypeStruct(numbers.shape, jnp.bfloat16), numbers)
+    np.testing.assert_array_equal(wide(result), wide(numbers.astype(jnp.bfloat16)))
 
 
 def test_several_threads_call_one_kernel_at_once():
