@@ -103,7 +103,7 @@ def test_the_command_serves_a_real_model(line: str, tmp_path: Path) -> None:
                 until(lambda: _answers(client))
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def _answers(client: httpx2.Client) -> bool:

@@ -30,7 +30,7 @@ def slow(fails: bool = False) -> tuple[Tool, threading.Event]:
 
     def answer(item: str) -> str:
         """The price of an item."""
-        assert go.wait(20)
+        assert go.wait(60)
         assert CALLER.get().startswith("request-")
         if fails:
             raise ValueError("sold out")
@@ -148,7 +148,7 @@ def test_what_is_not_read_at_the_end_is_cancelled(make_scripted: Make, ends: boo
     output = ask(scripted, CALL, result(placeholder(1)), "Bye.", END, tools=[tool], **options)
     [cancelled] = output.outputs[0].cancelled
     assert (cancelled.name, output.outputs[0].messages[-1]["content"]) == ("price", "Bye.")
-    assert over.wait(20)
+    assert over.wait(60)
 
 
 def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -> None:

@@ -56,7 +56,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 def test_the_step_is_a_command_that_exists_and_shows_no_secret(environment: dict[str, str], tmp_path: Path) -> None:
     job = begin(environment, "/models/llama-70b", "--kv-tokens", "65536")
-    output, errors = job.communicate(timeout=20)
+    output, errors = job.communicate(timeout=60)
     assert (job.returncode, output, errors) == (7, "http://node7:22345\n", "")
     option, program, *words = (tmp_path / "words").read_text().splitlines()
     assert (option, program) == ("--kill-on-bad-exit=1", "jinfercept")
@@ -70,13 +70,13 @@ def test_the_step_is_a_command_that_exists_and_shows_no_secret(environment: dict
 
 def test_one_node_needs_no_coordinator_and_a_key_is_needed(environment: dict[str, str], tmp_path: Path) -> None:
     job = begin(environment | {"SLURM_JOB_NUM_NODES": "1"})
-    job.communicate(timeout=20)
+    job.communicate(timeout=60)
     _, _, *words = (tmp_path / "words").read_text().splitlines()
     assert check_serve(words)[1].hosts.coordinator is None
     (tmp_path / "words").unlink()
     (tmp_path / "key").write_text("")
     job = begin(environment)
-    assert "no API key" in job.communicate(timeout=20)[1]
+    assert "no API key" in job.communicate(timeout=60)[1]
     assert (job.returncode, (tmp_path / "words").exists()) == (2, False)
 
 
@@ -84,5 +84,5 @@ def test_the_signal_before_the_time_limit_reaches_the_server(environment: dict[s
     job = begin(environment | {"WAIT": "yes"})
     until((tmp_path / "begun").exists)
     job.terminate()
-    job.communicate(timeout=20)
+    job.communicate(timeout=60)
     assert (job.returncode, (tmp_path / "signals").read_text()) == (0, "terminated\n")

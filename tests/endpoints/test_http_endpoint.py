@@ -142,7 +142,7 @@ def test_an_answer_that_does_not_end_is_given_up_in_time(site: Site, tmp_path: P
     status, text = ask(tmp_path, table(site, "slow", "timeout_s = 0.2"))
     assert (status, text) == ("timeout", "error: TimeoutError: it took longer than 0.2 s")
     assert time.monotonic() - began_s < 2
-    assert site.left.wait(5), "the connection is closed"
+    assert site.left.wait(60), "the connection is closed"
 
 
 def test_a_request_that_is_aborted_closes_its_connection(site: Site, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_request_that_is_aborted_closes_its_connection(site: Site, tmp_path: P
         runner.call("r", "web")
         until(lambda: bool(site.asked))
         runner.dispatcher.cancel("r")
-        assert site.left.wait(5)
+        assert site.left.wait(60)
 
 
 def test_long_answers_are_errors_or_cut(site: Site, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def hold(name: str) -> str:
     global running, most
     running += 1
     most = max(most, running)
-    go.wait(5)
+    go.wait(60)
     running -= 1
     return name
 

@@ -222,10 +222,10 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
     go, never = threading.Event(), threading.Event()
 
     def sold_out(arguments: str) -> str:
-        assert go.wait(20)
+        assert go.wait(60)
         raise ValueError("sold out [END]")
 
-    tools = {"f": Tool(sold_out, name="f"), "g": Tool(lambda arguments: never.wait(20), name="g", timeout_s=5)}
+    tools = {"f": Tool(sold_out, name="f"), "g": Tool(lambda arguments: never.wait(60), name="g", timeout_s=5)}
     tokenizer, clock = ascii_tokenizer(True), ManualClock()
     dispatcher, arrived = Dispatcher(lambda: arrived.set(), clock.now), threading.Event()
     engine = make_engine(
@@ -241,7 +241,7 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
     engine.submit(replace(request, tools=tools))
     events = until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
     go.set()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     clock.time += 5
     events += until(engine, lambda: not engine.has_work)
     never.set()

@@ -147,7 +147,7 @@ def test_limits_of_keys_hold_over_all_replicas(scripted: Scripted, tmp_path: Pat
         assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
         assert int(answers[2].headers["retry-after"]) >= 1
         messages = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
-        anthropic = httpx2.post(f"{fleet.url}/v1/messages", json=messages, headers={"x-api-key": "other"}, timeout=20)
+        anthropic = httpx2.post(f"{fleet.url}/v1/messages", json=messages, headers={"x-api-key": "other"}, timeout=60)
         assert (anthropic.status_code, anthropic.json().get("type")) == (200, "message"), anthropic.text
         assert fleet.http.post("/v1/completions", json=body, headers=other).status_code == 200
 

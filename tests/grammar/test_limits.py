@@ -43,7 +43,7 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
 
     thread = threading.Thread(target=compile, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -32,7 +32,7 @@ class Ends:
         self._said.put((host_id, message))
 
     def take(self, number: int) -> dict[int, str]:
-        return dict(self._said.get(timeout=5) for _ in range(number))
+        return dict(self._said.get(timeout=60) for _ in range(number))
 
     @property
     def none(self) -> bool:
@@ -52,7 +52,7 @@ class HeldRunner(FakeRunner):
         return super().sample(forward, masks)
 
     def collect(self, ticket: StepResult) -> StepResult:
-        assert self.free.wait(5)
+        assert self.free.wait(60)
         return ticket
 
 
@@ -76,7 +76,7 @@ def test_all_hosts_execute_the_plans_of_host_0(depth: int) -> None:
     run_all(engine, [request(str(number), [number] * 9, calls={3: [1, 2]}) for number in range(6)])
     leader.close()
     for loop in loops:
-        loop.result(5)
+        loop.result(60)
     assert any(plan.fetch for plan in own.plans)
     for runner in runners:
         assert runner.plans == own.plans
@@ -95,7 +95,7 @@ def test_host_0_does_not_wait_for_what_the_others_execute() -> None:
     runner.free.set()
     leader.reset()
     leader.close()
-    loop.result(5)
+    loop.result(60)
     assert [masks[0].tolist() for masks in runner.masks] == [mask.tolist()] * 20
 
 
@@ -121,7 +121,7 @@ def test_a_host_that_fails_ends_all_with_its_reason(monkeypatch: pytest.MonkeyPa
     said = ends.take(3)
     assert said == dict.fromkeys(range(3), "host 2 failed: RuntimeError: the device is gone")
     with pytest.raises(RuntimeError, match="the device is gone"):
-        loops[1].result(5)
+        loops[1].result(60)
 
 
 def test_a_lost_connection_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_an_end_in_order_is_no_failure() -> None:
     hosts = groups(2, ends)
     (loop,) = followers(hosts, [HeldRunner()])
     hosts[0].close()
-    loop.result(5)
+    loop.result(60)
     hosts[0].fail("too late")
     time.sleep(0.1)
     assert ends.none

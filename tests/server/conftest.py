@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chat_templates import QWEN
+from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, running
 from tests.support.postgres import Postgres, postgres
 from tests.support.scripted_model import Make, Scripted
@@ -29,6 +30,13 @@ def scripted(_running: Running, make_scripted: Make) -> Scripted:
     """The model of the server: empty pages, a template with tools, no script yet."""
     _running.wait_idle()
     return make_scripted(QWEN)
+
+
+@pytest.fixture
+def gate(scripted: Scripted) -> Iterator[Gate]:
+    """Keeps the model's long answers from their ends until the test opens it."""
+    with closed_gate(scripted.llm) as gate:
+        yield gate
 
 
 @pytest.fixture

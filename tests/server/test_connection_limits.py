@@ -16,7 +16,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 def connect(server: Running) -> socket.socket:
     host, _, port = server.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_connections_beyond_the_limit_are_refused_and_the_others_served(scripted: Scripted) -> None:

@@ -86,13 +86,12 @@ def test_responses_add_their_turns_and_find_their_context(talking: Running, scri
         assert talking.client.responses.retrieve(first.id).output_text == "It costs 23."  # responses remain
 
 
+@pytest.mark.usefixtures("gate")
 def test_one_turn_at_a_time(talking: Running, scripted: Scripted) -> None:
     scripted.follow()
     conversations: Any = talking.client.conversations
     made = conversations.create(items=[user("a")])
     begun = answer(talking, "b", conversation=made.id, background=True, **LONG)
-    go_on = threading.Event()
-    talking.llm.engine.ask(lambda stats: go_on.wait(60))  # the turn does not end meanwhile
     for change in (
         lambda: answer(talking, "c", conversation=made.id),
         lambda: conversations.items.create(made.id, items=[user("c")]),
@@ -102,7 +101,6 @@ def test_one_turn_at_a_time(talking: Running, scripted: Scripted) -> None:
             change()
         assert refused.value.code == "conversation_locked"
     assert texts(conversations.items.list(made.id)) == ["a"]
-    go_on.set()
     talking.client.responses.cancel(begun.id)
     conversations.items.create(made.id, items=[user("c")])
     assert texts(conversations.items.list(made.id)) == ["c", "a"]  # a turn that is cancelled leaves nothing

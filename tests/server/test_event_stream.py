@@ -10,24 +10,26 @@ from jinfercept.server.access_log import DETAILS
 from jinfercept.server.sse import EventStream, encode_event
 
 
-async def slow() -> AsyncGenerator[bytes]:
+async def slow(go_on: asyncio.Event) -> AsyncGenerator[bytes]:
     yield encode_event({"n": 1})
-    await asyncio.sleep(0.25)
+    await go_on.wait()
     yield encode_event({"n": 2})
 
 
 def test_comments_are_written_while_nothing_else_is() -> None:
-    sent: list[bytes] = []
+    sent, commented = list[bytes](), asyncio.Event()
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
+        if sent[-1].startswith(b":"):
+            commented.set()
 
     async def receive() -> Any:
         await asyncio.Event().wait()
 
     async def run() -> None:
-        await EventStream(slow(), keep_alive_s=0.1)({"type": "http", DETAILS: {}}, receive, send)
-        await asyncio.sleep(0.15)
+        await EventStream(slow(commented), keep_alive_s=0.01)({"type": "http", DETAILS: {}}, receive, send)
+        await asyncio.sleep(0.05)
 
     asyncio.run(run())
     start, first, *comments, second, end = sent
@@ -49,7 +51,7 @@ def test_what_nobody_has_begun_to_read_is_closed_too() -> None:
 
     async def run() -> None:
         with pytest.raises(OSError, match="gone"):
-            await EventStream(slow(), close)({"type": "http", DETAILS: {}}, receive, send)
+            await EventStream(slow(asyncio.Event()), close)({"type": "http", DETAILS: {}}, receive, send)
 
     asyncio.run(run())
     assert closed == [True]

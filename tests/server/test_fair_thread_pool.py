@@ -159,7 +159,7 @@ def held_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
     def held(self: Tokenizer, text: str, *args: Any, **more: Any) -> list[int]:
         if text.startswith(HELD):
             holding.begun.append(text[:20])
-            assert holding.released.wait(10)
+            assert holding.released.wait(60)
         return encode(self, text, *args, **more)
 
     monkeypatch.setattr(Tokenizer, "encode", held)
@@ -171,7 +171,7 @@ def held_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
 
 def send(server: Running, key: str, text: str) -> HTTPConnection:
     """A request whose answer is not read yet."""
-    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     connection.request("POST", "/tokenize", json.dumps({"prompt": text}), headers)
     return connection
@@ -214,7 +214,7 @@ def test_at_the_end_of_a_drain_what_is_prepared_is_503(scripted: Scripted, monke
 
 def test_what_was_prepared_when_a_drain_began_is_answered(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(scripted.llm, drain_timeout=10.0) as server, held_texts(monkeypatch) as holding:
-        connection = HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+        connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         body = json.dumps({"prompt": HELD, "max_tokens": 1})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         until(lambda: len(holding.begun) == 1)

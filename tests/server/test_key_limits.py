@@ -61,7 +61,7 @@ def limited(scripted: Scripted, path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def as_key(server: Running, key: str) -> httpx2.Client:
-    return httpx2.Client(base_url=server.url, timeout=20, headers={"authorization": f"Bearer {key}"})
+    return httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"})
 
 
 def ask(server: Running, key: str, **more: Any) -> httpx2.Response:
@@ -84,6 +84,7 @@ def code(answer: httpx2.Response) -> str:
     return answer.json()["error"]["code"]
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_key_has_so_many_requests_in_progress(limited: Running) -> None:
     with streaming(limited, "few", 2), as_key(limited, "few") as http:
         [weight] = {sequence.weight for sequence in limited.llm.engine._engine.scheduler.unfinished}  # pyright: ignore[reportPrivateUsage]
@@ -106,6 +107,7 @@ def test_a_key_has_so_many_requests_and_tokens_a_minute(limited: Running) -> Non
     assert int(refused.headers["Retry-After"]) > 30, "the debt of the first answer is paid first"
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_request_whose_first_token_would_come_late_is_refused(
     limited: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_request_whose_first_token_would_come_late_is_refused(
         assert ask(limited, "free", max_tokens=1).status_code == 200
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
     limited: Running, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,6 +112,7 @@ def as_key(server: Running, key: str) -> httpx2.Client:
     return httpx2.Client(base_url=server.url, timeout=60, headers={"authorization": f"Bearer {key}"})
 
 
+@pytest.mark.usefixtures("gate")
 @pytest.mark.parametrize("priority", [0, -(2**31)])
 def test_a_key_that_floods_the_engine_keeps_nobody_else_waiting(
     two_keys: Running, scripted: Scripted, priority: int

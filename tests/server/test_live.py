@@ -7,6 +7,8 @@ import re
 import time
 from typing import Any
 
+import pytest
+
 from tests.support.engine_state import engine_state
 from tests.support.live_server import END, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
@@ -58,6 +60,7 @@ def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted:
     assert decision["freed_pages"] == 0
 
 
+@pytest.mark.usefixtures("gate")
 def test_who_runs_is_shown_with_what_it_has_so_far(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     body = {"prompt": "Hi", "max_tokens": 1900, "stream": True, "ignore_eos": True}

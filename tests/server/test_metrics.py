@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.request import FollowUp
 from jinfercept.server import metrics as server_metrics
+from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, prompt_of, running
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import BUY, QUESTION, ask, asks, says
@@ -109,7 +110,9 @@ def test_a_clients_call_is_an_interception_by_the_tools_of_clients(served: Runni
     assert not re.search("secret|price", text)
 
 
-def test_numbers_are_read_while_others_are_served_and_counters_never_fall(served: Running, scripted: Scripted) -> None:
+def test_numbers_are_read_while_others_are_served_and_counters_never_fall(
+    served: Running, scripted: Scripted, gate: Gate
+) -> None:
     scripted.follow()
     body = {"prompt": "Hi", "max_tokens": 150, "ignore_eos": True, "n": 4}
     asking = threading.Thread(target=served.http.post, args=("/v1/completions",), kwargs={"json": body})
@@ -121,6 +124,8 @@ def test_numbers_are_read_while_others_are_served_and_counters_never_fall(served
         pages = found["jinfercept:pages"]
         assert sum(number for labels, number in pages.items() if "host" not in labels[0][1]) == 256
         running_seen = max(running_seen, found["vllm:num_requests_running"][()])
+        if running_seen > 1:
+            gate.open()
         for name, values in found.items():
             if name.endswith(("_total", "_count", "_bucket")):
                 for labels, value in values.items():
@@ -175,7 +180,7 @@ def test_whatever_a_tool_is_called_the_format_holds(served: Running, scripted: S
     def rename(stats: EngineStats) -> None:
         stats.counts.tools[name] = stats.counts.tools[FollowUp().reader]
 
-    served.llm.engine.ask(rename).result(10)
+    served.llm.engine.ask(rename).result(60)
     assert scrape(served)["jinfercept:interceptions_total"][(("tool", name),)] >= 1
 
 

@@ -1,15 +1,16 @@
 """The typed events of `/v1/responses`, and responses whose client has disconnected."""
 
 import json
+from http.client import HTTPConnection
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from pydantic import BaseModel
 
 from jinfercept.models.protocol import Params
 from tests.support.engine_state import engine_state
+from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -100,6 +101,7 @@ def test_log_probabilities_are_streamed_with_their_text(served: Running, scripte
     assert [one.token for one in item.content[0].logprobs] == told
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
     served: Running, scripted: Scripted
 ) -> None:
@@ -107,19 +109,22 @@ def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
     stream = answer(served, stream=True, **LONG)
     name = next(iter(stream)).response.id
     stream.close()
-    until(lambda: not engine_state(served.llm).has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work)
     served.wait_idle()
     assert served.client.responses.retrieve(name).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
         answer(served, previous_response_id=name)
 
 
+@pytest.mark.usefixtures("gate")
 def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     body = {"input": QUESTION, "max_output_tokens": 1900, "ignore_eos": True}
-    with pytest.raises(httpx2.TimeoutException):
-        served.http.post("/v1/responses", json=body, timeout=0.1)
-    until(lambda: not engine_state(served.llm).has_work, 2.0)
+    connection = HTTPConnection(served.url.removeprefix("http://"))
+    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
+    until(lambda: engine_state(served.llm).has_work)
+    connection.close()
+    until(lambda: not engine_state(served.llm).has_work)
     served.wait_idle()
 
 
@@ -136,6 +141,7 @@ def test_a_response_in_the_background_is_polled(served: Running, scripted: Scrip
         retrieve(begun.id, stream=True)
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_response_in_the_background_is_cancelled(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     begun = answer(served, background=True, **LONG)
@@ -164,6 +170,7 @@ def test_a_stream_in_the_background_goes_on_without_its_reader_and_is_read_again
     assert len(list(retrieve(name, stream=True))) == len(events)
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_response_that_is_deleted_is_not_written_to_its_end(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     begun = answer(served, background=True, **LONG)
@@ -173,6 +180,7 @@ def test_a_response_that_is_deleted_is_not_written_to_its_end(served: Running, s
         served.client.responses.retrieve(begun.id)
 
 
+@pytest.mark.usefixtures("gate")
 def test_what_a_drain_gives_up_ends_as_failed(scripted: Scripted) -> None:
     scripted.follow()
     with running(scripted.llm, drain_timeout=0.0) as server:
@@ -188,7 +196,7 @@ def test_what_a_drain_gives_up_ends_as_failed(scripted: Scripted) -> None:
     assert not engine_state(scripted.llm).has_work
 
 
-def test_an_engine_that_fails_fails_the_response(scripted: Scripted) -> None:
+def test_an_engine_that_fails_fails_the_response(scripted: Scripted, gate: Gate) -> None:
     scripted.follow()
     runner = scripted.runner
     whole = runner.params
@@ -196,6 +204,7 @@ def test_an_engine_that_fails_fails_the_response(scripted: Scripted) -> None:
         events = iter(answer(server, stream=True, **LONG))
         next(events)
         runner.params = Params({}, (), {})
+        gate.open()
         last = list(events)[-1]
         runner.params = whole
     assert (last.type, last.response.status) == ("response.failed", "failed")

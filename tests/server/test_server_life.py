@@ -23,6 +23,7 @@ from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
 from tests.support.engine_state import engine_state
+from tests.support.gate import Gate
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
 
@@ -36,16 +37,18 @@ LONG: Any = {
 }
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_stream_that_nobody_reads_any_more_frees_its_pages(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     stream = served.client.chat.completions.create(stream=True, **LONG)
     next(iter(stream))
     assert engine_state(served.llm).has_work
     stream.close()
-    until(lambda: not engine_state(served.llm).has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work)
     served.wait_idle()
 
 
+@pytest.mark.usefixtures("gate")
 def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     host, _, port = served.url.removeprefix("http://").partition(":")
@@ -55,13 +58,13 @@ def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, script
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
         until(lambda: engine_state(served.llm).has_work)
-    until(lambda: not engine_state(served.llm).has_work, 2.0)
+    until(lambda: not engine_state(served.llm).has_work)
     served.wait_idle()
 
 
-def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted) -> None:
+def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted, gate: Gate) -> None:
     scripted.follow()
-    with running(scripted.llm, drain_timeout=10.0) as server:
+    with running(scripted.llm, drain_timeout=60.0) as server:
         stream = server.client.chat.completions.create(stream=True, **(LONG | {"max_tokens": 300}))
         chunks = iter(stream)
         next(chunks)
@@ -70,9 +73,11 @@ def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted) 
         with pytest.raises(openai.InternalServerError) as refused:
             server.client.chat.completions.create(model=MODEL, messages=QUESTION)
         assert refused.value.status_code == 503
+        gate.open()
         assert list(chunks)[-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.usefixtures("gate")
 def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
     scripted.follow()
     with running(scripted.llm, drain_timeout=0.0) as server:
@@ -88,7 +93,7 @@ def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
 def test_a_drain_does_not_wait_for_idle_connections(scripted: Scripted) -> None:
     with running(scripted.llm, timeout_keep_alive=3600, header_timeout=3600.0) as server:
         host, _, port = server.url.removeprefix("http://").partition(":")
-        silent, partial, early = (socket.create_connection((host, int(port)), timeout=20) for _ in range(3))
+        silent, partial, early = (socket.create_connection((host, int(port)), timeout=60) for _ in range(3))
         partial.sendall(b"GET /health HT")
         early.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         assert early.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -115,6 +120,7 @@ def test_every_request_leaves_a_line(served: Running, scripted: Scripted, caplog
         assert {"id", "path", "prompt_tokens", "cached_tokens", "finish_reason", "seconds"} <= set(said)
 
 
+@pytest.mark.usefixtures("gate")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
@@ -133,7 +139,7 @@ def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
         asking.start()
         until(lambda: server.llm.counters.plans > 20)
         server.server.handle_exit(signal.SIGTERM, None)
-        asking.join(10)
+        asking.join(60)
         until(lambda: any(record.name == "jinfercept.server" for record in caplog.records))
     [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
     line = json.loads(JsonFormatter().format(record))
@@ -199,7 +205,7 @@ def test_the_command_serves_prints_where_and_drains_on_sigterm() -> None:
             next(chunks)
             process.send_signal(signal.SIGTERM)
             assert list(chunks)[-1].choices[0].finish_reason == "length"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

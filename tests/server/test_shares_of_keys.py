@@ -23,7 +23,7 @@ def shared(scripted: Scripted) -> Iterator[Running]:
 @pytest.fixture
 def polite(shared: Running) -> Iterator[OpenAI]:
     """A client of the second key."""
-    with OpenAI(base_url=f"{shared.url}/v1", api_key="polite", max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{shared.url}/v1", api_key="polite", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -36,6 +36,7 @@ def test_one_key_does_not_push_out_what_another_has_stored(shared: Running, poli
     assert kept == names[-5:]
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_key_has_so_many_responses_in_the_background(shared: Running, polite: OpenAI, scripted: Scripted) -> None:
     scripted.follow()
     endless = {"max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}

@@ -55,7 +55,7 @@ def _kill(scripted: Scripted, url: str) -> None:
                 clients = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(4)]
                 for one in clients:
                     one.start()
-                until(lambda: len(answered) >= 12, 60)
+                until(lambda: len(answered) >= 12)
                 begun = create(**(alike | {"input": "Go on.", "background": True}), **endless)
                 create(**(alike | {"input": "Go on.", "background": True, "conversation": locked.id}), **endless)
                 assert client.responses.retrieve(begun.id).status in ("queued", "in_progress")

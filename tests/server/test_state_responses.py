@@ -15,9 +15,11 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from jinfercept.server.state import response_rows, upkeep
+from jinfercept.server.state.database import StateDatabase
 from jinfercept.server.state.queries import ServerClock
 from jinfercept.server.state.tables import ResponseRow
 from jinfercept.server.state.upkeep import Heartbeat
+from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -109,6 +111,7 @@ def test_ids_that_no_database_takes_are_missing(pair: Pair) -> None:
     assert (item["id"], item["content"][0]["text"]) == ("\x00'", "a\x00b")
 
 
+@pytest.mark.usefixtures("gate")
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_a_response_in_the_background_is_seen_and_ended_through_another_server(
     pair: Pair, scripted: Scripted, end: str
@@ -131,6 +134,7 @@ def test_a_response_in_the_background_is_seen_and_ended_through_another_server(
     until(lambda: not pair.first.state.has_work)
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_key_has_its_background_responses_at_all_servers_together(scripted: Scripted, state_url: str) -> None:
     scripted.follow()
     options: Any = {"state_url": state_url, "max_background_responses": 1, "state_heartbeat": 0.1, "api_key": ("few",)}
@@ -141,6 +145,7 @@ def test_a_key_has_its_background_responses_at_all_servers_together(scripted: Sc
         second.client.responses.cancel(begun.id)
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_response_whose_server_is_lost_fails_by_name_and_is_never_in_progress_again(
     pair: Pair, scripted: Scripted
 ) -> None:
@@ -157,10 +162,12 @@ def test_a_response_whose_server_is_lost_fails_by_name_and_is_never_in_progress_
         assert (last.status, last.error.code) == ("failed", "server_lost")
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_one(
     pair: Pair, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, has_read, beat, insert = pair.first.service, threading.Event(), upkeep.beat, response_rows.insert_response
+    beats_of_open = list[Heartbeat]()
 
     def slow_beat(session: Session, server: ServerClock, of_server: Container[str]) -> Heartbeat:
         found = beat(session, server, of_server)
@@ -168,19 +175,20 @@ def test_a_response_that_begins_during_a_heartbeat_is_not_taken_for_a_deleted_on
             session.commit()
             has_read.set()
             until(lambda: bool(mine.responses.inserted()))
+        if server is mine.server and mine.responses.open:
+            beats_of_open.append(found)
         return found
 
     def late_insert(*arguments: Any, **more: Any) -> int:
-        assert has_read.wait(10)
+        assert has_read.wait(60)
         return insert(*arguments, **more)
 
     monkeypatch.setattr(upkeep, "beat", slow_beat)
     monkeypatch.setattr(response_rows, "insert_response", late_insert)
     scripted.follow()
     begun = answer(pair.first, background=True, **LONG)
-    heard = len(mine.responses.inserted())
-    time.sleep(0.3)  # a few heartbeats
-    assert heard == 1
+    assert len(mine.responses.inserted()) == 1
+    until(lambda: len(beats_of_open) > 3)  # so that two of them have been heard
     assert pair.first.client.responses.retrieve(begun.id).status == "in_progress"
     pair.first.client.responses.cancel(begun.id)
 
@@ -201,6 +209,7 @@ def test_a_response_expires_at_all_servers_and_its_row_is_removed(
     until(lambda: database.run_now(lambda session: session.scalar(select(ResponseRow.id).where(mine))) is None)
 
 
+@pytest.mark.usefixtures("gate")
 def test_nothing_is_left_open_when_servers_end(scripted: Scripted, state_url: str) -> None:
     scripted.follow()
     with running(scripted.llm, state_url=state_url, drain_timeout=0.0) as server:
@@ -213,13 +222,15 @@ def test_nothing_is_left_open_when_servers_end(scripted: Scripted, state_url: st
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
-    """A database that answers no writer."""
+def locked(path: str, database: StateDatabase) -> Iterator[None]:
+    """A database that answers no writer, on which a server does not wait for long."""
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
+    patience_s, database._timeout_s = database._timeout_s, 0.3
     try:
         yield
     finally:
+        database._timeout_s = patience_s
         other.execute("ROLLBACK")
         other.close()
 
@@ -230,7 +241,8 @@ def test_a_database_that_does_not_answer_is_503_by_name_and_what_is_not_stored_g
     says(scripted, "23." + END)
     path = str(tmp_path / "state.db")
     with running(scripted.llm, state_url=path, state_timeout=0.3, state_heartbeat=0.1) as server:
-        with locked(path):
+        server.service.database._timeout_s = 60.0  # but while it is locked
+        with locked(path, server.service.database):
             refused = server.http.post("/v1/responses", json={"input": QUESTION, "temperature": 0})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "state_unavailable")
             assert refused.headers["retry-after"] == "1"
@@ -240,16 +252,18 @@ def test_a_database_that_does_not_answer_is_503_by_name_and_what_is_not_stored_g
 
 
 def test_a_response_ends_as_failed_if_its_end_cannot_be_stored_and_one_in_the_background_waits(
-    scripted: Scripted, tmp_path: Path
+    scripted: Scripted, gate: Gate, tmp_path: Path
 ) -> None:
     said = "It costs 23. " * 40
     says(scripted, said + END)
     path = str(tmp_path / "state.db")
     with running(scripted.llm, state_url=path, state_timeout=0.3, state_heartbeat=0.1) as server:
+        server.service.database._timeout_s = 60.0  # but while it is locked
         events = iter(answer(server, stream=True))
         connected = next(events).response.id
         begun = answer(server, background=True)
-        with locked(path):
+        with locked(path, server.service.database):
+            gate.open()
             last = list(events)[-1]
             assert (last.type, last.response.error.code) == ("response.failed", "state_unavailable")
             until(lambda: not server.state.has_work)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jinfercept.server.http_protocol import MAX_HEAD_BYTES
+from jinfercept.server.options import ServerOptions
 from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import MODEL, Running, running, until
 
@@ -32,15 +33,16 @@ def test_what_is_no_http_is_answered_as_everything_else(strict: Running) -> None
 @pytest.fixture(scope="module")
 def strict(_running: Running) -> Iterator[Running]:
     """A second server on the same model, with small limits and two keys."""
-    limits = {
-        "max_body_size": 2000,
-        "header_timeout": 0.3,
-        "body_timeout": 0.3,
-        "timeout_keep_alive": 1,
-        "max_queue_len": 16,
-    }
+    limits: dict[str, Any] = {"max_body_size": 2000, "timeout_keep_alive": 1, "max_queue_len": 16}
     origins = ("https://a.example",)
     with running(_running.llm, api_key=("one", "two"), allowed_origins=origins, **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def impatient(_running: Running) -> Iterator[Running]:
+    """One that ends connections which dawdle at once."""
+    with running(_running.llm, api_key=("one",), header_timeout=0.3, body_timeout=0.3) as server:
         yield server
 
 
@@ -114,6 +116,7 @@ def test_pages_of_named_origins_may_use_the_server(strict: Running) -> None:
     assert "access-control-allow-origin" not in strict.http.options(CHAT, headers=ask | {"origin": "https://b"}).headers
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_full_queue_is_429_and_says_when_to_come_again(strict: Running) -> None:
     headers = {"authorization": "Bearer one"}
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1900, "n": 16, "ignore_eos": True}
@@ -140,7 +143,7 @@ def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:
     """The answer to parts sent on a connection, and how the server ends it."""
     host, _, port = strict.url.removeprefix("http://").partition(":")
     got = b""
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         try:
             for part in parts:
                 connection.sendall(part)
@@ -152,15 +155,15 @@ def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:
     return got
 
 
-def test_connections_that_dawdle_are_ended(strict: Running) -> None:
+def test_connections_that_dawdle_are_ended(impatient: Running) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\n"
     began_s = time.monotonic()
-    assert answer_to(strict) == b""
-    assert answer_to(strict, head) == b""
-    assert answer_to(strict, *[b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9], pause_s=0.05) == b""
-    second = answer_to(strict, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head, pause_s=0.05)
+    assert answer_to(impatient) == b""
+    assert answer_to(impatient, head) == b""
+    assert answer_to(impatient, *[b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9], pause_s=0.05) == b""
+    second = answer_to(impatient, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head, pause_s=0.05)
     assert second.count(b"HTTP/1.1") == 1
-    assert b"408 Request Timeout" in answer_to(strict, head + b"Content-Length: 10\r\n\r\n{")
-    assert time.monotonic() - began_s < 4
+    assert b"408 Request Timeout" in answer_to(impatient, head + b"Content-Length: 10\r\n\r\n{")
+    assert time.monotonic() - began_s < ServerOptions().header_timeout
     endless = [b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (MAX_HEAD_BYTES + 1)]
-    assert answer_to(strict, *endless)[:12] in (b"HTTP/1.1 431", b"")  # empty if the reset overtakes it
+    assert answer_to(impatient, *endless)[:12] in (b"HTTP/1.1 431", b"")  # empty if the reset overtakes it

@@ -17,7 +17,7 @@ MESSAGES = "/v1/messages"
 @contextmanager
 def anthropic(server: Running, key: str = "none") -> Iterator[Any]:
     """Anthropic's client of a server."""
-    with Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=20) as client:
+    with Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -6,4 +6,4 @@ from jinfercept.llm import LLM
 
 def engine_state(llm: LLM) -> EngineState:
     """The state once the step that runs is over."""
-    return llm.engine.snapshot().result(10)
+    return llm.engine.snapshot().result(60)

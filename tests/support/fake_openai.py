@@ -122,7 +122,7 @@ def fake_openai(**options: Any) -> Iterator[FakeServer]:
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield fake
     finally:

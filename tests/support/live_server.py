@@ -62,7 +62,7 @@ class Running:
         return engine_state(self.llm)
 
 
-def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that happens on other threads."""
     deadline = time.monotonic() + timeout_s
     while not reached():
@@ -83,8 +83,8 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
     key = (*settings.api_key, *settings.operator_key, "none")[0]
     try:
         with (
-            OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
-            httpx2.Client(base_url=url, timeout=20) as http,
+            OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as client,
+            httpx2.Client(base_url=url, timeout=60) as http,
         ):
             yield Running(url, llm, server, service, client, http)
     finally:

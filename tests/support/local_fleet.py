@@ -154,8 +154,8 @@ def local_fleet(
     headers = {"authorization": f"Bearer {key}"} if key != "none" else {}
     try:
         with (
-            OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
-            httpx2.Client(base_url=url, timeout=20, headers=headers) as http,
+            OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as client,
+            httpx2.Client(base_url=url, timeout=60, headers=headers) as http,
         ):
             yield LocalFleet(url, front, replicas, server, http, client, tuple(apps))
     finally:

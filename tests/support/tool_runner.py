@@ -55,7 +55,7 @@ def tool_runner(folder: Path, toml: str) -> Iterator[ToolRunner]:
         runner.dispatcher.close()
 
 
-def until(reached: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that happens on other threads."""
     deadline = time.monotonic() + timeout_s
     while not reached():

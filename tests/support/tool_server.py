@@ -33,7 +33,7 @@ TOML = """
 [[tool]]
 kind = "python"
 function = "shop.py:price"
-timeout_s = 5
+timeout_s = 60
 max_result_tokens = 80
 
 [[tool]]
