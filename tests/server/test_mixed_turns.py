@@ -136,7 +136,7 @@ def test_a_server_call_of_a_mixed_turn_times_out_and_does_not_count_rounds(serve
 def test_a_client_that_leaves_cancels_the_servers_part_of_a_mixed_turn(
     scripted: Scripted, tmp_path: Path, stream: bool
 ) -> None:
-    with shop(scripted, tmp_path, patience_s=60) as server:
+    with shop(scripted, tmp_path, patience_s=600) as server:
         says(scripted, server, f"{asks('hang')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
         ask_and_leave(server, QUESTION, (tmp_path / "begun").exists, tools=[BUY], stream=stream)
         until((tmp_path / "cancelled").exists)

@@ -125,7 +125,7 @@ def test_failures_say_so_and_the_limit_of_rounds_ends_a_response(server: Running
 def test_a_response_in_the_background_is_cancelled_with_its_calls(
     scripted: Scripted, tmp_path: Path, mixed: bool
 ) -> None:
-    with shop(scripted, tmp_path, patience_s=60) as server:
+    with shop(scripted, tmp_path, patience_s=600) as server:
         hears(scripted, server, asks("hang") + (f"\n{asks('buy')}" if mixed else ""), QUESTION)
         begun = ask(server, HOW_MUCH, background=True)
         until((tmp_path / "begun").exists)

@@ -147,7 +147,7 @@ def test_the_limit_of_rounds_ends_an_answer(server: Running, scripted: Scripted)
 def test_a_client_that_leaves_cancels_the_call_and_frees_the_pages(
     scripted: Scripted, tmp_path: Path, stream: bool
 ) -> None:
-    with shop(scripted, tmp_path, patience_s=60) as server:
+    with shop(scripted, tmp_path, patience_s=600) as server:
         says(scripted, server, asks("hang"), QUESTION)
         ask_and_leave(server, QUESTION, (tmp_path / "begun").exists, stream=stream)
         until((tmp_path / "cancelled").exists)

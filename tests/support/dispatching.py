@@ -8,7 +8,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.request import Call, Result, Tool
 
 SOON_S = 0.05
-LONG_S = 30.0
+LONG_S = 60.0
 THE_END = threading.Event()
 """Never set: what hangs waits for it."""
 
@@ -27,7 +27,7 @@ class Service:
     def results(self, number: int) -> dict[str, tuple[Result, ...]]:
         """The next `number` interceptions that are over."""
         done: dict[str, tuple[Result, ...]] = {}
-        give_up_s = time.monotonic() + 20
+        give_up_s = time.monotonic() + LONG_S
         while len(done) < number:
             assert time.monotonic() < give_up_s, f"only {len(done)} of {number} returned"
             done.update(self.dispatcher.poll())

@@ -10,6 +10,7 @@ from typing import Any
 from jinfercept.server.server_tools import open_server_tools
 from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
+from tests.support.tool_runner import patient_endpoints
 
 CODE = '''
 import asyncio
@@ -58,7 +59,8 @@ def shop(
     """The server; its tools are those of a file, and one of them never answers."""
     (folder / "shop.py").write_text(CODE)
     (folder / "tools.toml").write_text(toml.replace("PATIENCE", f"{patience_s}"))
-    with open_server_tools([str(folder / "tools.toml")]) as tools, running(scripted.llm, tools, **options) as server:
+    files = [str(folder / "tools.toml")]
+    with patient_endpoints(), open_server_tools(files) as tools, running(scripted.llm, tools, **options) as server:
         yield server
         server.wait_idle()
 
