@@ -15,6 +15,7 @@ from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.request import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
+from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
 
@@ -89,7 +90,8 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
             with pytest.raises(ModelError, match=words):
                 llm.update_weights(wrong)  # pyright: ignore[reportArgumentType]
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before
-        stream = llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
-        with pytest.raises(RequestError, match="only an idle LLM can take new weights"):
-            llm.update_weights(good)
+        with closed_gate(llm):
+            stream = llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+            with pytest.raises(RequestError, match="only an idle LLM can take new weights"):
+                llm.update_weights(good)
         stream.close()

@@ -18,7 +18,7 @@ SCRIPT = Script("agent", 10, (Segment(2, 0.05, 4), Segment(2, None, 0)))
 
 def visits(fake: FakeServer, going: Going, number: int = 3, model: str = "good") -> list[Visit]:
     async def go() -> list[Visit]:
-        async with Client(make_target(fake.url, None, 20.0)) as client:
+        async with Client(make_target(fake.url, None, 60.0)) as client:
             return await take_turns(client, model, Style(), [SCRIPT] * number, going, "0")
 
     return asyncio.run(go())
@@ -34,7 +34,7 @@ def test_sessions_take_turns_one_after_another_and_wait_for_their_tools() -> Non
 
 
 def test_sessions_at_once_do_not_wait_for_each_other() -> None:
-    with fake_openai(token_s=0.02) as fake:
+    with fake_openai(meet=3) as fake:
         found = visits(fake, Going(True, False))
     assert fake.most == 3
     assert sorted((one.turn, one.session) for one in found) == [(turn, one) for turn in (1, 2) for one in range(3)]

@@ -2,9 +2,9 @@
 
 import io
 import json
+import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def test_a_chat_shows_answers_calls_and_what_became_of_the_context(
     )
     shown, aside = capsys.readouterr()
     assert shown == "Well.\nIt is 23.\n"
-    assert 'price(item="lamp") → 23  (0.0 s)' in aside
+    assert re.search(r'price\(item="lamp"\) → 23  \(\d+\.\d s\)', aside)
     assert "tokens/s" in aside
     assert "context over calls: " in aside
     assert "recomputed" in aside
@@ -108,25 +108,24 @@ def test_reasoning_is_shown_beside_the_answer(make_scripted: Make, capsys: pytes
 def test_an_interrupt_stops_the_answer_and_keeps_the_chat(
     make_scripted: Make, capsys: pytest.CaptureFixture[str], interruptible: None
 ) -> None:
-    scripted = make_scripted(QWEN)
+    scripted, never = make_scripted(QWEN), threading.Event()
 
     def price(item: str) -> str:
         """The price of an item."""
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(5)
+        never.wait(60)
         return "23"
 
     script(scripted, "How much?", f"Let me see.\n{CALL}<|im_end|>", [price])
     chat = TerminalChat(scripted.llm, GREEDY, system=None, tools=[price])
-    began = time.monotonic()
     chat.answer("How much?")
-    assert time.monotonic() - began < 4
     assert chat.messages == [
         {"role": "user", "content": "How much?"},
         {"role": "assistant", "content": "Let me see."},
     ]
     assert "stopped" in capsys.readouterr().err
     assert not engine_state(scripted.llm).num_unfinished
+    never.set()
     chat.answer("Well?")
     assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
 

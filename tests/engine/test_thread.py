@@ -12,6 +12,7 @@ from jinfercept import LLM, RequestError, SamplingParams
 from jinfercept.events import Finished
 from jinfercept.request import RequestOutput
 from tests.support.engine_state import engine_state
+from tests.support.gate import Gate
 from tests.support.tiny_model import tiny_llm, tiny_setup
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -24,6 +25,7 @@ def prompt(number: int) -> dict[str, Any]:
 
 def test_closing_tells_every_stream_that_still_runs() -> None:
     with tiny_llm(kv_tokens=512, max_model_len=128) as llm:
+        Gate(llm.engine.thread, llm.engine._engine, after=4)  # pyright: ignore[reportPrivateUsage]
         streams = [llm.stream(prompt(i), LONG) for i in range(3)]
         next(streams[0])
         outputs: list[RequestOutput] = []
@@ -46,7 +48,7 @@ def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None
     llm, runner = LLM(setup), weakref.ref(setup.machine.runner)  # which the engine holds
     llm.generate(prompt(1), PARAMS)
     del llm, setup
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while runner() is not None and time.monotonic() < deadline:
         time.sleep(0.05)
         gc.collect()

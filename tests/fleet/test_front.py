@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
+from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import MODEL, until
 from tests.support.local_fleet import LocalFleet, local_fleet
 from tests.support.scripted_model import Make, Scripted
@@ -26,6 +28,13 @@ def scripted(make_scripted: Make) -> Scripted:
     made = make_scripted(QWEN)
     made.follow()
     return made
+
+
+@pytest.fixture
+def gate(scripted: Scripted) -> Iterator[Gate]:
+    """Keeps the model's long answers from their ends until the test opens it."""
+    with closed_gate(scripted.llm) as gate:
+        yield gate
 
 
 @pytest.fixture
@@ -83,10 +92,11 @@ def test_an_answer_that_has_not_begun_is_made_by_another_replica(fleet: LocalFle
 
 
 def test_a_replica_that_hangs_is_passed_over(fleet: LocalFleet) -> None:
-    fleet.replicas.hanging = {"a"}
-    answers = [fleet.chat(f"A question of its own, number {number}") for number in range(4)]
-    assert [answer.headers["x-jinfercept-replica"] for answer in answers] == ["b"] * 4
-    fleet.replicas.hanging = {"a", "b"}
+    fleet.replicas.hanging, fleet.front._begin_s = {"a"}, 2.0
+    questions = map("A question of its own, number {}".format, count())
+    while not fleet.replicas.hung:
+        assert fleet.chat(next(questions)).headers["x-jinfercept-replica"] == "b"
+    fleet.replicas.hanging, fleet.front._begin_s = {"a", "b"}, 0.1
     assert fleet.chat("No replica answers").json()["error"]["code"] == "no_replica"
 
 
@@ -99,6 +109,7 @@ def test_the_last_replica_that_dies_gives_503_by_name(scripted: Scripted) -> Non
         assert fleet.http.get("/health").status_code == 503
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_client_that_leaves_frees_its_pages(fleet: LocalFleet, scripted: Scripted) -> None:
     stream = fleet.client.chat.completions.create(
         model=MODEL,
@@ -113,6 +124,7 @@ def test_a_client_that_leaves_frees_its_pages(fleet: LocalFleet, scripted: Scrip
     until(lambda: not engine_state(scripted.llm).has_work)
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_drain_finishes_what_runs_and_refuses_what_is_new(scripted: Scripted) -> None:
     with local_fleet([scripted.llm, scripted.llm], drain_timeout=0.0) as fleet:
         body = {"prompt": "Hi", "stream": True, **LONG}
@@ -153,7 +165,7 @@ def test_limits_of_keys_hold_over_all_replicas(scripted: Scripted, tmp_path: Pat
 
 
 def test_responses_in_the_background_count_until_their_own_end_at_all_replicas(
-    scripted: Scripted, tmp_path: Path
+    scripted: Scripted, gate: Gate, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[two]\nkey = "two"\nmax_concurrent = 2\n[few]\nkey = "few"\ntokens_per_minute = 40\n')
@@ -169,21 +181,24 @@ def test_responses_in_the_background_count_until_their_own_end_at_all_replicas(
         for answer in answers[:2]:
             path = f"/v1/responses/{answer.json()['id']}/cancel"
             assert fleet.http.post(path, headers={"authorization": "Bearer two"}).json()["status"] == "cancelled"
+        gate.open()
         until(lambda: ask("two", 4, 1).status_code == 200)
         assert ask("few", 0, 60).status_code == 200
         until(lambda: ask("few", 1, 60).status_code == 429)
 
 
-def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, tmp_path: Path) -> None:
+def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, gate: Gate, tmp_path: Path) -> None:
     state = str(tmp_path / "state.db")
-    with local_fleet([scripted.llm, scripted.llm], drain_timeout=20.0, state_url=state) as fleet:
+    with local_fleet([scripted.llm, scripted.llm], drain_timeout=60.0, state_url=state) as fleet:
         begun = fleet.client.responses.create(
-            model=MODEL, input="Hi", background=True, max_output_tokens=1900, extra_body={"ignore_eos": True}
+            model=MODEL, input="Hi", background=True, max_output_tokens=200, extra_body={"ignore_eos": True}
         )
         assert any(begun.id in app.service.responses.open for app in fleet.replicas.apps.values())
+        fleet.server.handle_exit(2, None)
+        gate.open()
     with local_fleet([scripted.llm], state_url=state) as fleet:
         ended = fleet.client.responses.retrieve(begun.id)
-        assert (ended.status, ended.usage and ended.usage.output_tokens) == ("incomplete", 1900)
+        assert (ended.status, ended.usage and ended.usage.output_tokens) == ("incomplete", 200)
 
 
 def test_a_client_that_leaves_within_its_body_is_one_line_of_the_log(

@@ -28,18 +28,19 @@ class FakeServer:
 
     Attributes:
         url: without a version.
-        token_s: seconds between two pieces of an answer.
+        meet: requests that have to run at a time before the first of them is answered.
         bodies, sessions: of every request, and the session that its header names.
         most: requests that ever ran at a time.
     """
 
     url: str = ""
-    token_s: float = 0.0
+    meet: int = 1
     bodies: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     most: int = 0
     _running: int = 0
     _known: list[Sequence[Any]] = field(default_factory=list)
+    _have_met: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection."""
@@ -56,7 +57,10 @@ class FakeServer:
                 self.sessions.append(headers.get("x-session-id", ""))
                 self._running += 1
                 self.most = max(self.most, self._running)
+                if self.most >= self.meet:
+                    self._have_met.set()
                 try:
+                    await self._have_met.wait()
                     await self._answer(body, writer)
                 finally:
                     self._running -= 1
@@ -97,7 +101,6 @@ class FakeServer:
             )
             _send(writer, {"choices": [choice]})
             await writer.drain()
-            await asyncio.sleep(self.token_s)
         _send(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
         if body["model"] != "uncounted":
             usage = {"prompt_tokens": len(prompt), "completion_tokens": body["max_tokens"]}

@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jinfercept.engine.engine import MAX_IDLE_S
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Event
 from jinfercept.llm import LLM
+
+REST_S = 1.0
+"""Seconds between two steps, at most, while the thread rests."""
 
 
 class Gate:
@@ -19,13 +23,12 @@ class Gate:
         after: tokens that an answer has written when it begins to count as long.
     """
 
-    def __init__(self, llm: LLM, after: int) -> None:
-        self._thread, self._after = llm.engine.thread, after
-        self._engine = llm.engine._engine  # pyright: ignore[reportPrivateUsage]
-        self._whole_step = self._engine.step
+    def __init__(self, thread: EngineThread, engine: Engine, after: int) -> None:
+        self._thread, self._engine, self._after = thread, engine, after
+        self._whole_step = engine.step
         self._is_open = False
         self._is_settled = False  # the last step neither began nor ended a request
-        vars(self._engine)["step"] = self._step
+        vars(engine)["step"] = self._step
 
     def open(self) -> None:
         """Long answers go on to their ends."""
@@ -35,7 +38,7 @@ class Gate:
     def _step(self) -> list[Event]:
         running, wake = self._engine.scheduler.running, self._engine.wake
         if self._is_settled and self._holds():
-            woken = wake.wait(MAX_IDLE_S)
+            woken = wake.wait(REST_S)
             wake.clear()
             if woken and self._thread._questions:  # pyright: ignore[reportPrivateUsage]
                 return []
@@ -55,7 +58,7 @@ class Gate:
 @contextmanager
 def closed_gate(llm: LLM, after: int = 40) -> Iterator[Gate]:
     """A gate that is closed until the test opens it, at the latest at the end of the context."""
-    gate = Gate(llm, after)
+    gate = Gate(llm.engine.thread, llm.engine._engine, after)  # pyright: ignore[reportPrivateUsage]
     try:
         yield gate
     finally:

@@ -36,12 +36,14 @@ class LocalReplicas:
     Attributes:
         apps: by name; those that were removed do not run any more.
         hanging: names of replicas that take requests and do nothing.
+        hung: requests that these took.
         dies_after: messages of an answer after which the next replica that answers is killed; None: none.
     """
 
     def __init__(self, apps: dict[str, ReplicaApp]) -> None:
         self.apps = apps
         self.hanging: set[str] = set()
+        self.hung = 0
         self.dies_after: int | None = None
 
     async def _app(self, ticket: Ticket) -> ReplicaApp:
@@ -56,6 +58,7 @@ class LocalReplicas:
         """See `Replicas`."""
         app = await self._app(ticket)
         if app.name in self.hanging:
+            self.hung += 1
             await asyncio.Event().wait()
         _, contents = ticket.__reduce__()
         answer = app.answer(call, _contents(contents))
@@ -144,7 +147,7 @@ def local_fleet(
     async def end() -> None:
         await asyncio.gather(*(app.close(0.0) for app in apps.values()))
 
-    front = FleetFront(connect, settings, "tiny", begin_s=0.3)
+    front = FleetFront(connect, settings, "tiny", begin_s=60.0)
     listener, url = listen(settings)
     server = DrainingServer(create_front(front, fan_out_router(front), end=end), front, listener)
     thread = threading.Thread(target=server.serve_until_signal)
