@@ -15,8 +15,9 @@ from typing import final
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.dispatcher import CALL_ID, Placeholder
+from jinfercept.intercept.dispatcher import CALL_ID
 from jinfercept.intercept.running_call import RunningCall
+from jinfercept.intercept.tool_values import Placeholder
 from jinfercept.request import Call, Interception, Result, Tool
 
 AWAIT = "await_future"

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any, final
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.endpoints.background_loop import BackgroundLoop
 from jinfercept.endpoints.tool_tables import Limits
 from jinfercept.intercept.dispatcher import CALLER
+from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.request import Tool
 
 OWNER = ContextVar("jinfercept_owner", default="")
@@ -52,7 +53,8 @@ class CallRequest:
 
 
 Endpoint = Callable[[CallRequest], Coroutine[Any, Any, str]]
-"""Returns the result of a call. Runs on the background loop; cancelled at the timeout and when the request is aborted."""
+"""Returns the result of a call. Runs on the loop of jinfercept's own coroutines, which it must not block; cancelled at the
+timeout and when the request is aborted."""
 
 
 @dataclass(slots=True)
@@ -139,15 +141,13 @@ class CallQueue:
 
     Args:
         most: running calls; None: any number.
-        to_the_end: whether a cancelled call keeps its slot until it has ended, since it runs in a thread.
     """
 
-    def __init__(self, most: int | None, *, to_the_end: bool = False) -> None:
+    def __init__(self, most: int | None) -> None:
         self._turns = FairSlots(most) if most is not None else None
-        self._to_the_end = to_the_end
 
     async def run[T](self, owner: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a call once it has a slot."""
+        """Run a call once it has a slot. A cancelled call is not waited for, and keeps its slot until it has ended."""
         if self._turns is not None:
             await self._turns.begin(owner)
 
@@ -159,7 +159,11 @@ class CallQueue:
 
         task = asyncio.ensure_future(work())
         task.add_done_callback(end)
-        return await (asyncio.shield(task) if self._to_the_end else task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
 
 
 def declare(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def endpoint_tool(
     declaration: Mapping[str, Any],
     limits: Limits,
     endpoint: Endpoint,
-    background: BackgroundLoop,
+    executor: ToolExecutor,
     queue: CallQueue,
     late: str = "it took longer than",
 ) -> ChatTool:
@@ -179,6 +183,7 @@ def endpoint_tool(
 
     Args:
         limits: on the time of a call and the size of its result.
+        executor: runs the endpoint.
         queue: in which its calls wait.
         late: message of a timeout, before its seconds.
     """
@@ -202,10 +207,10 @@ def endpoint_tool(
             raise TimeoutError(f"{late} {limits.timeout_s:g} s{others}") from error
         return _cut(text, limits.max_result_bytes)
 
-    def call(arguments: str) -> Coroutine[Any, Any, str]:
+    def call(arguments: str) -> ToolRun[str]:
         request_id, owner, expires_s = CALLER.get(), OWNER.get(), time.monotonic() + limits.timeout_s
         trace = TRACE_CONTEXT.get()
-        return background.run(lambda: answer(arguments, request_id, owner, expires_s, trace))
+        return executor.submit(lambda: answer(arguments, request_id, owner, expires_s, trace), name)
 
     name, limit = declaration["function"]["name"], limits.max_result_tokens
     timeout_s = limits.timeout_s + _GRACE_S

@@ -1,14 +1,14 @@
 """Loads the tools of a Python or TOML file. All tables are checked before a server is started."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.endpoints.background_loop import BackgroundLoop
 from jinfercept.endpoints.calls import CallQueue, Endpoint, declare, endpoint_tool
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.endpoints.python_endpoint import PythonEndpoint, python_endpoint, python_endpoints
@@ -24,8 +24,13 @@ from jinfercept.endpoints.tool_tables import (
     read_tables,
 )
 from jinfercept.errors import ConfigError
+from jinfercept.intercept.tool_executor import ToolExecutor
 
 _Source = Callable[[], list[ChatTool]]
+
+_CLOSE_S = 5.0
+_END_S = 0.5
+"""Seconds that tasks on event loops have to end, however little time is left."""
 
 
 @final
@@ -35,11 +40,11 @@ class LoadedTools:
     Args:
         sources: return the current tools.
         inbox: where calls wait for a person.
-        ends: closes servers, models and the background loop.
+        parts: servers, models, threads and event loops, closed with the tools.
     """
 
-    def __init__(self, sources: list[_Source], inbox: Inbox, ends: ExitStack) -> None:
-        self._sources, self._ends = sources, ends
+    def __init__(self, sources: list[_Source], inbox: Inbox, parts: "_Parts") -> None:
+        self._sources, self._parts = sources, parts
         self.inbox = inbox
 
     @property
@@ -51,9 +56,14 @@ class LoadedTools:
                 listed.setdefault(tool.name, tool)
         return list(listed.values())
 
-    def close(self) -> None:
-        """End servers and connections; waiting calls fail. Takes seconds if a server does not end."""
-        self._ends.close()
+    @property
+    def problem(self) -> str | None:
+        """Why calls of async functions have to wait for blocked ones; None if they have not."""
+        return self._parts.executor.problem
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """End servers and connections; waiting calls fail. What has not ended in time is killed, or left to end alone."""
+        self._parts.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -89,28 +99,56 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         raise ConfigError(
             "tools come from a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
         )
-    if path.suffix == ".py":
-        functions = python_endpoints(path)
-        loader = _Loader(inbox)
-        for function in functions:
-            loader.add_function(function, Limits())
-        return loader.start()
-    tables = read_tables(path)
+    tables = None if path.suffix == ".py" else read_tables(path)
     loader = _Loader(inbox)
     try:
-        for place, table in tables:
+        if tables is None:
+            for function in python_endpoints(path, loader.parts.executor):
+                loader.add_function(function, Limits())
+        for place, table in tables or ():
             loader.add(table, place)
         return loader.start()
     except ImportError as error:
-        loader.ends.close()
+        loader.parts.close(_CLOSE_S)
         raise ConfigError(
             f"the tools of {path} need more packages",
             got=f"no package {error.name}",
             fix="pip install 'jinfercept[tools]'",
         ) from error
     except BaseException:
-        loader.ends.close()
+        loader.parts.close(_CLOSE_S)
         raise
+
+
+@final
+class _Parts:
+    """What is closed with the tools of a file.
+
+    Attributes:
+        executor: runs the calls.
+        servers: close MCP servers, within seconds.
+        models: closes models.
+    """
+
+    def __init__(self) -> None:
+        self.executor = ToolExecutor()
+        self.servers: list[Callable[[float], Coroutine[Any, Any, None]]] = []
+        self.models = ExitStack()
+
+    def close(self, timeout_s: float) -> None:
+        """Close all of it, in about that time."""
+        if self.executor.is_closed:
+            return
+        give_up_s = time.monotonic() + timeout_s
+
+        async def end() -> None:
+            await asyncio.gather(*(close(timeout_s) for close in self.servers), return_exceptions=True)
+
+        if self.servers:
+            with suppress(TimeoutError):
+                self.executor.submit(end).result.result(timeout_s + _END_S)
+        self.executor.close(max(_END_S, give_up_s - time.monotonic()))
+        self.models.close()
 
 
 @final
@@ -118,9 +156,7 @@ class _Loader:
     """Collects the tools of a file, then starts them."""
 
     def __init__(self, inbox: Inbox) -> None:
-        self.ends = ExitStack()
-        self._background = BackgroundLoop()
-        self.ends.callback(self._background.close)
+        self.parts = _Parts()
         self._inbox = inbox
         self._modules: dict[Path, ModuleType] = {}
         self._sources: list[_Source] = []
@@ -131,7 +167,7 @@ class _Loader:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
-                self.add_function(python_endpoint(table, place, self._modules), table)
+                self.add_function(python_endpoint(table, place, self._modules, self.parts.executor), table)
             case HttpTable():
                 from jinfercept.endpoints.http_endpoint import HttpEndpoint
 
@@ -146,7 +182,7 @@ class _Loader:
                 from jinfercept.endpoints.local_model import LocalModel
 
                 local = LocalModel(table, place)
-                self.ends.callback(local.close)
+                self.parts.models.callback(local.close)
                 self._load.append(local.load)
                 self._add(declare(table.name, table.description, local.parameters), table, local)
             case PersonTable():
@@ -170,9 +206,10 @@ class _Loader:
         async def connect() -> None:
             await asyncio.gather(*(one() for one in self._connect))
 
-        self._background.submit(connect).result()
+        if self._connect:
+            self.parts.executor.submit(connect).result.result()
         chat_tools([tool for source in self._sources for tool in source()])  # no two of one name
-        return LoadedTools(self._sources, self._inbox, self.ends)
+        return LoadedTools(self._sources, self._inbox, self.parts)
 
     def _add(
         self,
@@ -183,19 +220,19 @@ class _Loader:
         **more: str,
     ) -> None:
         queue = queue or CallQueue(limits.max_concurrency)
-        tool = endpoint_tool(declaration, limits, endpoint, self._background, queue, **more)
+        tool = endpoint_tool(declaration, limits, endpoint, self.parts.executor, queue, **more)
         self._sources.append(lambda: [tool])
 
     def _add_server(self, table: McpTable, place: Place) -> None:
         from jinfercept.endpoints.mcp_server import McpServer
 
-        server, queue, background = McpServer(table, place), CallQueue(table.max_concurrency), self._background
-        self.ends.callback(lambda: background.submit(server.close).result())
+        server, queue, executor = McpServer(table, place), CallQueue(table.max_concurrency), self.parts.executor
+        self.parts.servers.append(server.close)
         self._connect.append(server.start)
 
         def tools() -> list[ChatTool]:
             return [
-                endpoint_tool(declaration, table, endpoint, background, queue)
+                endpoint_tool(declaration, table, endpoint, executor, queue)
                 for declaration, endpoint in server.endpoints()
             ]
 

@@ -5,17 +5,16 @@ One task holds the connection; calls come from other tasks. Calls without a conn
 
 import asyncio
 import logging
+import os
 import re
-import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, cast, final
 
-import anyio
 import httpx2
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp import Client, MCPError
 from mcp.client import IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
@@ -28,6 +27,7 @@ from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.endpoints.calls import CallFailed, CallRequest, Endpoint, declare
+from jinfercept.endpoints.mcp_process import McpProcess
 from jinfercept.endpoints.mcp_results import result_text
 from jinfercept.endpoints.tool_tables import McpTable, Place
 
@@ -58,7 +58,10 @@ class McpServer:
     def __init__(self, table: McpTable, place: Place) -> None:
         self._table, self._place = table, place
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
-        self._env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
+        env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
+        command = () if table.command is None else (table.command, *table.args)
+        cwd = os.path.abspath(table.cwd or ".")  # a tool may change the working directory later
+        self._process = McpProcess(command, env, cwd, self._note_lost)
         self._tools: tuple[Declared, ...] = ()
         self._client: Client | None = None
         self._problem = _ENDED
@@ -76,11 +79,13 @@ class McpServer:
             fix = "try it by hand; connect_timeout_s gives it more time"
             raise self._place.error(f"the MCP server does not start: {problem}", given, fix)
 
-    async def close(self) -> None:
-        """Disconnect, and end a server that was started here."""
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Disconnect, and end a server that was started here; after the time-out it is killed."""
+        self._process.end_s = time.monotonic() + timeout_s
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=timeout_s)
+        self._process.kill()
 
     def endpoints(self) -> list[tuple[dict[str, Any], Endpoint]]:
         """Declarations and endpoints of the current tools."""
@@ -152,29 +157,12 @@ class McpServer:
             ):
                 yield client
         else:
-            assert table.command is not None
-            server = StdioServerParameters(command=table.command, args=table.args, env=self._env, cwd=table.cwd)
-            async with Client(self._started(server), message_handler=self._hear) as client:
+            async with Client(self._process.streams(), message_handler=self._hear) as client:
                 yield client
 
-    @asynccontextmanager
-    async def _started(self, server: StdioServerParameters) -> AsyncGenerator[Any]:
-        """The streams of a started server; `_lost` is set when its output ends."""
-        forward, received = anyio.create_memory_object_stream[Any](0)
-
-        async def pump() -> None:
-            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-                async with forward:
-                    async for message in read:
-                        await forward.send(message)
-            self._client = None
-            self._lost.set()
-
-        errors = sys.__stderr__ or sys.stderr
-        async with stdio_client(server, errors) as (read, write), received, anyio.create_task_group() as tasks:
-            tasks.start_soon(pump)
-            yield received, write
-            tasks.cancel_scope.cancel()
+    def _note_lost(self) -> None:
+        self._client = None
+        self._lost.set()
 
     async def _until_lost(self, client: Client) -> None:
         """Lists the tools again after each change; returns when the connection is lost."""

@@ -1,13 +1,11 @@
-"""Python functions as tools of a file: found by name, declared by their signatures, run in threads."""
+"""Python functions as tools of a file: found by name, declared by their signatures, run by the executor of the file's tools."""
 
 import asyncio
 import importlib
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +15,7 @@ from jinfercept.chat.function_tools import chat_tools, load_functions, load_modu
 from jinfercept.endpoints.calls import CallQueue, CallRequest
 from jinfercept.endpoints.tool_tables import Place, PythonTable
 from jinfercept.errors import RequestError
+from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.request import Tool
 
 MAX_THREADS = 32
@@ -31,29 +30,47 @@ class PythonEndpoint:
         declaration: OpenAI's.
         function: of the arguments as JSON.
         in_thread: whether it is a sync function.
+        executor: calls it.
     """
 
     declaration: Mapping[str, Any]
     function: Callable[[str], Any]
     in_thread: bool
+    executor: ToolExecutor
 
     def queue(self, max_concurrency: int | None) -> CallQueue:
-        """A queue for its calls. A thread keeps its slot until it has ended, so there are never more threads than slots."""
-        return CallQueue(max_concurrency or (MAX_THREADS if self.in_thread else None), to_the_end=self.in_thread)
+        """A queue for its calls. A call keeps its slot until it has ended, so there are never more threads than slots."""
+        return CallQueue(max_concurrency or (MAX_THREADS if self.in_thread else None))
 
     async def __call__(self, request: CallRequest) -> str:
-        """The result of the function as text."""
-        arguments = json.dumps(dict(request.arguments))
-        if not self.in_thread:
-            return await self.function(arguments)
-        value = await in_thread(self.function, arguments)
-        return await value if inspect.isawaitable(value) else value
+        """The result of the function as text. Raises `ToolFailed`; if it is cancelled, when the function has ended."""
+        arguments, name = json.dumps(dict(request.arguments)), self.declaration["function"]["name"]
+        run = self.executor.call(name, lambda: self.function(arguments), in_thread=self.in_thread)
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end(result: object) -> None:
+            with suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(ended.set)
+
+        run.result.add_done_callback(end)
+        while not run.result.done():
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                run.cancel()
+                if self.executor.is_closed:
+                    raise
+        value = run.result.result()
+        return value if isinstance(value, str) else str(list(value))
 
 
-def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, ModuleType]) -> PythonEndpoint:
+def python_endpoint(
+    table: PythonTable, place: Place, modules: dict[Path, ModuleType], executor: ToolExecutor
+) -> PythonEndpoint:
     """The function that a table names.
 
     Args:
+        executor: calls it.
         modules: modules of files that are loaded already, by path.
 
     Raises:
@@ -72,14 +89,14 @@ def python_endpoint(table: PythonTable, place: Place, modules: dict[Path, Module
     declared |= {} if table.description is None else {"description": table.description}
     declared |= {} if table.parameters is None else {"parameters": table.parameters}
     in_thread = not inspect.iscoroutinefunction(function)
-    return PythonEndpoint({"type": "function", "function": declared}, made.tool.function, in_thread)
+    return PythonEndpoint({"type": "function", "function": declared}, made.tool.function, in_thread, executor)
 
 
-def python_endpoints(path: Path) -> list[PythonEndpoint]:
+def python_endpoints(path: Path, executor: ToolExecutor) -> list[PythonEndpoint]:
     """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
     functions = load_functions(path)
     return [
-        PythonEndpoint(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function))
+        PythonEndpoint(made.declaration, made.tool.function, not inspect.iscoroutinefunction(function), executor)
         for function, made in zip(functions, chat_tools(functions), strict=True)
         if made.tool is not None
     ]
@@ -92,25 +109,3 @@ def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleT
     if path not in modules:
         modules[path] = load_module(path)
     return modules[path]
-
-
-async def in_thread[A, T](function: Callable[[A], T], argument: A) -> T:
-    """The result of a function that runs in its own daemon thread: a call that hangs blocks no other call and no exit."""
-    loop, context = asyncio.get_running_loop(), copy_context()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not done.cancelled():
-            done.set_result(value) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        value, error = None, None
-        try:
-            value = context.run(function, argument)
-        except BaseException as raised:  # the function is the user's
-            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
-        with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=run, name="jinfercept-tool", daemon=True).start()
-    return await done

@@ -1,23 +1,23 @@
-"""Runs endpoints off the engine's thread and hands back one `Result` per call, also if the endpoint fails.
+"""Has endpoints answer off the engine's thread and hands back one `Result` per call, also if the endpoint fails.
 
-A sync function runs in a daemon thread of its own; an async one on one shared event loop in a daemon thread. Polling enforces
-timeouts, so neither a hung thread nor a blocked event loop can hold a request back; results after a timeout are dropped, and
-async functions whose result is no longer needed are cancelled. Knows no engine: it is polled, and calls `on_result` for news.
+A `ToolExecutor` runs the functions. Polling enforces timeouts, so that no function can hold a request back; results after a
+timeout are dropped, and calls whose result is no longer needed are cancelled. Knows no engine: it is polled, and calls
+`on_result` for news.
 """
 
-import asyncio
 import heapq
-import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from contextvars import ContextVar
-from typing import NamedTuple, cast, final
+from contextvars import Context, ContextVar
+from typing import NamedTuple, final
 
-from jinfercept.request import Call, Result, Status, Tool
+from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.intercept.tool_run import ToolRun
+from jinfercept.intercept.tool_values import ToolValue, failure_result, value_result
+from jinfercept.request import Call, Result, Tool
 
 CALLER = ContextVar("jinfercept_caller", default="")
 """Within a tool's function: the id of the request that called it."""
@@ -29,20 +29,16 @@ class OutlastingCalls(NamedTuple):
     """For a call that goes on when its function has returned.
 
     Attributes:
-        loop: the event loop of async calls.
+        executor: runs the calls.
         at_end: takes a function that is called when the request ends.
     """
 
-    loop: Callable[[], asyncio.AbstractEventLoop]
+    executor: ToolExecutor
     at_end: Callable[[Callable[[], None]], None]
 
 
 OUTLASTING = ContextVar[OutlastingCalls]("jinfercept_outlasting")
 """Within a tool's function that a request calls: how its work goes on behind its result."""
-
-
-class Placeholder(str):
-    """What a call that goes on returns at once; its result has the status "started"."""
 
 
 def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mapping[str, Tool]) -> float:
@@ -63,19 +59,13 @@ class _Pause:
         self.calls, self.tools = calls, tools
         self.started: list[float] = []  # when each call began, of those that have
         self.results: list[Result | None] = [None] * len(calls)
-        self.tasks: list[Future[None] | None] = [None] * len(calls)  # of async functions
+        self.runs: list[ToolRun[ToolValue] | None] = [None] * len(calls)
         self.cancelled = False
 
-    def run_task(self, index: int, task: Future[None]) -> None:
-        """Note the task of an async call; from the call's own thread, at any time."""
-        self.tasks[index] = task
-        if self.cancelled or self.results[index] is not None:
-            task.cancel()
-
-    def cancel_task(self, index: int) -> None:
-        """Cancel the task of a call, if it has one."""
-        if (task := self.tasks[index]) is not None:
-            task.cancel()
+    def cancel_run(self, index: int) -> None:
+        """Cancel a call, if it has begun."""
+        if (run := self.runs[index]) is not None:
+            run.cancel()
 
 
 @final
@@ -96,7 +86,7 @@ class Dispatcher:
         self._deadlines: list[tuple[float, int, _Pause, int]] = []
         self._count = 0
         self._ends: dict[str, list[Callable[[], None]]] = {}  # cancel calls that outlast their pause, by request
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor = ToolExecutor()
         self._lock = threading.Lock()
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool]) -> None:
@@ -138,7 +128,7 @@ class Dispatcher:
             text = f"error: {pause.calls[index].name} timed out"
             waited_s = self._now() - pause.started[index]
             self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), done)
-            pause.cancel_task(index)
+            pause.cancel_run(index)
         return done
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
@@ -164,22 +154,19 @@ class Dispatcher:
             cancels = self._ends.pop(request_id, ())
         for pause in pauses:
             for index in range(len(pause.calls)):
-                pause.cancel_task(index)
+                pause.cancel_run(index)
         for cancel in cancels:
             cancel()
         if self._returned:
             self._returned = [returned for returned in self._returned if returned[0] != request_id]
 
     def close(self) -> None:
-        """Cancel all calls and stop the event loop; hung threads end with the process."""
+        """Cancel all calls and stop the event loops; hung threads end with the process."""
         with self._lock:
             unfinished = {*self._open, *self._ends}
         for request_id in unfinished:
             self.cancel(request_id)
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._loop = None
+        self._executor.close(timeout_s=0.0)
 
     def _settle(self, pause: _Pause, index: int, result: Result, done: list[tuple[str, tuple[Result, ...]]]) -> None:
         """Note a result; only the first one of a call counts, and none after `cancel`."""
@@ -201,35 +188,22 @@ class Dispatcher:
             done.append((pause.request_id, results))
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
-        def deliver(value: object, status: Status = "ok") -> None:
-            self._deliver(pause, index, _as_result(value, status, self._now() - pause.started[index]))
-
-        async def await_it(value: Awaitable[object]) -> None:
-            try:
-                deliver(await value)
-            except BaseException as error:  # not even SystemExit may reach the event loop
-                fail(error)
-
-        def fail(error: BaseException) -> None:
-            deliver(_describe(error), "timeout" if isinstance(error, TimeoutError) else "error")
-
-        def run() -> None:
+        def function() -> object:
             CALLER.set(pause.request_id)
             CALL_ID.set(pause.calls[index].id)
-            OUTLASTING.set(OutlastingCalls(self._event_loop, lambda cancel: self._at_end(pause, index, cancel)))
-            try:
-                value = tool.function(arguments)
-                if inspect.isawaitable(value):
-                    pause.run_task(index, asyncio.run_coroutine_threadsafe(await_it(value), self._event_loop()))
-                else:
-                    deliver(value)
-            except BaseException as error:  # any exception of a tool is its result
-                fail(error)
+            OUTLASTING.set(OutlastingCalls(self._executor, lambda cancel: self._at_end(pause, index, cancel)))
+            return tool.function(arguments)
 
-        try:
-            threading.Thread(target=run, name=f"jinfercept-{tool.name}", daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            deliver(_describe(error), "error")
+        def deliver(value: Future[ToolValue]) -> None:
+            duration_s, error = self._now() - pause.started[index], value.exception()
+            if error is not None:
+                result = failure_result(error, duration_s)
+            else:
+                result = value_result(value.result(), duration_s, tool.max_result_tokens)
+            self._deliver(pause, index, result)
+
+        run = pause.runs[index] = self._executor.call(tool.name, function, context=Context())
+        run.result.add_done_callback(deliver)
 
     def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
         self._arrived.append((pause, index, result))
@@ -243,48 +217,3 @@ class Dispatcher:
                 self._ends.setdefault(pause.request_id, []).append(cancel)
         if is_late:
             cancel()
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(self._loop,), name="jinfercept-endpoints", daemon=True).start()
-            return self._loop
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped, despite exceptions of leftover tasks; then cancel the tasks."""
-    stopped = False
-    while not stopped:
-        with suppress(BaseException):
-            loop.run_forever()
-            stopped = True
-    with suppress(BaseException):
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-    loop.close()
-
-
-def _as_result(value: object, status: Status, duration_s: float) -> Result:
-    if isinstance(value, list | tuple) and all(type(token) is int for token in value):
-        token_ids = cast(tuple[int, ...], tuple(value))
-        return Result("", status, token_ids, duration_s) if token_ids else Result("", "empty", None, duration_s)
-    if isinstance(value, Placeholder):
-        return Result(str(value), "started", None, duration_s)
-    try:
-        text = "" if value is None else str(value).encode(errors="replace").decode()  # no half surrogate pairs
-    except Exception as error:
-        return Result(_describe(error), "error", None, duration_s)
-    if not text.strip() and status == "ok":
-        return Result("(nothing)", "empty", None, duration_s)
-    return Result(text, status, None, duration_s)
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return f"error: {type(error).__name__}: {error}"
-    except BaseException:
-        return f"error: {type(error).__name__}"

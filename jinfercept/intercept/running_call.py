@@ -1,21 +1,19 @@
 """A call that runs while its request goes on, until its result is awaited. Knows no engine."""
 
-import asyncio
-import inspect
-import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from contextvars import copy_context
-from typing import Any, final
+from typing import final
 
 from jinfercept.intercept.dispatcher import OUTLASTING
+from jinfercept.intercept.tool_run import ToolRun
+from jinfercept.intercept.tool_values import ToolValue
 from jinfercept.request import Call
 
 
 @final
 class RunningCall:
-    """One call of a function: a sync one runs in a daemon thread of its own, an async one on the event loop of all such calls.
+    """One call of a function.
 
     Args:
         name: of its future.
@@ -29,8 +27,8 @@ class RunningCall:
     def __init__(self, name: str, call: Call) -> None:
         self.name, self.call = name, call
         self.has_started = self.is_read = False
-        self._result: Future[object] = Future()
-        self._task: Future[object] | None = None  # of an async function
+        self._result: Future[ToolValue] = Future()
+        self._run: ToolRun[ToolValue] | None = None
 
     @property
     def has_returned(self) -> bool:
@@ -45,60 +43,37 @@ class RunningCall:
         """
         self.has_started = True
         self._result.add_done_callback(lambda result: ended())
-        OUTLASTING.get().at_end(self.cancel)
-        run = copy_context().run
-        try:
-            threading.Thread(target=run, args=(self._run, function, arguments), name=self.name, daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            self._fail(error)
+        outlasting = OUTLASTING.get()
+        outlasting.at_end(self.cancel)
+        if self._result.done():
+            return
+        self._run = run = outlasting.executor.call(self.call.name, lambda: function(arguments))
+        run.result.add_done_callback(self._take)
+        if self._result.done():  # cancelled meanwhile
+            run.cancel()
 
     def skip(self) -> None:
         """The function is called elsewhere, and its caller waits for it."""
         self.is_read = True
-        self._settle("its result was given at once")
+        with suppress(InvalidStateError):
+            self._result.set_result("its result was given at once")
 
-    async def wait(self) -> object:
+    def wait(self) -> ToolRun[ToolValue]:
         """The result of the function. Raises what it raises; a waiter that is cancelled does not cancel the call."""
-        return await asyncio.shield(asyncio.wrap_future(self._result))
+        waiting = ToolRun[ToolValue]()
+        waiting.follow(self._result)
+        return waiting
 
     def cancel(self) -> None:
         """Cancel the call, if its function is async; a sync one runs to its end, and its result is dropped."""
         self._result.cancel()
-        if (task := self._task) is not None:
-            task.cancel()
+        if (run := self._run) is not None:
+            run.cancel()
 
-    def _run(self, function: Callable[[str], object], arguments: str) -> None:
-        try:
-            value = None if self._result.done() else function(arguments)
-            if inspect.isawaitable(value):
-                self._await(_awaited(value))
-                return
-        except BaseException as error:  # whatever a tool raises is its result
-            self._fail(error)
-            return
-        self._settle(value)
-
-    def _await(self, value: Coroutine[Any, Any, object]) -> None:
-        """Run an async function on the event loop of all of them."""
-        self._task = task = asyncio.run_coroutine_threadsafe(value, OUTLASTING.get().loop())
-        task.add_done_callback(self._take)
-        if self._result.done():  # cancelled meanwhile
-            task.cancel()
-
-    def _take(self, task: Future[object]) -> None:
-        try:
-            self._settle(task.result())
-        except BaseException as error:
-            self._fail(error)
-
-    def _settle(self, value: object) -> None:
+    def _take(self, value: Future[ToolValue]) -> None:
+        error = value.exception()
         with suppress(InvalidStateError):
-            self._result.set_result(value)
-
-    def _fail(self, error: BaseException) -> None:
-        with suppress(InvalidStateError):
-            self._result.set_exception(error)
-
-
-async def _awaited(value: Awaitable[object]) -> object:
-    return await value
+            if error is None:
+                self._result.set_result(value.result())
+            else:
+                self._result.set_exception(error)

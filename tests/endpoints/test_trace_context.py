@@ -3,7 +3,7 @@
 import contextvars
 import json
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
-from jinfercept.endpoints.background_loop import BackgroundLoop
 from jinfercept.endpoints.calls import TRACE_CONTEXT
 from jinfercept.endpoints.load import LoadedTools, load_tools
+from jinfercept.intercept.tool_run import ToolRun
 from tests.support.tool_runner import until
 
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "vendor=opaque"}
@@ -106,16 +106,18 @@ def mcp_server(seen: list[dict[str, Any]]) -> Iterator[int]:
     thread.join()
 
 
-def call(loaded: LoadedTools, loop: BackgroundLoop, name: str, trace: dict[str, str]) -> str:
+def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:
     """The result of a call within a trace."""
     [tool] = [one.tool for one in loaded.tools if one.name == name]
     assert tool is not None
 
-    def begin() -> Coroutine[Any, Any, str]:
+    def begin() -> ToolRun[str]:
         TRACE_CONTEXT.set(trace)
-        return tool.function('{"question": "?"}' if name == "model" else "{}")  # pyright: ignore[reportReturnType]
+        run: Any = tool.function('{"question": "?"}' if name == "model" else "{}")
+        assert isinstance(run, ToolRun)
+        return run
 
-    return loop.submit(lambda: contextvars.copy_context().run(begin)).result(60)
+    return contextvars.copy_context().run(begin).result.result(60)
 
 
 def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
@@ -124,7 +126,6 @@ def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
         threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True).start()
         file = tmp_path / "tools.toml"
         file.write_text(TOML.replace("PORT", f"{site.server_address[1]}").replace("MCP", f"{port}"))
-        loop = BackgroundLoop()
         with load_tools(file) as loaded:
             for name, seen in (
                 ("web", [TRACE]),
@@ -133,10 +134,9 @@ def test_the_context_of_a_trace_goes_on_to_tools(tmp_path: Path) -> None:
                 ("model", [TRACE]),
             ):
                 site.seen.clear()
-                assert "hello" in call(loaded, loop, name, TRACE)
+                assert "hello" in call(loaded, name, TRACE)
                 assert site.seen == seen
-            assert call(loaded, loop, "price", TRACE) == "23"
-            assert call(loaded, loop, "price", {}) == "23"
+            assert call(loaded, "price", TRACE) == "23"
+            assert call(loaded, "price", {}) == "23"
             assert [{key: meta[key] for key in TRACE if key in meta} for meta in asked] == [TRACE, {}]
-        loop.close()
         site.shutdown()

@@ -21,6 +21,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.endpoints.calls import TRACE_CONTEXT
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.intercept.dispatcher import CALL_ID, CALLER
+from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.meter.timelines import Timeline
 from jinfercept.request import Call, Request, Result
 from jinfercept.server.tracing.spans import CallSpan, SpanWriter, request_attributes
@@ -80,6 +81,9 @@ class Tracing:
             except BaseException as error:
                 one.end(error)
                 raise
+            if isinstance(value, ToolRun):
+                value.result.add_done_callback(lambda result: one.end(result.exception()))
+                return value
             if inspect.isawaitable(value):
                 return _ended(value, one)
             one.end()

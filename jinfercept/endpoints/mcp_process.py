@@ -1,0 +1,128 @@
+"""The process of an MCP server, and its messages over standard input and output. It ends within a limit of time.
+
+The SDK's own client for such servers waits for fixed times when it ends one, and does not say which process it is.
+"""
+
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, final
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.text import TextReceiveStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+_POLL_S = 0.01
+_EXIT_S = 2.0
+_PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+
+
+@final
+class McpProcess:
+    """A command that is an MCP server. It is started, perhaps several times, by `streams`.
+
+    Args:
+        command: with its arguments.
+        env: variables beside those of the SDK.
+        cwd: its working directory.
+        lost: called when the output of a started process ends.
+
+    Attributes:
+        end_s: time until which a process may take to end, in seconds of `time.monotonic`; None: twice `_EXIT_S`.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str, lost: Callable[[], object]) -> None:
+        self._command, self._env, self._cwd, self._lost = command, env, cwd, lost
+        self._process: Process | None = None
+        self.end_s: float | None = None
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncGenerator[Any]:
+        """Start the process; its streams of messages, as the SDK's `Client` takes them. It has ended afterwards."""
+        self._process = process = await anyio.open_process(
+            self._command,
+            env=get_default_environment() | dict(self._env),
+            stderr=None,  # this process's, whatever `sys.stderr` is
+            cwd=self._cwd,
+            start_new_session=True,  # so that its own children end with it
+        )
+        read, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        sent, write = anyio.create_memory_object_stream[SessionMessage](0)
+        try:
+            async with read, received, sent, write, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, process, read)
+                tasks.start_soon(_write, process, write)
+                yield received, sent
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._end(process)
+
+    def kill(self) -> None:
+        """End the process and its children at once."""
+        if self._process is not None:
+            _signal(self._process, signal.SIGKILL)
+
+    async def _read(self, process: Process, read: Any) -> None:
+        assert process.stdout is not None
+        rest = ""
+        with suppress(*_PIPE_ERRORS, UnicodeDecodeError):
+            async for text in TextReceiveStream(process.stdout):
+                *lines, rest = (rest + text).split("\n")
+                for line in lines:
+                    await read.send(_message(line))
+        await read.aclose()
+        self._lost()
+
+    async def _end(self, process: Process) -> None:
+        """Close its input, then terminate it, then kill it; what is left of its group is killed too."""
+        now_s = time.monotonic()
+        wait_s = _EXIT_S if self.end_s is None else min(_EXIT_S, max(0.0, self.end_s - now_s) / 2)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(*_PIPE_ERRORS):
+            await process.stdin.aclose()
+        if not await _has_ended(process, wait_s):
+            _signal(process, signal.SIGTERM)
+            await _has_ended(process, wait_s)
+        _signal(process, signal.SIGKILL)
+        await _has_ended(process, wait_s + _POLL_S)
+        with suppress(*_PIPE_ERRORS):
+            await process.stdout.aclose()
+        self._process = None
+
+
+async def _write(process: Process, write: Any) -> None:
+    assert process.stdin is not None
+    with suppress(*_PIPE_ERRORS):
+        async for message in write:
+            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            await process.stdin.send(text.encode() + b"\n")
+
+
+def _message(line: str) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
+
+
+async def _has_ended(process: Process, timeout_s: float) -> bool:
+    """Whether the process ends in time. Its children may hold its pipes, so that `process.wait` is no answer."""
+    give_up_s = time.monotonic() + timeout_s
+    while process.returncode is None:
+        if time.monotonic() >= give_up_s:
+            return False
+        await anyio.sleep(_POLL_S)
+    return True
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    """Send a signal to the group of the process."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

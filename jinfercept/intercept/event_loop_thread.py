@@ -1,0 +1,123 @@
+"""An event loop in a daemon thread that goes on whatever coroutines, callbacks and tasks on it raise. Knows no tools."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from types import FrameType
+from typing import NamedTuple, final
+
+from jinfercept.intercept.daemon_pool import DaemonPool
+
+_CANCEL_S = 0.5
+"""Seconds for the tasks to end at the end of the loop."""
+_MOST_FAILURES = 100
+"""Times within a second that a loop may be ended by what runs on it, before it counts as broken."""
+_RUN = asyncio.Handle._run.__code__  # pyright: ignore[reportPrivateUsage] # runs every callback and every step of a task
+
+
+class RunningCallback(NamedTuple):
+    """What a loop executes at a moment.
+
+    Attributes:
+        handle: of the callback, or of the step of a task; it is another one for every callback.
+        frame: of the innermost function.
+    """
+
+    handle: asyncio.Handle
+    frame: FrameType
+
+
+@final
+class EventLoopThread:
+    """One loop and its thread, which runs from now on.
+
+    Args:
+        name: of the thread.
+
+    Raises:
+        RuntimeError: the process has no more threads.
+        OSError: it has no more file descriptors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.SelectorEventLoop()  # whatever policy a tool has set
+        self.loop.set_default_executor(DaemonPool())
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.loop.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
+    def call_soon[*A](self, function: Callable[[*A], object], *args: *A, context: Context | None = None) -> None:
+        """Call a function on the loop. Raises `RuntimeError` if the loop has ended."""
+        self.loop.call_soon_threadsafe(function, *args, context=context)
+
+    def running(self) -> RunningCallback | None:
+        """What the loop executes now; None while it waits."""
+        innermost = frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code is _RUN:
+                handle = frame.f_locals.get("self")
+                return RunningCallback(handle, innermost) if handle is not None and innermost is not None else None
+            frame = frame.f_back
+        return None
+
+    def stop(self) -> None:
+        """Begin to end: tasks are cancelled, and the thread ends. A callback that runs goes on before that."""
+        self._is_ending = True
+        with suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, timeout_s))
+
+    def _run(self) -> None:
+        failures, failed_s = 0, time.monotonic()
+        while not self._is_ending and failures < _MOST_FAILURES and not self.loop.is_closed():
+            try:
+                self.loop.run_forever()  # returns if a tool stops it
+            except BaseException:  # a tool's SystemExit, or a loop that a tool has broken
+                if time.monotonic() > failed_s + 1:
+                    failures, failed_s = 0, time.monotonic()
+                failures += 1
+        give_up_s = time.monotonic() + _CANCEL_S
+        while time.monotonic() < give_up_s:
+            try:
+                if self.loop.is_closed() or self._cancel_tasks(give_up_s - time.monotonic()):
+                    break
+            except BaseException:  # of a task
+                time.sleep(0.001)
+        with suppress(BaseException):
+            self.loop.close()
+
+    def _cancel_tasks(self, timeout_s: float) -> bool:
+        """Cancel all tasks and wait for them; returns whether none is left."""
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+
+        async def wait() -> None:
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.loop.shutdown_asyncgens()
+
+        work = wait()
+        try:
+            self.loop.run_until_complete(work)
+        finally:
+            work.close()
+        return not asyncio.all_tasks(self.loop)

@@ -1,0 +1,394 @@
+"""Runs the code of tools: sync functions in threads of their own, coroutines on event loops that they share.
+
+Objects such as HTTP clients belong to the loop on which they were made, so that the async tools of a file have one loop. A
+watchdog looks at it while calls run. When one callback or step has run for `BLOCKED_S` seconds, calls that have not begun and
+all later ones go to a fresh loop, and the tool whose code it is has a loop of its own from then on. The blocked loop ends with
+its last call. What a tool raises or returns is the result of its call, and ends no loop. Jinfercept's own coroutines run on
+another loop, which no tool can hold up. Knows no calls of models.
+"""
+
+import inspect
+import logging
+import sys
+import threading
+import time
+from asyncio import CancelledError, Task
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import Any, final
+
+from jinfercept.intercept.daemon_pool import TOOL
+from jinfercept.intercept.event_loop_thread import EventLoopThread, RunningCallback
+from jinfercept.intercept.tool_run import ToolRun
+from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
+
+log = logging.getLogger(__name__)
+
+BLOCKED_S = 0.5
+"""Seconds of one callback after which its loop counts as blocked."""
+MOST_BLOCKED = 8
+"""Blocked loops that run beside the shared one; with more of them there is no fresh loop."""
+MOST_OWN = 16
+"""Tools with a loop of their own at the same time."""
+MOST_LEFT_THREADS = 64
+"""Threads of a tool whose calls were given up. While so many run, further calls of the tool fail."""
+_BEAT_S = 0.1
+_CLOSED = "these tools are closed"
+
+
+@final
+@dataclass(eq=False, slots=True)
+class _LoopCall:
+    """Code of a tool for an event loop.
+
+    Attributes:
+        tool: name of the tool.
+        work: called on the loop; what it returns is awaited if it can be.
+        context: of the task.
+        run: of the caller.
+        loop: on which it runs or waits.
+        task: once it has begun.
+    """
+
+    tool: str
+    work: Callable[[], object]
+    context: Context
+    run: ToolRun[ToolValue]
+    loop: "_ToolLoop"
+    task: Task[None] | None = None
+
+
+@final
+class _ToolLoop:
+    """A loop that runs the code of tools.
+
+    Attributes:
+        calls: on it that have not ended.
+        blocking: the callback that the watchdog saw last.
+        seen_s: seconds for which it has seen this callback.
+    """
+
+    def __init__(self) -> None:
+        self.thread = EventLoopThread("jinfercept-tools")
+        self.calls: set[_LoopCall] = set()
+        self.blocking: RunningCallback | None = None
+        self.seen_s = 0.0
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.seen_s >= BLOCKED_S
+
+    def look(self) -> bool:
+        """Note what runs; returns whether the loop has become blocked. Called at every beat, however late it comes."""
+        running, before = self.thread.running(), self.blocking
+        self.blocking = running
+        if running is None or before is None or running.handle is not before.handle:
+            self.seen_s = 0.0
+            return False
+        was_blocked = self.is_blocked
+        self.seen_s += _BEAT_S
+        return self.is_blocked and not was_blocked
+
+
+@final
+class ToolExecutor:
+    """The threads and event loops of the tools of an engine, or of a file. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._home: EventLoopThread | None = None
+        self._shared: _ToolLoop | None = None
+        self._own: dict[str, _ToolLoop] = {}
+        self._left: set[_ToolLoop] = set()
+        self._blocking_tools: set[str] = set()
+        self._left_threads = Counter[str]()
+        self._problem: str | None = None
+        self._watchdog: threading.Thread | None = None
+        self._wake = threading.Event()
+        self.is_closed = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why calls of async tools have to wait for blocked ones; None if they have not."""
+        return self._problem
+
+    def submit[T](self, work: Callable[[], Coroutine[Any, Any, T]], tool: str = "") -> ToolRun[T]:
+        """Start a coroutine of jinfercept's own, which does not block, with a copy of this context.
+
+        Args:
+            tool: for which it works.
+        """
+        run = ToolRun[T]()
+
+        async def run_it() -> None:
+            try:
+                run.end(await work())
+            except BaseException as error:
+                run.fail(error)
+
+        def begin() -> None:
+            task = home.loop.create_task(run_it())
+            task.add_done_callback(
+                lambda _: run.fail(CancelledError())
+            )  # of one that was cancelled before its first step
+            run.on_cancel(lambda: _cancel(home, task))
+
+        context = copy_context()
+        context.run(TOOL.set, tool)
+        try:
+            with self._lock:
+                if self.is_closed:
+                    raise ToolFailed(_CLOSED)
+                home = self._home = self._home or EventLoopThread("jinfercept-endpoints")
+            home.call_soon(begin, context=context)
+        except (RuntimeError, OSError, ToolFailed) as error:
+            run.fail(error)
+        return run
+
+    def call(
+        self, tool: str, function: Callable[[], object], *, in_thread: bool = True, context: Context | None = None
+    ) -> ToolRun[ToolValue]:
+        """Call a function of a tool. The run never raises anything but `ToolFailed`.
+
+        Args:
+            tool: its name.
+            function: may return an awaitable, which is awaited on an event loop, or a `ToolRun`.
+            in_thread: whether it is called in a thread of its own; else on an event loop.
+            context: of the call, which no other thread uses; None: a copy of this one.
+        """
+        run, context = ToolRun[ToolValue](), context or copy_context()
+        context.run(TOOL.set, tool)
+        if self.is_closed:
+            run.fail(ToolFailed(_CLOSED))
+        elif not in_thread:
+            self._place(tool, function, context, run)
+        elif self._left_threads[tool] >= MOST_LEFT_THREADS:
+            run.fail(
+                ToolFailed(f"{MOST_LEFT_THREADS} earlier calls of {tool} have not ended, though they were given up")
+            )
+        else:
+            args = self._run_in_thread, tool, function, run
+            try:
+                threading.Thread(target=context.run, args=args, name=f"jinfercept-{tool}", daemon=True).start()
+            except RuntimeError as error:  # no more threads
+                run.fail(plain_failure(error))
+        return run
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Cancel everything, and wait for the loops; those that are blocked, and hung threads, end with the process."""
+        with self._lock:
+            self.is_closed = True
+            loops = [loop.thread for loop in self._loops()]
+            loops += [] if self._home is None else [self._home]
+        self._wake.set()
+        for loop in loops:
+            loop.stop()
+        give_up_s = time.monotonic() + timeout_s
+        for loop in loops:
+            running = loop.running()
+            loop.join(min(give_up_s - time.monotonic(), 0.1) if running is not None else give_up_s - time.monotonic())
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def _run_in_thread(self, tool: str, function: Callable[[], object], run: ToolRun[ToolValue]) -> None:
+        is_left = has_ended = False
+
+        def leave() -> None:
+            nonlocal is_left
+            with self._lock:
+                if not has_ended:
+                    is_left = True
+                    self._left_threads[tool] += 1
+
+        run.on_cancel(leave)
+        recursion_limit = sys.getrecursionlimit()
+        try:
+            value = function()
+            if isinstance(value, ToolRun):
+                run.on_cancel(value.cancel)
+                run.follow(value.result)
+            elif inspect.isawaitable(value):
+                self._place(tool, lambda: value, copy_context(), run)
+            else:
+                run.end(plain_value(value))
+        except BaseException as error:  # any exception of a tool is its result
+            run.fail(plain_failure(error))
+        finally:
+            _restore(recursion_limit)
+            with self._lock:
+                has_ended = True
+                self._left_threads[tool] -= is_left
+                self._left_threads += Counter()  # drops tools without any
+
+    # -- event loops -----------------------------------------------------------------------------------------------
+
+    def _place(self, tool: str, work: Callable[[], object], context: Context, run: ToolRun[ToolValue]) -> None:
+        """Give code of a tool to a loop."""
+        try:
+            with self._lock:
+                if self.is_closed:
+                    raise ToolFailed(_CLOSED)
+                call = _LoopCall(tool, work, context, run, self._loop_for(tool))
+                self._give(call, call.loop)
+                self._watch()
+        except (RuntimeError, OSError, ToolFailed) as error:
+            run.fail(plain_failure(error))
+
+    def _give(self, call: _LoopCall, loop: _ToolLoop) -> None:
+        call.loop = loop
+        loop.calls.add(call)
+        loop.thread.call_soon(self._begin, call, loop)
+
+    def _loop_for(self, tool: str) -> _ToolLoop:
+        """The loop of a tool, a new one if there is none. Raises `RuntimeError` or `OSError` if there cannot be one."""
+        if tool not in self._blocking_tools:
+            if self._shared is None or not self._shared.thread.is_alive:
+                self._shared = _ToolLoop()
+            return self._shared
+        loop = self._own.get(tool)
+        if loop is None or not loop.thread.is_alive:
+            idle = [name for name, own in self._own.items() if not own.calls]
+            if len(self._own) >= MOST_OWN and idle:
+                self._leave(self._own.pop(idle[0]))
+            if len(self._own) >= MOST_OWN:
+                raise ToolFailed(f"{MOST_OWN} other tools block their event loops now")
+            loop = self._own[tool] = _ToolLoop()
+        return loop
+
+    def _begin(self, call: _LoopCall, loop: _ToolLoop) -> None:
+        """Begin a call, on the thread of its loop, unless it has moved."""
+        with self._lock:
+            if call.loop is not loop or call.task is not None:
+                return
+            loop.thread.loop.set_task_factory(None)  # nor what else an earlier call has set
+            loop.thread.loop.set_exception_handler(None)
+            call.task = Task(self._await(call), loop=loop.thread.loop, context=call.context)
+            task = call.task
+        task.add_done_callback(lambda _: self._end(call, loop))
+        call.run.on_cancel(lambda: _cancel(loop.thread, task))
+
+    async def _await(self, call: _LoopCall) -> None:
+        recursion_limit = sys.getrecursionlimit()
+        try:
+            value = call.work()
+            if inspect.isawaitable(value):
+                value = await value
+            call.run.end(plain_value(value))
+        except BaseException as error:  # not even SystemExit may reach the event loop
+            call.run.fail(plain_failure(error))
+        finally:
+            _restore(recursion_limit)
+
+    def _end(self, call: _LoopCall, loop: _ToolLoop) -> None:
+        with self._lock:
+            loop.calls.discard(call)
+        call.run.fail(plain_failure(CancelledError()))  # of a call that was cancelled before its first step
+
+    def _loops(self) -> list[_ToolLoop]:
+        shared = [] if self._shared is None else [self._shared]
+        return [*shared, *self._own.values(), *self._left]
+
+    def _leave(self, loop: _ToolLoop) -> None:
+        """Use a loop for no more calls; it ends with those that it has."""
+        self._left.add(loop)
+
+    # -- the watchdog ----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Have the watchdog run."""
+        if self._watchdog is None:
+            self._watchdog = threading.Thread(target=self._beat, name="jinfercept-tool-watchdog", daemon=True)
+            try:
+                self._watchdog.start()
+            except RuntimeError:
+                self._watchdog = None
+                raise
+
+    def _beat(self) -> None:
+        while not self._wake.wait(_BEAT_S):
+            try:
+                with self._lock:
+                    for loop in self._loops():
+                        self._check(loop)
+                    if not self._left and self._problem is None and not any(loop.calls for loop in self._loops()):
+                        self._watchdog = None
+                        return
+            except Exception:
+                log.exception("the event loops of tools could not be checked")
+
+    def _check(self, loop: _ToolLoop) -> None:
+        if not loop.thread.is_alive:
+            self._replace_ended(loop)
+        elif loop.look():
+            self._warn(loop)
+        if loop is self._shared:
+            if not loop.is_blocked:
+                self._problem = None
+            elif (problem := self._replace(loop)) != self._problem:
+                self._problem = problem
+                if problem is not None:
+                    log.error(problem)
+        if loop in self._left and not loop.calls and loop.blocking is None:
+            loop.thread.stop()
+
+    def _warn(self, loop: _ToolLoop) -> None:
+        """Name the tool that blocks a loop, and give it a loop of its own from now on."""
+        assert loop.blocking is not None
+        tool = loop.blocking.handle.get_context().get(TOOL, "")
+        if tool and tool in self._blocking_tools:
+            return
+        frame = loop.blocking.frame
+        log.warning(
+            "%s blocks the event loop of async tools, at %s:%d in %s; it should await, or be a sync function",
+            f"the tool {tool}" if tool else "a callback of a tool",
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            frame.f_code.co_name,
+        )
+        if tool:
+            self._blocking_tools.add(tool)
+
+    def _replace(self, blocked: _ToolLoop) -> str | None:
+        """Put a fresh loop in the place of the shared one, and move what has not begun; returns why that cannot be."""
+        if len(self._left) >= MOST_BLOCKED:
+            return f"{MOST_BLOCKED + 1} event loops are blocked by async tools, the calls of others wait"
+        try:
+            self._shared = _ToolLoop()
+        except (RuntimeError, OSError) as error:
+            return f"an async tool blocks the event loop, and there is no fresh one: {error}"
+        self._leave(blocked)
+        self._move(blocked)
+        return None
+
+    def _replace_ended(self, loop: _ToolLoop) -> None:
+        """Move what has not begun from a loop that a tool has closed, and fail the rest."""
+        if loop is self._shared:
+            self._shared = self._problem = None
+        self._left.discard(loop)
+        self._own = {tool: own for tool, own in self._own.items() if own is not loop}
+        self._move(loop)
+        for call in loop.calls:
+            call.run.fail(ToolFailed("a tool closed the event loop"))
+        loop.calls.clear()
+
+    def _move(self, loop: _ToolLoop) -> None:
+        for call in [call for call in loop.calls if call.task is None]:
+            loop.calls.discard(call)
+            try:
+                self._give(call, self._loop_for(call.tool))
+            except (RuntimeError, OSError, ToolFailed) as error:
+                call.run.fail(plain_failure(error))
+
+
+def _cancel(loop: EventLoopThread, task: Task[None]) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon(task.cancel)
+
+
+def _restore(recursion_limit: int) -> None:
+    """Undo what a tool has done to all threads."""
+    if sys.getrecursionlimit() < recursion_limit:
+        sys.setrecursionlimit(recursion_limit)
