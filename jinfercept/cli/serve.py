@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,6 +16,9 @@ from jinfercept.server.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
 
 log = logging.getLogger("jinfercept.server")
+
+_ENDING_S = 1.0
+"""Seconds after the limit of a shutdown until the process is ended."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Serve:
         """Serve until a signal ends it; returns 0."""
         options = self.options()
         try:
+            from jinfercept.server.exit_limit import end_process_by
             from jinfercept.server.serve import listen
             from jinfercept.server.serve import serve as serve_until_signal
             from jinfercept.server.server_tools import open_server_tools
@@ -75,7 +80,12 @@ class Serve:
             service = Service(llm, self.model, options, tools, database)
             service.check_template()
             progress.close()
-            serve_until_signal(service, listener, lambda: print(f"jinfercept: {url}", flush=True))
+            serve_until_signal(
+                service,
+                listener,
+                lambda: print(f"jinfercept: {url}", flush=True),
+                lambda: end_process_by((tools.ends_s or time.monotonic()) + _ENDING_S),
+            )
         return 0
 
     def _run_fleet(self, options: ServerOptions) -> int:

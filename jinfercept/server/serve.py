@@ -1,13 +1,15 @@
 """Runs the application under uvicorn. The socket is bound first, so that a port in use is an error before the model is loaded.
 
 On SIGTERM or SIGINT the server drains: new requests are refused (503), running ones may take `--drain-timeout` seconds more,
-the rest is aborted, and the exit status is 0. A second signal ends the process at once.
+the rest is aborted, and the exit status is 0. What follows the drain takes what is left of those seconds, or one or two more. A
+second signal ends the process at once.
 """
 
 import asyncio
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005
 """Switch interval of the interpreter's lock: Python's default of 5 ms delays the event loop when tokens are sent."""
 _SHUTDOWN_S = 5
-"""Seconds for clients to read the ends of their responses after the drain."""
+"""Seconds for clients to read the ends of their responses after the drain, if so much is left."""
 
 
 class Drainable(Protocol):
@@ -59,10 +61,16 @@ class DrainingServer(uvicorn.Server):
         service: of the application.
         listener: a bound socket.
         ready: called once connections are accepted.
+        drained: called after the drain.
     """
 
     def __init__(
-        self, app: ASGIApp, service: Drainable, listener: socket.socket, ready: Callable[[], object] = lambda: None
+        self,
+        app: ASGIApp,
+        service: Drainable,
+        listener: socket.socket,
+        ready: Callable[[], object] = lambda: None,
+        drained: Callable[[], object] = lambda: None,
     ) -> None:
         options = service.options
         protocol = partial(
@@ -82,10 +90,10 @@ class DrainingServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=options.timeout_keep_alive,
-            timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         super().__init__(config)
-        self._service, self._listener, self._ready = service, listener, ready
+        self._service, self._listener = service, listener
+        self._ready, self._drained = ready, drained
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -115,22 +123,37 @@ class DrainingServer(uvicorn.Server):
             self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        await self._service.drain(self._service.options.drain_timeout)
+        timeout_s, began_s = self._service.options.drain_timeout, time.monotonic()
+        await self._service.drain(timeout_s)
+        left_s = timeout_s - (time.monotonic() - began_s)
+        self.config.timeout_graceful_shutdown = max(1, min(_SHUTDOWN_S, round(left_s)))
+        self._drained()
         self.should_exit = True
 
 
-def serve(service: Service, listener: socket.socket, ready: Callable[[], object]) -> None:
-    """Serve a model until a signal, on a socket from `listen`. `ready` is called once connections are accepted."""
-    serve_app(create_app(service), service, listener, ready)
+def serve(
+    service: Service,
+    listener: socket.socket,
+    ready: Callable[[], object],
+    drained: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve a model until a signal, on a socket from `listen`; other arguments as those of `DrainingServer`."""
+    serve_app(create_app(service), service, listener, ready, drained)
 
 
-def serve_app(app: ASGIApp, service: Drainable, listener: socket.socket, ready: Callable[[], object]) -> None:
+def serve_app(
+    app: ASGIApp,
+    service: Drainable,
+    listener: socket.socket,
+    ready: Callable[[], object],
+    drained: Callable[[], object] = lambda: None,
+) -> None:
     """Serve an application until a signal, as `serve` does a model."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
         with frozen_heap():
-            DrainingServer(app, service, listener, ready).serve_until_signal()
+            DrainingServer(app, service, listener, ready, drained).serve_until_signal()
     finally:
         sys.setswitchinterval(before_s)
 

@@ -1,5 +1,6 @@
 """The tools that the server runs itself: loads them, and selects those that a request is offered. Knows no requests."""
 
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import final
@@ -12,6 +13,8 @@ from jinfercept.errors import ConfigError
 from jinfercept.server.errors import ApiError
 
 _FIELD = "jinfercept.server_tools"
+_CLOSE_S = 0.5
+"""Seconds for the tools of a file to end, however little time is left."""
 
 
 @final
@@ -25,12 +28,24 @@ class ServerTools:
     Attributes:
         inbox: as given; None if there is no person tool.
         traced: makes spans of a tool's calls; by default it returns the tool.
+        ends_s: time by which the server and its tools should have ended, in seconds of `time.monotonic`; None: it does not end.
     """
 
     def __init__(self, loaded: Sequence[LoadedTools] = (), inbox: Inbox | None = None) -> None:
         self._loaded = loaded
         self.inbox = inbox if inbox is not None and inbox.tools else None
         self.traced: Callable[[ChatTool], ChatTool] = lambda tool: tool
+        self.ends_s: float | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why calls of the tools cannot begin; None if they can."""
+        return next((file.problem for file in self._loaded if file.problem is not None), None)
+
+    def close(self) -> None:
+        """Close the tools in the time that is left."""
+        for file in self._loaded:
+            file.close() if self.ends_s is None else file.close(max(_CLOSE_S, self.ends_s - time.monotonic()))
 
     @property
     def tools(self) -> dict[str, ChatTool]:
@@ -80,11 +95,16 @@ def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
     """
     inbox = Inbox()
     with ExitStack() as ends:
-        loaded = [ends.enter_context(load_tools(path, inbox)) for path in paths]
+        loaded: list[LoadedTools] = []
+        tools = ServerTools(loaded, inbox)
+        ends.callback(tools.close)
+        for path in paths:
+            loaded.append(load_tools(path, inbox))  # noqa: PERF401 # they are closed if a later file fails
         names = [tool.name for file in loaded for tool in file.tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
                 "two files have a tool of one name", got=", ".join(twice), fix="rename one; MCP servers take a prefix"
             )
-        yield ServerTools(loaded, inbox)
+        tools.inbox = inbox if inbox.tools else None
+        yield tools

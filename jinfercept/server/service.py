@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
+_ENDING_S, _MOST_ENDING_S = 1.0, 5.0
+"""Seconds for a step of the shutdown, if the drain took all of its time, and if it did not."""
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
@@ -365,6 +367,7 @@ class Service:
         those in preparation, an error event at the end of streams.
         """
         self.draining = True
+        self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         if self._busy:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -378,13 +381,18 @@ class Service:
         """End the preparation threads, and export the last traces."""
         self._threads.close()
         if self.tracing is not None:
-            self.tracing.close()
+            self.tracing.close(self._rest_s())
 
     async def close_state(self) -> None:
         """Store the ends of responses, and close the database."""
-        await self.responses.close(self.options.state_timeout)
-        await self._upkeep.stop(self.options.state_timeout)
+        await self.responses.close(self._rest_s(self.options.state_timeout))
+        await self._upkeep.stop(self._rest_s(self.options.state_timeout))
         self.database.close()
+
+    def _rest_s(self, most_s: float = _MOST_ENDING_S) -> float:
+        """Seconds for one step of the shutdown: at most `most_s`, and few if the drain took all of its time."""
+        ends_s = self.tools.ends_s
+        return most_s if ends_s is None else min(most_s, max(_ENDING_S, ends_s - time.monotonic()))
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -52,6 +52,29 @@ async def wait() -> str:
         cancelled += 1
         raise
 
+async def exits() -> str:
+    """Leaves."""
+    raise SystemExit("the tool leaves")
+
+async def block() -> str:
+    """Blocks its event loop."""
+    go.wait(20)
+    return "awake"
+
+async def swallow() -> str:
+    """Goes on for ever."""
+    global begun
+    begun += 1
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            pass
+
+def stop() -> str:
+    """Has nothing."""
+    return next(iter(()))
+
 def bad() -> str:
     raise ValueError("out of stock")
 '''
@@ -69,7 +92,8 @@ def shop() -> dict[str, Any]:
 def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     with load_tools(tmp_path / "shop.py") as loaded:
-        assert [tool.name for tool in loaded.tools] == ["price", "hold", "wait"]
+        names = ["price", "hold", "wait", "exits", "block", "swallow", "stop"]
+        assert [tool.name for tool in loaded.tools] == names
         assert loaded.inbox.pending() == []
 
 
@@ -108,6 +132,31 @@ def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:
         until(lambda: shop()["running"] == 0)
         until(lambda: runner.ask("hold", name="e").text == "e")
         assert shop()["most"] == 2
+
+
+def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(FUNCTIONS)
+    person = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
+    file = "".join(map(python, ("price", "exits", "block", "swallow", "wait"))) + python("stop", "timeout_s = 5")
+    with tool_runner(tmp_path, file + person) as runner:
+        assert runner.ask("exits").text == "error: SystemExit: the tool leaves"
+        assert runner.ask("stop").text == "error: StopIteration: "
+        runner.call("waits", "wait")
+        until(lambda: shop()["begun"] == 1)
+        runner.call("blocks", "block")
+        runner.call("asks", "boss", question="?")
+        until(lambda: bool(runner.loaded.inbox.pending()))
+        runner.loaded.inbox.answer(runner.loaded.inbox.pending()[0].id, "Yes.")
+        assert runner.result("asks").text == "Yes."
+        assert runner.ask("price", item="lamp").text == "1 lamp: 23, for one"
+        runner.call("swallows", "swallow")
+        until(lambda: shop()["begun"] == 2)  # on a fresh loop
+        shop()["go"].set()
+        assert runner.result("blocks").text == "awake"
+        runner.dispatcher.cancel("waits")
+        until(lambda: shop()["cancelled"] == 1)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 3, "closing does not wait for what goes on for ever"
 
 
 @pytest.mark.parametrize("file", ["shop.py", "tools.toml"])

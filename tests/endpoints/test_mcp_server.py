@@ -68,6 +68,46 @@ def test_a_server_over_stdio_is_discovered_learns_dies_and_comes_back(
     assert threading.active_count() < before
 
 
+STUBBORN = """
+import json, os, pathlib, signal, subprocess, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "100"])
+pathlib.Path("ids").write_text(f"{os.getpid()} {child.pid}")
+about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}}
+results = {"initialize": about, "tools/list": {"tools": []}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        result = results.get(asked["method"])
+        answer = {"error": {"code": -32601, "message": "?"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"]} | answer), flush=True)
+threading.Event().wait()
+"""
+"""An MCP server that ignores the end of its input and SIGTERM, and has started another process."""
+
+
+def test_a_server_that_does_not_end_is_killed_with_its_children_in_time(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    (tmp_path / "tools.toml").write_text(
+        f'[[tool]]\nkind = "mcp"\nname = "shop"\ncommand = "{sys.executable}"\nargs = ["stubborn.py"]\n'
+        f'cwd = "{tmp_path}"\n'
+    )
+    loaded = load_tools(tmp_path / "tools.toml")
+    began_s = time.monotonic()
+    loaded.close(0.6)
+    assert time.monotonic() - began_s < 2
+    for number in (tmp_path / "ids").read_text().split():
+        until(lambda number=number: _is_gone(int(number)))
+
+
+def _is_gone(process_id: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet is a zombie."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 @contextmanager
 def http_shop(port: int) -> Iterator[None]:
     """A server over streamable HTTP, in a thread."""

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,33 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
     scripted.llm.restart()
 
 
+HOLDS = """
+import threading
+
+threading.Thread(target=threading.Event().wait).start()
+
+def price(item: str) -> str:
+    '''A price.'''
+    return "23"
+"""
+
+
+def test_a_process_that_does_not_end_by_itself_is_ended_at_its_limit(tmp_path: Path) -> None:
+    code = (
+        "import threading, time; from jinfercept.server.exit_limit import end_process_by;"
+        "threading.Thread(target=threading.Event().wait, name='held').start(); end_process_by(time.monotonic() + 0.2)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0
+    assert "held" in done.stderr
+
+
 @pytest.mark.slow
-def test_the_command_serves_prints_where_and_drains_on_sigterm() -> None:
+def test_the_command_serves_prints_where_and_drains_on_sigterm(tmp_path: Path) -> None:
     golden = Path(__file__).parents[1] / "golden" / "llama_gqa"
     flags = ["--port", "0", "--kv-tokens", "512", "--max-num-batched-tokens", "32", "--profile", "paper-gptj-6b-a100"]
+    (tmp_path / "holds.py").write_text(HOLDS)
+    flags += ["--tools", str(tmp_path / "holds.py"), "--drain-timeout", "4"]
     command = [sys.executable, "-m", "jinfercept", "serve", str(golden), *flags, "--served-model-name", "tiny"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

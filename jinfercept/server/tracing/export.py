@@ -18,7 +18,7 @@ from jinfercept.server.tracing.choice import TracesChoice
 from jinfercept.server.tracing.request_trace import Tracing
 
 CLOSING_S = 3.0
-"""Seconds that the last spans have to reach the collector when the server ends."""
+"""Seconds that the last spans have to reach the collector when the server ends, if so many are left."""
 
 
 def open_tracing(choice: TracesChoice) -> Tracing:
@@ -27,10 +27,10 @@ def open_tracing(choice: TracesChoice) -> Tracing:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=choice.endpoint)))
 
-    def close() -> None:
+    def close(timeout_s: float) -> None:
         thread = threading.Thread(target=provider.shutdown, name="jinfercept-traces", daemon=True)
         thread.start()
-        thread.join(CLOSING_S)
+        thread.join(min(timeout_s, CLOSING_S))
 
     return Tracing(provider, close, texts=choice.texts)
 

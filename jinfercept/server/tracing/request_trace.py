@@ -38,11 +38,11 @@ class Tracing:
 
     Args:
         provider: samples and exports spans.
-        close: exports what is left, in bounded time.
+        close: exports what is left, within seconds.
         texts: whether spans have prompts, answers, arguments and results.
     """
 
-    def __init__(self, provider: TracerProvider, close: Callable[[], object], *, texts: bool = False) -> None:
+    def __init__(self, provider: TracerProvider, close: Callable[[float], object], *, texts: bool = False) -> None:
         self.texts, self._close = texts, close
         self.tracer = provider.get_tracer("jinfercept", __version__)
         self._traces: dict[str, RequestTrace] = {}  # by id of an engine request that is not over
@@ -91,9 +91,9 @@ class Tracing:
 
         return replace(tool, tool=replace(tool.tool, function=call))
 
-    def close(self) -> None:
-        """Export what is left; takes seconds if the collector does not answer."""
-        self._close()
+    def close(self, timeout_s: float) -> None:
+        """Export what is left, as far as the collector takes it in time."""
+        self._close(timeout_s)
 
     def add(self, trace: "RequestTrace", request_ids: Sequence[str]) -> None:
         """Find a trace by its engine requests."""

@@ -45,7 +45,7 @@ def traced(server: Running, *, texts: bool = False, sampler: Any = None) -> Span
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    server.service.trace_to(Tracing(provider, provider.shutdown, texts=texts))
+    server.service.trace_to(Tracing(provider, lambda timeout_s: provider.shutdown(), texts=texts))
     return Spans(exporter)
 
 
