@@ -228,8 +228,10 @@ def test_the_command_serves_prints_where_and_drains_on_sigterm(tmp_path: Path) -
             chunks = iter(stream)
             next(chunks)
             process.send_signal(signal.SIGTERM)
+            began_s = time.monotonic()
             assert list(chunks)[-1].choices[0].finish_reason == "length"
         assert process.wait(60) == 0
+        assert time.monotonic() - began_s < 15, "a tool that does not end was waited for"
 
 
 def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
