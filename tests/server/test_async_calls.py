@@ -98,7 +98,9 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
     text = f"{calls}{'[CALL]' * 9}{'7' * 90}[HEAD]hang()[END][INTR]1[HEAD]2[END]{'.' * 40}"
     hints = {"server_tools": True, "async_calls": {"on_end": "cancel"}}
     forced = {"structured_outputs": {"choice": [text]}, "jinfercept": hints}
-    with shop(make_scripted(QWEN), tmp_path, patience_s=600, max_pending_calls=2, max_pending_calls_per_key=3) as server:
+    with shop(
+        make_scripted(QWEN), tmp_path, patience_s=600, max_pending_calls=2, max_pending_calls_per_key=3
+    ) as server:
         done = complete(server, max_tokens=1900, n=2, temperature=0.5, extra_body=forced)
         said = done.jinfercept
         assert [choice.finish_reason for choice in done.choices] == ["stop", "stop"]
