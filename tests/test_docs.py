@@ -25,7 +25,7 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
     nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
     notebook = nbformat.read(ROOT / "examples" / "tour.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "outputs do not belong into the repository"
-    done = nbclient.NotebookClient(notebook, timeout=160, kernel_name="python3", resources={"metadata": {"path": ROOT}})
+    done = nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": ROOT}})
     done.execute()
     shown = "".join(
         o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()) if o.output_type == "stream"
