@@ -10,12 +10,16 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jinfercept.errors import RequestError
 from jinfercept.request import Tool, check_tool_name
+
+_MOST_VALUES = 2**16
+"""Values of a generator that are a result. One that never ends would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,8 @@ def _text(value: object) -> str:
 
     if value is None or isinstance(value, str):
         return value or ""
+    if inspect.isgenerator(value) and len(value := list(islice(value, _MOST_VALUES + 1))) > _MOST_VALUES:
+        raise RequestError(f"a generator of more than {_MOST_VALUES} values", got="even more", fix="return fewer")
     return to_json(value, fallback=str).decode()
 
 

@@ -1,11 +1,14 @@
-"""The hosts that a tool may connect to, and their addresses: private ones only for hosts that are named."""
+"""The hosts and ports that a tool may connect to, and their addresses: private ones only for hosts that are named."""
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import final
+from typing import NamedTuple, final
+
+import httpx2
 
 from jinfercept.endpoints.calls import CallFailed
 
@@ -28,39 +31,103 @@ _LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` is True for som
 )
 
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_ENTRY = re.compile(r"(?P<pattern>\*\.)?(?P<host>\[[^\[\]/?#@\\\s]*\]|[^\[\]:/?#@*\\\s]+)(:(?P<port>\d{1,5}))?")
+
+
+class AllowedHost(NamedTuple):
+    """An entry of a list of allowed hosts.
+
+    Attributes:
+        host: name or address as `host_key` writes it; of a pattern the domain.
+        port: the only port that is allowed; None: the default port of the scheme, and the one that the tool's own URL names.
+        is_pattern: whether all subdomains of the host are meant, and not the host.
+    """
+
+    host: str
+    port: int | None
+    is_pattern: bool
+
+    @classmethod
+    def parse(cls, entry: str) -> "AllowedHost":
+        """An entry from `host`, `host:port`, or either behind `*.`. Raises `ValueError` for anything else."""
+        match = _ENTRY.fullmatch(f"[{entry}]" if is_address(entry) and ":" in entry else entry)
+        if match is None:
+            raise ValueError("neither host nor host:port")
+        port = None if match["port"] is None else int(match["port"])
+        if port is not None and not 0 < port < 2**16:
+            raise ValueError("a port is from 1 to 65535")
+        return cls(host_key(match["host"]), port, match["pattern"] is not None)
+
+
 @final
 class Hosts:
     """A list of allowed hosts.
 
     Args:
-        allowed: names, addresses, or `*.domain` for all subdomains.
+        allowed: names, addresses, or `*.domain` for all subdomains, with or without a port.
         named: whether the list is explicit: then its names, but not its patterns, may be at private addresses.
+        own_port: that the tool's own URL names; None: it names none.
+
+    Raises:
+        ValueError: an entry is no host.
     """
 
-    def __init__(self, allowed: Sequence[str], *, named: bool) -> None:
-        self._exact = {host.lower().strip("[]") for host in allowed if not host.startswith("*.")}
-        self._below = tuple(host.lower()[1:] for host in allowed if host.startswith("*."))
-        self._named = named
+    def __init__(self, allowed: Sequence[str], *, named: bool, own_port: int | None = None) -> None:
+        self._entries = [AllowedHost.parse(entry) for entry in allowed]
+        self._named, self._own_port = named, own_port
 
-    def check(self, host: str) -> None:
-        """Raise `CallFailed` for a host that is not on the list."""
-        if host.lower() not in self._exact and not host.lower().endswith(self._below or ("\0",)):
+    def _check(self, host: str, port: int, scheme: str) -> AllowedHost:
+        """The entry that allows a host and its port, one without a pattern if there is one. Raises `CallFailed`."""
+        key = host_key(host)
+        same = [one for one in self._entries if one.host == key and not one.is_pattern]
+        same += [one for one in self._entries if one.is_pattern and key.endswith(f".{one.host}")]
+        if not same:
             raise CallFailed(f"{host} is not among the hosts that this tool may talk to")
+        for entry in same:
+            if port == entry.port or (entry.port is None and port in (_DEFAULT_PORTS[scheme], self._own_port)):
+                return entry
+        raise CallFailed(f"port {port} of {host} is not among those that this tool may talk to")
 
-    async def address(self, host: str, port: int) -> str:
+    async def address(self, host: str, port: int, scheme: str = "http") -> str:
         """An allowed address of a host. Raises `CallFailed` if it has none, `OSError` if it cannot be resolved.
 
         Connect to the returned address: the name may resolve to another one later.
+
+        Args:
+            host: name or address.
+            port: to connect to.
+            scheme: `http` or `https`.
         """
-        self.check(host)
+        entry = self._check(host, port, scheme)
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(info[4][0]) for info in found]
-        if self._named and host.lower() in self._exact:
+        if self._named and not entry.is_pattern:
             return addresses[0]
         for address in addresses:
             if is_public(address):
                 return address
         raise CallFailed(f"{host} is at a private address; its name has to be in allow_hosts")
+
+
+def host_key(host: str) -> str:
+    """A host as it is compared: lower case, ASCII, no dot at the end; an address in its shortest form.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host = host.strip("[]").lower()
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        key = httpx2.URL(scheme="http", host=host).raw_host.decode("ascii").removesuffix(".")
+    except httpx2.InvalidURL as error:
+        raise ValueError(str(error)) from error
+    if not key:
+        raise ValueError("no host")
+    return key
 
 
 def is_public(address: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import httpx2
 
-from jinfercept.endpoints.allowed_hosts import Hosts, is_address, is_public
+from jinfercept.endpoints.allowed_hosts import AllowedHost, Hosts, host_key, is_address, is_public
 from jinfercept.endpoints.calls import CallFailed, CallRequest
 from jinfercept.endpoints.schemas import check_of, texts
 from jinfercept.endpoints.templates import fill_json, fill_url, names_in, point
@@ -37,9 +37,10 @@ class HttpEndpoint:
         self._table, self._tls = table, httpx2.create_ssl_context()
         self.parameters = table.parameters or texts(names_in([table.url, table.body]))
         self._check = check_of(self.parameters, place)
-        host = _check_url(table, place)
+        url = _check_url(table, place)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
-        self._hosts = Hosts(table.allow_hosts or [host], named=table.allow_hosts is not None)
+        own = url.netloc.rpartition(b"@")[2].decode("ascii")
+        self._hosts = Hosts(table.allow_hosts or [own], named=table.allow_hosts is not None, own_port=url.port)
 
     async def __call__(self, request: CallRequest) -> str:
         """The text of the response. Raises `CallFailed` for error statuses and failed connections."""
@@ -92,10 +93,13 @@ class HttpEndpoint:
             finally:
                 await response.aclose()
             before, url = url, url.join(location)
+            if (before.scheme, url.scheme) == ("https", "http"):
+                raise CallFailed("a redirect from https to http is not followed")
             if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
                 method, body = "GET", None
             if (url.scheme, url.host, url.port) != (before.scheme, before.host, before.port):
                 headers = {"accept": "*/*"}  # headers of one host are not sent to another one
+                url = url.copy_with(userinfo=b"")  # nor credentials that the first host chooses
         raise CallFailed(f"more than {_MAX_REDIRECTS} redirects")
 
     async def _send(
@@ -104,13 +108,14 @@ class HttpEndpoint:
         """Sends one request to a checked address; the body of the response is not read."""
         if url.scheme not in ("http", "https"):
             raise CallFailed(f"{url.scheme}: is no scheme that is followed")
-        address = await self._hosts.address(url.host, url.port or (443 if url.scheme == "https" else 80))
+        host = url.raw_host.decode("ascii")
+        address = await self._hosts.address(host, url.port or (443 if url.scheme == "https" else 80), url.scheme)
         request = client.build_request(
             method,
             url.copy_with(host=address),
             headers={"host": url.netloc.decode("ascii")} | dict(headers),
             json=body,
-            extensions={"sni_hostname": url.host},
+            extensions={"sni_hostname": host.removesuffix(".")},
         )
         return await client.send(request, stream=True, follow_redirects=False)
 
@@ -124,12 +129,13 @@ class HttpEndpoint:
         return b"".join(parts).decode(response.encoding or "utf-8", errors="replace")
 
 
-def _check_url(table: HttpTable, place: Place) -> str:
-    """The host of the url. Raises `ConfigError` for a table that cannot work."""
+def _check_url(table: HttpTable, place: Place) -> httpx2.URL:
+    """The url, with some text for its arguments. Raises `ConfigError` for a table that cannot work."""
     names = names_in(table.url)
     try:
         url = httpx2.URL(fill_url(table.url, dict.fromkeys(names, "x")))
-    except httpx2.InvalidURL as error:
+        key = host_key(url.host) if url.host else ""
+    except (httpx2.InvalidURL, ValueError) as error:
         raise place.error(f"url is none: {error}", repr(table.url), "correct it") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise place.error("url is none", repr(table.url), 'url = "https://…"')
@@ -143,10 +149,19 @@ def _check_url(table: HttpTable, place: Place) -> str:
     authority = table.url.partition("://")[2].partition("/")[0]
     if table.allow_hosts is None and names_in(authority):
         raise place.error("a host that the model chooses", authority, "say in allow_hosts which it may choose")
-    private = url.host == "localhost" or (is_address(url.host) and not is_public(url.host))
-    if private and url.host not in (table.allow_hosts or ()):
+    named: set[str] = set()
+    for entry in table.allow_hosts or ():
+        try:
+            allowed = AllowedHost.parse(entry)
+        except ValueError as error:
+            raise place.error(
+                f"allow_hosts has what is no host: {error}", entry, "host, host:port or *.domain"
+            ) from error
+        named |= set() if allowed.is_pattern else {allowed.host}
+    private = key == "localhost" or (is_address(url.host) and not is_public(url.host))
+    if private and key not in named:
         raise place.error("a private address has to be allowed", url.host, f'allow_hosts = ["{url.host}"]')
-    return url.host
+    return url
 
 
 def _with_defaults(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

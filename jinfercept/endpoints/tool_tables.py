@@ -77,7 +77,8 @@ class HttpTable(_Described):
             for a method without a body they are the query.
         retries: after failed connections and 502, 503 and 504, for idempotent methods.
         max_bytes: of a response; a longer one is an error.
-        allow_hosts: `host` or `*.domain`; default: the host of the url. Only a host named here may be at a private address.
+        allow_hosts: `host` or `*.domain`, with the scheme's default port and the one that the url names, or `host:port` or
+            `*.domain:port`; default: the host and the port of the url. Only a host named here may be at a private address.
         pointer: JSON pointer (RFC 6901) to the result in a JSON response.
     """
 

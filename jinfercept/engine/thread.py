@@ -92,9 +92,20 @@ class EngineThread:
                 raise
             finally:
                 if self._sinks and self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="jinfercept-engine", daemon=True)
-                    self._thread.start()
+                    self._start(begun)
                 self._changed.notify()
+
+    def _start(self, request_ids: Iterable[str]) -> None:
+        """Start the thread. Raises `EngineError`, and ends these requests, if the process has no more threads."""
+        thread = threading.Thread(target=self._run, name="jinfercept-engine", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._abort(request_ids, silent=True)
+            raise EngineError(
+                describe_failure(error), fix="end other threads of this process, and try again"
+            ) from error
+        self._thread = thread
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests; their sinks receive `Finished`. Finished ones are ignored."""

@@ -300,56 +300,48 @@ class ToolExecutor:
     def _watch(self) -> None:
         """Have the watchdog run."""
         if self._watchdog is None:
-            self._watchdog = threading.Thread(target=self._beat, name="jinfercept-tool-watchdog", daemon=True)
-            try:
-                self._watchdog.start()
-            except RuntimeError:
-                self._watchdog = None
-                raise
+            watchdog = threading.Thread(target=self._beat, name="jinfercept-tool-watchdog", daemon=True)
+            with suppress(RuntimeError):  # no more threads: the next call tries again
+                watchdog.start()
+                self._watchdog = watchdog
 
     def _beat(self) -> None:
         while not self._wake.wait(_BEAT_S):
-            try:
-                with self._lock:
-                    for loop in self._loops():
-                        self._check(loop)
-                    if not self._left and self._problem is None and not any(loop.calls for loop in self._loops()):
-                        self._watchdog = None
-                        return
-            except Exception:
-                log.exception("the event loops of tools could not be checked")
+            with self._lock:
+                for loop in self._loops():
+                    self._check(loop)
+                if not self._left and self._problem is None and not any(loop.calls for loop in self._loops()):
+                    self._watchdog = None
+                    return
 
     def _check(self, loop: _ToolLoop) -> None:
         if not loop.thread.is_alive:
             self._replace_ended(loop)
         elif loop.look():
-            self._warn(loop)
+            self._blame(loop)
         if loop is self._shared:
-            if not loop.is_blocked:
-                self._problem = None
-            elif (problem := self._replace(loop)) != self._problem:
-                self._problem = problem
-                if problem is not None:
-                    log.error(problem)
+            problem = self._replace(loop) if loop.is_blocked else None
+            if problem is not None and self._problem is None:
+                _write(logging.ERROR, problem)
+            self._problem = problem
         if loop in self._left and not loop.calls and loop.blocking is None:
             loop.thread.stop()
 
-    def _warn(self, loop: _ToolLoop) -> None:
+    def _blame(self, loop: _ToolLoop) -> None:
         """Name the tool that blocks a loop, and give it a loop of its own from now on."""
         assert loop.blocking is not None
         tool = loop.blocking.handle.get_context().get(TOOL, "")
         if tool and tool in self._blocking_tools:
             return
-        frame = loop.blocking.frame
-        log.warning(
-            "%s blocks the event loop of async tools, at %s:%d in %s; it should await, or be a sync function",
-            f"the tool {tool}" if tool else "a callback of a tool",
-            frame.f_code.co_filename,
-            frame.f_lineno,
-            frame.f_code.co_name,
-        )
         if tool:
             self._blocking_tools.add(tool)
+        code = loop.blocking.frame.f_code
+        place = f"{code.co_filename}:{loop.blocking.frame.f_lineno} in {code.co_name}"
+        who = f"the tool {tool}" if tool else "a callback of a tool"
+        _write(
+            logging.WARNING,
+            f"{who} blocks the event loop of async tools, at {place}; it should await, or be a sync function",
+        )
 
     def _replace(self, blocked: _ToolLoop) -> str | None:
         """Put a fresh loop in the place of the shared one, and move what has not begun; returns why that cannot be."""
@@ -386,6 +378,12 @@ class ToolExecutor:
 def _cancel(loop: EventLoopThread, task: Task[None]) -> None:
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon(task.cancel)
+
+
+def _write(level: int, text: str) -> None:
+    """Write a line to the log, in a thread: the tool that blocks may hold the lock of a handler."""
+    with suppress(RuntimeError):  # no more threads
+        threading.Thread(target=log.log, args=(level, "%s", text), name="jinfercept-tool-log", daemon=True).start()
 
 
 def _restore(recursion_limit: int) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, final
 
 FIELDS = "jinfercept_fields"
@@ -29,13 +31,20 @@ def begin_logging(log_format: str, replace: bool = False) -> None:
 
 @final
 class StderrHandler(logging.Handler):
-    """Writes lines to what `sys.stderr` is at the moment: a progress bar replaces it while it is shown."""
+    """Writes lines to what `sys.stderr` is at the moment: a progress bar replaces it while it is shown.
+
+    Where a tool has closed `sys.stderr`, lines go to the process's standard error. No record raises.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        line = "a record of the log cannot be written"
+        with suppress(Exception):
+            line = self.format(record)
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:  # standard error may be closed
-            self.handleError(record)
+            print(line, file=sys.stderr, flush=True)
+        except Exception:
+            with suppress(OSError):
+                os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 @final

@@ -1,6 +1,7 @@
 """Python functions as tools: their declarations, arguments and return values."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -127,3 +128,12 @@ def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
         with pytest.raises(RequestError, match="no tool may be called <reader>"):
             make()
     assert Tool(lambda text: text).name == "<lambda>"
+
+
+def test_a_generator_is_its_values_unless_it_never_ends() -> None:
+    def count(most: int) -> Iterator[int]:
+        yield from range(most)
+
+    assert call(only(count), '{"most": 3}') == "[0,1,2]"
+    with pytest.raises(RequestError, match="a generator of more than 65536 values"):
+        call(only(count), f'{{"most": {10**30}}}')

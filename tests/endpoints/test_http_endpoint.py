@@ -11,10 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from jinfercept.endpoints.allowed_hosts import Hosts, is_public
 from jinfercept.endpoints.calls import CallFailed
+from jinfercept.endpoints.http_endpoint import HttpEndpoint
+from jinfercept.endpoints.tool_tables import HttpTable, Place
 from jinfercept.errors import ConfigError
 from tests.support.tool_runner import tool_runner, until
 
@@ -28,6 +31,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str, dict[str, str], str]] = []
         self.moods = 0
+        self.target = ""
         self.left = threading.Event()
         self.go = threading.Event()
 
@@ -52,6 +56,8 @@ class Handler(BaseHTTPRequestHandler):
             case ["moody"]:
                 self.server.moods += 1
                 self._answer(503 if self.server.moods < 3 else 200, "at last")
+            case ["moved", "to"]:
+                self._answer(302, "", location=self.server.target)
             case ["moved", *rest]:
                 port = self.server.server_address[1]
                 host = {"abroad": "localhost", "file": ""}.get(rest[0], "127.0.0.1")
@@ -188,6 +194,87 @@ def test_redirects_stay_among_the_hosts_that_are_allowed(site: Site, tmp_path: P
     assert ask(tmp_path, table(site, "moved/abroad", secret, allow)) == ("ok", "/echo")
     assert not {"x-key", "X-Key"} & set(site.asked[-1][2]), "no header for one host goes to another"
     assert "file: is no scheme" in ask(tmp_path, table(site, "moved/file"))[1]
+
+
+def test_redirects_stay_at_the_ports_that_are_allowed(site: Site, tmp_path: Path) -> None:
+    other = Site()
+    threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+    host, port = "127.0.0.1", other.server_address[1]
+    for target in (f"http://{host}:{port}/echo", f"//user@{host}:{port}/echo"):
+        site.target = target
+        assert f"port {port} of {host} is not among" in ask(tmp_path, table(site, "moved/to"))[1]
+    assert not other.asked
+    allow = f'"{host}", "{host}:{port}"'
+    assert ask(tmp_path, table(site, "moved/to", allow=allow)) == ("ok", "/echo")
+    assert "Authorization" not in other.asked[-1][2]
+    other.shutdown()
+    other.server_close()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url", "is_allowed"),
+    [
+        ("a.example", "http://a.example", True),
+        ("a.example", "https://a.example", True),
+        ("a.example", "http://a.example:9000", True),  # as the tool's own URL
+        ("a.example", "https://a.example:9000", True),
+        ("a.example", "http://a.example:443", False),
+        ("a.example", "http://a.example:22", False),
+        ("a.example:22", "http://a.example:22", True),
+        ("a.example:22", "http://a.example", False),
+        ("a.example:22", "http://a.example:9000", False),
+        ("a.example:80", "http://a.example", True),
+        ("*.example:22", "http://a.example:22", True),
+        ("*.example:22", "http://a.example", False),
+        ("*.example", "http://example", False),
+        ("*.example", "http://aexample", False),
+        ("A.Example.", "http://a.EXAMPLE", True),
+        ("a.example", "http://A.example.:9000", True),
+        ("a.example", "http://a.example@b.example", False),
+        ("a.example", "http://a.example:9000@b.example", False),
+        ("bücher.example", "http://xn--bcher-kva.example", True),
+        ("xn--bcher-kva.example:22", "http://BÜCHER.example:22", True),
+        ("2606:4700::1", "http://[2606:4700:0:0::1]", True),
+        ("[2606:4700::1]:22", "http://[2606:4700::1]:22", True),
+        ("[2606:4700::1]:22", "http://[2606:4700::1]", False),
+    ],
+)
+def test_a_host_is_allowed_with_the_port_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, allowed: str, url: str, is_allowed: bool
+) -> None:
+    def resolve(host: str, port: int, *args: object, **more: object) -> list[Any]:
+        return [(0, 0, 0, "", ("8.8.8.8", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    hosts, target = Hosts([allowed], named=True, own_port=9000), httpx2.URL(url)
+    port = target.port or {"http": 80, "https": 443}[target.scheme]
+    if is_allowed:
+        assert asyncio.run(hosts.address(target.host, port, target.scheme)) == "8.8.8.8"
+    else:
+        with pytest.raises(CallFailed, match="not among"):
+            asyncio.run(hosts.address(target.host, port, target.scheme))
+
+
+@pytest.mark.parametrize("entry", ["http://a", "a/b", "u@h", "*", "*.", "", "a:0", "a:70000", "a:b", "*.*.a", "[::1"])
+def test_an_entry_that_is_no_host_is_an_error_of_the_file(site: Site, tmp_path: Path, entry: str) -> None:
+    with pytest.raises(ConfigError, match="allow_hosts has what is no host"):
+        ask(tmp_path, table(site, "echo", allow=f'"127.0.0.1", "{entry}"'))
+
+
+def test_a_redirect_from_https_to_http_is_not_followed(tmp_path: Path) -> None:
+    values = {"kind": "http", "name": "web", "description": "asks", "url": "https://a.example/"}
+    endpoint = HttpEndpoint(HttpTable.model_validate(values), Place(tmp_path, 1))
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(302, headers={"location": "http://a.example/"})
+
+    async def follow() -> None:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+            await endpoint._follow(client, httpx2.URL("https://8.8.8.8/"), None, {})  # pyright: ignore[reportPrivateUsage]
+
+    endpoint._hosts = Hosts(["8.8.8.8"], named=True)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(CallFailed, match="from https to http"):
+        asyncio.run(follow())
 
 
 def test_a_redirect_that_keeps_the_method_keeps_the_body(site: Site, tmp_path: Path) -> None:

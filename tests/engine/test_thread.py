@@ -1,6 +1,7 @@
 """How an LLM with requests ends: closed while they run, or dropped."""
 
 import gc
+import queue
 import threading
 import time
 import weakref
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from jinfercept import LLM, RequestError, SamplingParams
+from jinfercept import LLM, EngineError, RequestError, SamplingParams
+from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Finished
-from jinfercept.request import RequestOutput
+from jinfercept.request import Request, RequestOutput
 from tests.support.engine_state import engine_state
+from tests.support.fake_engine import POLICIES, make_engine
 from tests.support.gate import Gate
 from tests.support.tiny_model import tiny_llm, tiny_setup
 
@@ -53,3 +56,21 @@ def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None
         time.sleep(0.05)
         gc.collect()
     assert runner() is None
+
+
+def test_a_process_without_threads_refuses_a_request_and_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread = EngineThread(make_engine(POLICIES["copy_ahead"](), num_pages=20), lambda events: None)
+    events: queue.Queue[object] = queue.Queue()
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(EngineError, match="can't start new thread"):
+            thread.submit([Request("refused", (1, 2), params)], events.put)
+    thread.submit([Request("served", (1, 2), params)], events.put)
+    while not isinstance(event := events.get(timeout=10), Finished):
+        pass
+    assert (event.request_id, event.output.outputs[0].finish_reason) == ("served", "length")
+    thread.close()

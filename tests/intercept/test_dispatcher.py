@@ -160,25 +160,6 @@ def test_a_result_after_the_deadline_is_thrown_away() -> None:
     assert service.results(1)["r"][0].status == "ok"
 
 
-def test_an_async_function_that_blocks_the_event_loop_costs_others_at_most_their_time_out() -> None:
-    blocked, go = threading.Event(), threading.Event()
-
-    async def blocks(arguments: str) -> str:
-        blocked.set()
-        go.wait(60)
-        return "done blocking"
-
-    service = Service()
-    service.call("blocks", blocks)
-    assert blocked.wait(60)
-    service.call("async", answers, SOON_S)
-    service.call("sync", lambda arguments: "sync")
-    statuses = {request_id: results[0].status for request_id, results in service.results(2).items()}
-    assert statuses == {"async": "timeout", "sync": "ok"}
-    go.set()
-    assert service.results(1)["blocks"][0].status == "ok"
-
-
 def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
     service = Service()
     service.dispatcher.call("r", (Call("shop", ""),), {"b": Tool(fails, name="b"), "a": Tool(fails, name="a")})

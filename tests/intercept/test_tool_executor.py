@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from jinfercept.intercept import tool_executor
+from jinfercept.intercept import tool_executor, tool_values
 from jinfercept.intercept.event_loop_thread import EventLoopThread
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.intercept.tool_values import MOST_CHARS, ToolFailed, ToolValue, plain_failure, plain_value
+from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
 
 WAIT_S = 10.0
 
@@ -239,6 +239,7 @@ def test_a_tool_that_blocks_is_named_and_delays_no_call_but_those_that_had_begun
     assert not blocking.result.done()
     later = executor.call("greedy", blocks)  # on a loop of its own
     assert text(executor.call("modest", answers)) == "fine"
+    wait_for(lambda: bool(caplog.records))
     [record] = [record for record in caplog.records if record.name == tool_executor.__name__]
     assert "the tool greedy blocks" in record.getMessage()
     assert f"{__file__}" in record.getMessage() or "threading.py" in record.getMessage()
@@ -286,7 +287,35 @@ def test_code_that_blocks_is_found_wherever_it_runs(
     executor.call("sly", tool)
     assert begun.wait(WAIT_S)
     assert text(executor.call("modest", answers)) == "fine"
-    assert any("the tool sly blocks" in record.getMessage() for record in caplog.records)
+    wait_for(lambda: any("the tool sly blocks" in record.getMessage() for record in caplog.records))
+
+
+def test_a_tool_that_blocks_while_it_holds_the_log_holds_nothing_else(
+    executor: ToolExecutor, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_executor, "BLOCKED_S", 0.2)
+    begun = threading.Event()
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            begun.set()
+            go.wait(WAIT_S)
+
+    handler = Full(logging.WARNING)
+    tool_executor.log.addHandler(handler)
+
+    async def writes() -> str:
+        tool_executor.log.warning("a line")
+        return "written"
+
+    try:
+        writing = executor.call("writes", writes)
+        assert begun.wait(WAIT_S)
+        assert text(executor.call("modest", answers)) == "fine"
+        go.set()
+        assert text(writing) == "written"
+    finally:
+        tool_executor.log.removeHandler(handler)
 
 
 def test_without_a_fresh_loop_there_is_a_problem_until_a_blocked_one_ends(
@@ -316,7 +345,7 @@ def test_without_a_fresh_loop_there_is_a_problem_until_a_blocked_one_ends(
     go.set()
     assert [text(run) for run in (*blocked, waiting)] == ["awake", "awake", "fine"]
     wait_for(lambda: executor.problem is None)
-    assert "2 event loops are blocked" in caplog.text
+    wait_for(lambda: "2 event loops are blocked" in caplog.text)
 
 
 def test_without_threads_there_is_a_problem_and_calls_fail_readably(
@@ -491,10 +520,11 @@ def test_a_loop_that_is_broken_ends_and_does_not_spin() -> None:
     assert not thread.is_alive
 
 
-def test_long_results_are_cut_before_they_are_copied() -> None:
-    assert plain_value("é" * (MOST_CHARS + 5)) == "é" * MOST_CHARS
-    assert len(plain_value(b"a" * (MOST_CHARS + 5))) == MOST_CHARS
-    assert len(str(plain_failure(ValueError("a" * (MOST_CHARS + 5))))) <= MOST_CHARS
+def test_long_results_are_cut_before_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_values, "MOST_CHARS", 20)
+    assert plain_value("é" * 25) == "é" * 20
+    assert plain_value(b"a" * 25) == f"b'{'a' * 18}"
+    assert str(plain_failure(ValueError("a" * 25))) == f"ValueError: {'a' * 8}"
 
 
 def wait_for(reached: Callable[[], bool]) -> None:

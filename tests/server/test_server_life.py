@@ -1,5 +1,6 @@
 """Disconnecting clients, server shutdown, and the logs of both."""
 
+import io
 import json
 import logging
 import signal
@@ -19,7 +20,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.server.app import create_app
-from jinfercept.server.log_lines import JsonFormatter
+from jinfercept.server.log_lines import JsonFormatter, StderrHandler
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
@@ -293,3 +294,14 @@ def test_a_chat_template_that_does_not_work_is_found_before_anybody_asks(scripte
     with pytest.raises(ConfigError, match="the chat template does not work"):
         service.check_template()
     Service(scripted.llm, MODEL, ServerOptions()).check_template()
+
+
+def test_the_log_goes_on_when_standard_error_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    StderrHandler().handle(logging.LogRecord("a", logging.INFO, "", 0, "still here", (), None))
+    monkeypatch.undo()
+    assert "still here" in capfd.readouterr().err

@@ -287,3 +287,15 @@ def test_a_file_that_is_moved_away_takes_no_more_writes_until_it_is_back(tmp_pat
         assert database.run_now(lambda session: session.execute(text("SELECT 1")).scalar()) == 1
     finally:
         database.close()
+
+
+def test_a_database_is_the_same_file_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    database = StateDatabase("state.db")
+    monkeypatch.chdir(tmp_path / "other")
+    assert asyncio.run(database.run("", lambda session: session.execute(text("SELECT 1")).scalar())) == 1
+    database.close()
+    assert not (tmp_path / "other" / "state.db").exists()

@@ -222,6 +222,8 @@ def _engine(url: URL, timeout_s: float) -> Engine:
 
 def _sqlite(url: URL, timeout_s: float) -> Engine:
     memory = url.database is None
+    if url.database is not None:
+        url = url.set(database=os.path.abspath(url.database))  # a tool may change the working directory
     opened = None if url.database is None else _create_private(url.database)
     arguments = {"check_same_thread": False, "timeout": timeout_s}
     engine = (
