@@ -259,7 +259,7 @@ class FleetFront:
 
     async def _holder(self, kind: Any, name: str, owner: str) -> str:
         """The replica that holds a stored response or a waiting call; "": none."""
-        known = self.routes.maker(name)
+        known = self.routes.maker(owner, name)
         if known in self.routes.names:
             return known
         watched = self.keys.watched_by(owner) if kind == "call" else owner
@@ -347,7 +347,7 @@ class FleetFront:
             logged.update(relay.details)
             logged.update(replica=route.replica, route=route.reason)
             if asked.call.path == _RESPONSES and "id" in relay.details:
-                self.routes.made(relay.details["id"], route.replica)
+                self.routes.made(asked.hint.tenant, relay.details["id"], route.replica)
 
     def _count(self, asked: AskedRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
         """Count a request that has ended."""

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,14 +63,15 @@ def ray_running(address: str | None) -> Iterator[str | None]:
         address: of a cluster; None: start Ray on this machine, and end it at the end with everything in it.
 
     Yields:
-        The private folder of a local Ray, which is removed at the end; None for a cluster.
+        A folder that only this user may enter, for what the replicas of a local Ray share; it is removed at the end. None for a
+        cluster.
 
     Raises:
-        ConfigError: Ray is not installed, or no cluster answers.
+        ConfigError: Ray is not installed, no cluster answers, or the temporary folder cannot be private.
     """
     for name, value in HANDLE_VARIABLES.items():
         os.environ.setdefault(name, value)
-    with _prepared(address) as arguments:
+    with _prepared(address) as (folder, arguments):
         require_ray()
         import ray
 
@@ -82,7 +84,7 @@ def ray_running(address: str | None) -> Iterator[str | None]:
                 fix="auto, or HOST:PORT of its head",
             ) from error
         try:
-            yield arguments.get("_temp_dir")
+            yield folder
         finally:
             ray.shutdown()
 
@@ -92,30 +94,56 @@ def _remove_old_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):
-            if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(pid)):
+            if pid.isdecimal() and is_private(folder) and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_private(folder: Path) -> bool:
+    """Whether a path is a folder, not a link to one, that belongs to this user and that no other user may enter."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _make_private_folder() -> Path:
+    """A new folder with a short path, which Ray's sockets need.
+
+    Raises:
+        ConfigError: the file system keeps no permissions.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    if not is_private(folder):
+        folder.rmdir()
+        raise ConfigError(
+            "a temporary folder is open to other users",
+            got=f"{folder.parent}, whose file system keeps no permissions",
+            fix="set TMPDIR to a folder of a file system that does",
+        )
+    return folder
+
+
 @contextmanager
-def _prepared(address: str | None) -> Iterator[dict[str, Any]]:
-    """Arguments of `ray.init` for a local Ray, whose environment and private folder are made."""
+def _prepared(address: str | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The private folder of a local Ray, whose environment is set, and arguments of `ray.init`."""
     if address is not None:
-        yield {"log_to_driver": False}
+        yield None, {"log_to_driver": False}
         return
     os.environ.update(LOCAL_VARIABLES)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_ADDRESS", None)
     _remove_old_folders()
-    folder = tempfile.mkdtemp(
-        prefix=f"{_PREFIX}{os.getpid()}-"
-    )  # readable by its owner only; sockets need a short path
+    folder = _make_private_folder()
     try:
-        yield {
-            "num_cpus": 1,  # its scheduler's; replicas take none
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "_temp_dir": folder,
-            "_node_ip_address": "127.0.0.1",
-        }
+        yield (
+            str(folder),
+            {
+                "num_cpus": 1,  # its scheduler's; replicas take none
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_temp_dir": str(
+                    folder / "r"
+                ),  # a folder inside, since Ray opens the one that it is given to all users
+                "_node_ip_address": "127.0.0.1",
+            },
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

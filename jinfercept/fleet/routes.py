@@ -81,7 +81,7 @@ class Routes:
         self._lock = threading.Lock()
         self._members: tuple[ReplicaState, ...] = ()
         self._numbers: dict[str, Any] = {}
-        self._responses: OrderedDict[str, str] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.names: tuple[str, ...] = ()
         self.totals = Totals(Counter(), Counter(), Counter())
 
@@ -131,18 +131,18 @@ class Routes:
             self.totals = totals._replace(lost=totals.lost + 1, retried=totals.retried + retried)
             self._router.failed(hint, replica)
 
-    def made(self, response_id: str, replica: str) -> None:
-        """Note which replica made a response."""
+    def made(self, tenant: str, response_id: str, replica: str) -> None:
+        """Note which replica made a response of a tenant."""
         with self._lock:
-            self._responses[response_id] = replica
-            self._responses.move_to_end(response_id)
+            self._responses[tenant, response_id] = replica
+            self._responses.move_to_end((tenant, response_id))
             if len(self._responses) > MOST_RESPONSES:
                 self._responses.popitem(last=False)
 
-    def maker(self, response_id: str) -> str:
-        """The replica that made a response; "": unknown."""
+    def maker(self, tenant: str, response_id: str) -> str:
+        """The replica that made a response of a tenant; "": unknown, as for a response of another tenant."""
         with self._lock:
-            return self._responses.get(response_id, "")
+            return self._responses.get((tenant, response_id), "")
 
     def learn(self, replica: str, held: Sequence[tuple[str, bytes, int]]) -> None:
         """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""

@@ -225,16 +225,35 @@ def test_a_response_is_found_at_the_replica_that_made_it(scripted: Scripted) -> 
     with local_fleet([scripted.llm, scripted.llm], api_key=("one", "two")) as fleet:
         made = fleet.http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 4})
         name, at = made.json()["id"], made.headers["x-jinfercept-replica"]
+        assert _as_another_key(fleet, name) == _as_another_key(fleet, f"resp_{'0' * 32}")
         for _ in range(2):
             for _ in range(3):
                 shown = fleet.http.get(f"/v1/responses/{name}")
                 assert (shown.status_code, shown.headers["x-jinfercept-replica"]) == (200, at)
             fleet.front.routes._responses.clear()  # as after a restart of the front
-        other = fleet.http.get(f"/v1/responses/{name}", headers={"authorization": "Bearer two"})
-        assert other.status_code == 404
         follow = {"input": "Go on", "previous_response_id": name, "max_output_tokens": 4}
         followed = fleet.http.post("/v1/responses", json=follow)
         assert (followed.status_code, followed.headers["x-jinfercept-replica"]) == (200, at)
+
+
+def _as_another_key(fleet: LocalFleet, name: str) -> list[Any]:
+    """What a key learns of a response that it has not made, and the looks that the front takes for it."""
+    learned = list[Any]()
+    follow = {"input": "Go on", "previous_response_id": name, "max_output_tokens": 4}
+    for method, path, body in (
+        ("GET", f"/v1/responses/{name}", None),
+        ("GET", f"/v1/responses/{name}/input_items", None),
+        ("POST", f"/v1/responses/{name}/cancel", None),
+        ("DELETE", f"/v1/responses/{name}", None),
+        ("POST", "/v1/responses", follow),
+    ):
+        before = fleet.replicas.num_looks
+        answer = fleet.http.request(method, path, json=body, headers={"authorization": "Bearer two"})
+        assert answer.status_code == 404
+        headers = {key: value for key, value in answer.headers.items() if key not in ("date", "x-request-id")}
+        del headers["x-jinfercept-replica"]  # by the load
+        learned.append((answer.text.replace(name, "it"), headers, fleet.replicas.num_looks - before))
+    return learned
 
 
 def test_metrics_have_a_label_for_the_replica(fleet: LocalFleet) -> None:

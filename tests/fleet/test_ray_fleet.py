@@ -1,5 +1,6 @@
 """Two replicas on Ray Serve behind the command's front: one fleet for the whole module."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from openai import APIError, OpenAI
 
 from jinfercept.bench.child_server import child_process
+from jinfercept.fleet.ray_start import is_private
 from tests.soak.model import write_model
 
 FLAGS: dict[str, Any] = {
@@ -172,6 +174,18 @@ def test_ray_listens_on_this_machine_only_and_wants_its_token(fleet: Fleet) -> N
     assert refused[METHODS[0]] == 2  # each replica's port for its front, at every address
     assert refused[METHODS[1]] >= 2
     assert refused[METHODS[2]] == 1
+
+
+def test_no_other_user_enters_the_folder_of_ray_and_of_the_stored_state(fleet: Fleet) -> None:
+    files = [Path(file.path) for replica in fleet.replicas() for file in replica.open_files()]
+    [state] = {path for path in files if path.name == "state.sqlite"}
+    [log] = {path.parents[2] for path in files if path.suffix == ".log" and "serve" in path.parts}
+    assert state.parent in log.parents
+    assert is_private(state.parent)
+    if os.geteuid() == 0:
+        stranger = subprocess.run(["mv", state, state.with_name("moved")], user=65534, group=65534, capture_output=True)
+        assert b"Permission denied" in stranger.stderr
+    assert state.is_file()
 
 
 def _refuses(port: int, method: str) -> bool:

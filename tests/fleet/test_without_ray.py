@@ -1,11 +1,14 @@
 """One process serves without Ray, and a missing Ray is said by name."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jinfercept.cli.main import main
+from jinfercept.fleet.ray_start import is_private
 
 
 def _python(code: str) -> "subprocess.CompletedProcess[str]":
@@ -35,3 +38,17 @@ def test_a_wrong_model_is_said_before_ray_starts(capsys: pytest.CaptureFixture[s
     assert "no/such/folder/model" in capsys.readouterr().err
     assert main(["serve", "x", "--replicas", "0"]) == 2
     assert "--replicas is too small" in capsys.readouterr().err
+
+
+def test_a_folder_is_private_if_it_is_no_link_and_closed_to_other_users(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir(0o700)
+    link.symlink_to(folder)
+    assert is_private(folder)
+    assert not is_private(link)
+    folder.chmod(0o755)
+    assert not is_private(folder)
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 65534, 65534)
+        assert not is_private(folder)

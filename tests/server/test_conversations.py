@@ -1,7 +1,7 @@
 """`/v1/conversations` with OpenAI's client, in memory and in databases."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,23 +148,28 @@ def test_turns_at_the_same_time_are_409_or_whole(talking: Running, scripted: Scr
 
 def test_another_keys_conversation_is_as_good_as_missing(talking: Running) -> None:
     made = talking.client.conversations.create(items=[user("secret")])
-    item = talking.client.conversations.items.list(made.id).data[0]
+    item: Any = talking.client.conversations.items.list(made.id).data[0]
     with OpenAI(base_url=f"{talking.url}/v1", api_key="yours", max_retries=0) as other:
         conversations: Any = other.conversations
         create: Any = other.responses.create
-        for ask in (
-            lambda: conversations.retrieve(made.id),
-            lambda: conversations.update(made.id, metadata={}),
-            lambda: conversations.items.list(made.id),
-            lambda: conversations.items.create(made.id, items=[user("mine")]),
-            lambda: conversations.items.retrieve(item.id, conversation_id=made.id),
-            lambda: conversations.items.delete(item.id, conversation_id=made.id),
-            lambda: create(model=MODEL, input="Hi", conversation=made.id),
-            lambda: create(model=MODEL, input=[{"type": "item_reference", "id": item.id}]),
-            lambda: conversations.delete(made.id),
-        ):
-            with pytest.raises(openai.NotFoundError):
-                ask()
+        asks: list[Callable[[str, str], Any]] = [
+            lambda talk, _: conversations.retrieve(talk),
+            lambda talk, _: conversations.update(talk, metadata={}),
+            lambda talk, _: conversations.items.list(talk),
+            lambda talk, _: conversations.items.create(talk, items=[user("mine")]),
+            lambda talk, item: conversations.items.retrieve(item, conversation_id=talk),
+            lambda talk, item: conversations.items.delete(item, conversation_id=talk),
+            lambda talk, _: create(model=MODEL, input="Hi", conversation=talk),
+            lambda _, item: create(model=MODEL, input=[{"type": "item_reference", "id": item}]),
+            lambda talk, _: conversations.delete(talk),
+        ]
+        for ask in asks:
+            answers: list[str] = []
+            for ids in ((made.id, item.id), (f"conv_{'0' * 32}", f"msg_{'0' * 32}")):
+                with pytest.raises(openai.NotFoundError) as refused:
+                    ask(*ids)
+                answers.append(refused.value.response.text.replace(ids[0], "it").replace(ids[1], "it"))
+            assert answers[0] == answers[1]
     assert texts(talking.client.conversations.items.list(made.id)) == ["secret"]
     assert talking.http.post("/v1/conversations", json={}).status_code == 401
 

@@ -38,6 +38,7 @@ class LocalReplicas:
         hanging: names of replicas that take requests and do nothing.
         hung: requests that these took.
         dies_after: messages of an answer after which the next replica that answers is killed; None: none.
+        num_looks: calls of `holds`.
     """
 
     def __init__(self, apps: dict[str, ReplicaApp]) -> None:
@@ -45,6 +46,7 @@ class LocalReplicas:
         self.hanging: set[str] = set()
         self.hung = 0
         self.dies_after: int | None = None
+        self.num_looks = 0
 
     async def _app(self, ticket: Ticket) -> ReplicaApp:
         reports = {name: await app.report() for name, app in self.apps.items()}
@@ -87,6 +89,7 @@ class LocalReplicas:
 
     async def holds(self, kind: Any, name: str, owner: str | None, ticket: Ticket) -> Any:
         """See `Replicas`."""
+        self.num_looks += 1
         return (await self._app(ticket)).holds(kind, name, owner)
 
     async def facts(self, ticket: Ticket) -> Any:
