@@ -84,7 +84,8 @@ def scale_for(engine: EngineOptions, num_replicas: int) -> Scale:
 def replica_options(options: ServerOptions, environment: Mapping[str, str], folder: str | None = None) -> ServerOptions:
     """Options of a replica's server.
 
-    The front answers for other origins. A key and a database of the environment go along, since a replica may have another one.
+    The front checks hosts, and answers for other origins. A key and a database of the environment go along, since a replica may
+    have another one.
 
     Args:
         folder: where the replicas of one machine share stored responses and conversations if no database is named; None: they
@@ -93,7 +94,7 @@ def replica_options(options: ServerOptions, environment: Mapping[str, str], fold
     key = environment.get(KEY_VARIABLE)
     keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
     state = options.database_url() or (None if folder is None else f"sqlite:///{folder}/state.sqlite")
-    return replace(options, api_key=keys, allowed_origins=(), uds=None, state_url=state)
+    return replace(options, api_key=keys, allowed_hosts=("*",), allowed_origins=(), uds=None, state_url=state)
 
 
 def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:

@@ -94,9 +94,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
     413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
     415: {"model": ErrorBody, "description": "The body is not JSON."},
+    421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
     429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
     503: {"model": ErrorBody, "description": "The server is shutting down, or its database does not answer."},
+    507: {"model": ErrorBody, "description": "The disk of the stored state is full."},
     "default": {"model": ErrorBody, "description": "Every other error."},
 }
 """Error responses of the OpenAPI document, by status."""
@@ -110,7 +112,8 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_failure)
 
 
-def _response(request: Request, error: ApiError) -> EncodedReply:
+def error_response(request: Request, error: ApiError) -> EncodedReply:
+    """The response to a request, in the shape of its protocol."""
     body = error.body
     if speaks_anthropic(request.scope):
         body = anthropic_error(error.status_code, error.detail, error.param, request.scope.get(REQUEST_ID))
@@ -125,7 +128,7 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
         error = ApiError(error.status_code, message, headers=headers)
     if error.status_code == 429:
         request.app.state.refused[error.code or ""] += 1
-    return _response(request, error)
+    return error_response(request, error)
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:
@@ -148,17 +151,17 @@ async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
     """Answers a wrong query, a wrong path, or a missing body."""
     problems = cast(RequestValidationError, error).errors()
     wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
-    return _response(request, wrong)
+    return error_response(request, wrong)
 
 
 async def _answer_lost(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError.failed(cast(EngineError, error))
-    return _response(request, failed)
+    return error_response(request, failed)
 
 
 async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
     failed = ApiError(500, f"the server failed: {type(error).__name__}")
-    return _response(request, failed)
+    return error_response(request, failed)
 
 
 def _allowed(request: Request) -> str:

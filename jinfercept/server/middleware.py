@@ -1,4 +1,4 @@
-"""The middleware that a server's application and a fleet's front have alike: the access log, and CORS."""
+"""The middleware that a server's application and a fleet's front have alike: the access log, the check of hosts, and CORS."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,14 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jinfercept.server.access_log import AccessLog, RequestCounter
+from jinfercept.server.host_check import HostCheck
 from jinfercept.server.options import ServerOptions
 
 _NAMES = ("x-request-id", "request-id")
 
 
 def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter, shown: Sequence[str] = ()) -> None:
-    """Log and count all requests of an application; answer web pages of allowed origins, if there are any.
+    """Log and count all requests of an application, refuse those for other hosts, and let web pages of allowed origins use it.
 
     Args:
         app: the application.
@@ -29,4 +30,6 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
             allow_credentials=options.allow_credentials,
             expose_headers=[*_NAMES, *shown],
         )
+    if (hosts := options.hosts()) is not None:
+        app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(AccessLog, service=counter)

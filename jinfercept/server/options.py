@@ -11,6 +11,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.server.allowed_hosts import AllowedHosts, check_allowed_hosts
 from jinfercept.server.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.tracing.choice import TracesChoice, traces_choice
 
@@ -117,6 +118,11 @@ class ServerOptions:
     )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "a name by which clients reach the server, beside localhost and IP addresses; *.example.org: every name below it; "
+        "*: every name; default: only those two where clients need no key, else every name",
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "an origin whose web pages may use the server (CORS); *: all; default: the server's own"
     )
@@ -177,6 +183,7 @@ class ServerOptions:
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")
         self._check_parsers()
+        check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
         self.template()
         self.key_rules()
@@ -202,6 +209,15 @@ class ServerOptions:
                 fix=f"such as {','.join(DELIMITERS)}",
             )
         return found
+
+    def hosts(self) -> AllowedHosts | None:
+        """The hosts that requests may name; None: any, where no flag names some, and clients bring a key or use a Unix socket.
+
+        Web pages have no key, and reach no Unix socket.
+        """
+        if not self.allowed_hosts and (self.uds is not None or self.key_rules()):
+            return None
+        return AllowedHosts((*self.allowed_hosts, self.host))
 
     def database_url(self) -> str | None:
         """URL or path of the database of the stored state: of the flag, or else of the environment; None: in memory."""

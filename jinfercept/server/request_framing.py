@@ -49,9 +49,13 @@ class RequestFraming:
 
 
 def _origin_form(scope: Scope) -> Scope:
-    """The scope of a request for `http://host/path`, which servers have to accept (RFC 9112, 3.2.2), with the path only."""
-    path = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
-    return {**scope, "raw_path": path, "path": unquote(path.decode("ascii"))}
+    """The scope of a request for `http://host/path`, which servers have to accept (RFC 9112, 3.2.2), with the path only.
+
+    Its host is one more `Host`, so that both are checked.
+    """
+    host, _, rest = scope["raw_path"].partition(b"://")[2].partition(b"/")
+    path, headers = b"/" + rest, [*scope["headers"], (b"host", host)]
+    return {**scope, "raw_path": path, "path": unquote(path.decode("ascii")), "headers": headers}
 
 
 def _refusal(version: str, headers: Headers) -> ASGIApp | None:

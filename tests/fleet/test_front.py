@@ -207,7 +207,7 @@ def test_a_client_that_leaves_within_its_body_is_one_line_of_the_log(
     caplog.set_level("INFO")
     address = fleet.http.base_url
     with socket.create_connection((address.host, address.port or 80)) as leaving:
-        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
+        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{")
     until(lambda: "disconnected=true" in caplog.text.lower())
     assert "Traceback" not in caplog.text
 
@@ -219,6 +219,12 @@ def test_what_a_replica_answers_to_bad_requests_is_passed_on(fleet: LocalFleet) 
     assert fleet.http.post("/v1/completions", content=b"{}").status_code == 415
     assert fleet.http.get("/nothing").status_code == 404
     assert fleet.http.put("/v1/models").status_code == 405
+
+
+def test_the_front_refuses_requests_for_other_hosts(fleet: LocalFleet) -> None:
+    for path in ("/", "/health", "/ready", "/metrics", "/live", "/inbox", "/v1/models", "/nothing"):
+        assert fleet.http.get(path, headers={"host": "evil.example"}).status_code == 421
+        assert fleet.http.get(path, headers={"host": "localhost"}).status_code in (200, 404)
 
 
 def test_a_response_is_found_at_the_replica_that_made_it(scripted: Scripted) -> None:

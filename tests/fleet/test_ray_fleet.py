@@ -160,6 +160,7 @@ def test_health_metrics_and_models_are_those_of_the_fleet(fleet: Fleet) -> None:
     page = fleet.http.get("/metrics").text
     assert 'jinfercept:replicas{model_name="tiny"} 2.0' in page
     assert [model.id for model in fleet.client.models.list()] == ["tiny"]
+    assert fleet.http.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
 
 
 def test_ray_listens_on_this_machine_only_and_wants_its_token(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from jinfercept.server.options import ServerOptions
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def connect(server: Running) -> socket.socket:

@@ -41,10 +41,10 @@ BROKEN = (
 GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"GET / HTTP/9.9\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzzz\r\n",
-    b"GET /v1/models/\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzzz\r\n",
+    b"GET /v1/models/\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\r\n" * 100,
 )
 
@@ -76,7 +76,7 @@ def connect(server: Running, **options: int) -> socket.socket:
 
 def posting(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 
@@ -167,7 +167,7 @@ def test_a_client_that_does_not_read_is_cut_off(impatient: Running, scripted: Sc
 
 def test_answers_that_nobody_reads_are_not_piled_up(impatient: Running) -> None:
     with connect(impatient, SO_RCVBUF=2048) as connection:
-        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
         until(lambda: not no_connections(impatient))
         until(lambda: no_connections(impatient))
         assert len(rest_of(connection)) < 400 * len(impatient.http.get("/openapi.json").content)
@@ -195,7 +195,7 @@ def test_no_answer_is_so_small_that_a_client_may_leave_it_unread(
         return "127.0.0.1", 1
 
     monkeypatch.setattr("jinfercept.server.http_protocol.get_remote_addr", with_a_small_buffer)
-    request = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+    request = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
     there = [connect(impatient, SO_RCVBUF=2048) for _ in range(30)]
     for number, connection in enumerate(there):
         with suppress(BrokenPipeError, ConnectionResetError):  # its time is over already
@@ -208,7 +208,7 @@ def test_no_answer_is_so_small_that_a_client_may_leave_it_unread(
 
 def test_a_hundred_buffered_requests_end_the_connection(served: Running) -> None:
     with connect(served) as connection:
-        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         *others, last = rest_of(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
     assert len(others) == 100
     assert b"connection: close\r\n" in last
@@ -225,7 +225,7 @@ def test_a_request_behind_an_unread_answer_is_not_served(impatient: Running, mon
 
     monkeypatch.setattr(RequestFraming, "__call__", counted)
     with connect(impatient, SO_RCVBUF=2048) as connection:
-        connection.sendall((b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n") * 80)
+        connection.sendall((b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n") * 80)
         until(lambda: bool(unsent))
         until(lambda: no_connections(impatient))
     assert 0 < len(unsent) < 80

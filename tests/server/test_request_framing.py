@@ -19,7 +19,7 @@ from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 
 TOKENIZE = json.dumps({"prompt": "Hi"}).encode()
-LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 KEY = b"Authorization: Bearer one\r\n"
 JSON = b"Content-Type: application/json\r\n"
 _HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
@@ -91,11 +91,11 @@ def answers(data: bytes) -> list[Answer]:
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/tokenize") -> bytes:
     """The bytes of a request."""
-    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + b"".join(headers)
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + b"".join(headers)
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-HIDDEN = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+HIDDEN = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SMUGGLING = b"{" + b"\r\nupgrade:" * (len(HIDDEN) // 2) + HIDDEN
 """A body that ends in a request, at the place where it would be cut off if every `upgrade:` grew by two bytes."""
 
@@ -130,7 +130,7 @@ def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scrip
 
 def test_a_target_with_scheme_and_host_is_that_of_its_path(keyed: Running) -> None:
     for target, status in ((b"http://x/health?a=b", 200), (b"http://x", 200), (b"http://[/a", 404), (b"*", 404)):
-        request = b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         assert [answer.status for answer in exchange(keyed, request)] == [status]
 
 
@@ -140,14 +140,14 @@ def test_what_follows_the_last_request_of_a_connection_is_dropped(keyed: Running
 
 
 def test_a_body_in_tiny_chunks_does_not_hold_the_event_loop(keyed: Running) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
     assert [answer.status for answer in exchange(keyed, head + b"1\r\n \r\n" * 200_000)] in ([400], [])
     few = b"".join(b"1\r\n%c\r\n" % byte for byte in TOKENIZE)
     follow = b"0\r\n\r\n" + LAST
     assert [answer.status for answer in exchange(keyed, head + few + follow)] == [200, 200]
 
 
-GET = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_head_as_large_as_allowed_is_served_wherever_it_is(keyed: Running) -> 
 
 
 def test_a_trailer_has_as_many_lines_as_a_head(keyed: Running) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
     body = b"%x\r\n%s\r\n0\r\n" % (len(TOKENIZE), TOKENIZE)
     assert [answer.status for answer in exchange(keyed, head + body + b"a:\r\n" * 100 + b"\r\n" + LAST)] == [200, 200]
     much = body + b"a:\r\n" * 5000 + b"\r\n" + LAST
@@ -205,8 +205,8 @@ def test_a_trailer_has_as_many_lines_as_a_head(keyed: Running) -> None:
 
 def test_an_answer_before_the_end_of_the_body_ends_the_connection(keyed: Running) -> None:
     body = b"x" * 300_000
-    get = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + body
-    both = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + body
+    both = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     for status, request in (
         (401, post(body)),
         (404, post(body, KEY, path=b"/nothing")),
@@ -214,8 +214,8 @@ def test_an_answer_before_the_end_of_the_body_ends_the_connection(keyed: Running
         (413, post(body, KEY, JSON)),
         (200, get),
         (400, both),
-        (400, b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"),
-        (400, b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n"),
+        (400, b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"),
+        (400, b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n"),
     ):
         [answer] = exchange(keyed, request + HIDDEN)
         assert (answer.status, answer.closes) == (status, True)
@@ -286,7 +286,7 @@ def random_request(rng: Random) -> tuple[bytes, tuple[int, bool, int | None]]:
     """A request, and what its answer has to be: status, whether it closes the connection, number of tokens."""
     headers = rng.choice(HEADERS) if rng.random() < 0.5 else b""
     if rng.random() < 0.2:
-        return b"GET /version HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n", (200, False, None)
+        return b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n", (200, False, None)
     body, length = random_body(rng)
     path, method, status, closes = rng.choice(
         [
@@ -300,7 +300,7 @@ def random_request(rng: Random) -> tuple[bytes, tuple[int, bool, int | None]]:
         status, closes = 401, True
     else:
         headers += KEY
-    head = method + b" " + path + b" HTTP/1.1\r\nHost: x\r\n" + headers + JSON
+    head = method + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + headers + JSON
     if rng.random() < 0.5:
         whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     else:

@@ -56,7 +56,7 @@ def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, script
     host, _, port = served.url.removeprefix("http://").partition(":")
     body = json.dumps({"messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}).encode()
     length = f"Content-Length: {len(body)}\r\n\r\n".encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + length
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + length
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
         until(lambda: engine_state(served.llm).has_work)
@@ -97,7 +97,7 @@ def test_a_drain_does_not_wait_for_idle_connections(scripted: Scripted) -> None:
         host, _, port = server.url.removeprefix("http://").partition(":")
         silent, partial, early = (socket.create_connection((host, int(port)), timeout=60) for _ in range(3))
         partial.sendall(b"GET /health HT")
-        early.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        early.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         assert early.recv(4096).startswith(b"HTTP/1.1 200 ")
         assert server.http.get("/health").status_code == 200
         server.server.handle_exit(signal.SIGTERM, None)

@@ -17,7 +17,7 @@ from tests.support.live_server import MODEL, Running, running, until
 def test_an_upgrade_that_nobody_needs_is_ignored(strict: Running) -> None:
     body = json.dumps({"model": MODEL, "prompt": "Hi"}).encode()
     head = (
-        "POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
         "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n\r\n"
     )
@@ -156,12 +156,12 @@ def answer_to(strict: Running, *parts: bytes, pause_s: float = 0.0) -> bytes:
 
 
 def test_connections_that_dawdle_are_ended(impatient: Running) -> None:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\n"
     began_s = time.monotonic()
     assert answer_to(impatient) == b""
     assert answer_to(impatient, head) == b""
     assert answer_to(impatient, *[b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9], pause_s=0.05) == b""
-    second = answer_to(impatient, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head, pause_s=0.05)
+    second = answer_to(impatient, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", head, pause_s=0.05)
     assert second.count(b"HTTP/1.1") == 1
     assert b"408 Request Timeout" in answer_to(impatient, head + b"Content-Length: 10\r\n\r\n{")
     assert time.monotonic() - began_s < ServerOptions().header_timeout

@@ -121,8 +121,8 @@ class Attacker(NamedTuple):
 
     async def smuggle(self) -> Answer:
         """A body that a lenient parser takes for another request, without a key and with one."""
-        inner = b"\r\nupgrade: h2c" * 40 + b"\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-        head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(inner)}\r\nConnection: Upgrade\r\n"
+        inner = b"\r\nupgrade: h2c" * 40 + b"\r\n\r\nGET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner)}\r\nConnection: Upgrade\r\n"
         head += self.rng.choice(("", self._bearer())) + "Upgrade: h2c\r\n\r\n"
         return await self._raw(head.encode() + inner, leave_s=0.5)
 
@@ -141,7 +141,7 @@ class Attacker(NamedTuple):
     async def look(self) -> Answer:
         """What there is to see, without a key."""
         path = self.rng.choice(("/metrics", "/live", "/openapi.json", "/docs", "/v1/models", "/inbox", "/"))
-        return await self._raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return await self._raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
 
     def _words(self, number: int) -> str:
         return " ".join(f"{self.rng.randrange(10**6)}" for _ in range(number))
@@ -151,7 +151,7 @@ class Attacker(NamedTuple):
 
     async def _post(self, path: str, fields: Mapping[str, Any], leave_s: float | None = None) -> Answer:
         body = json.dumps({"model": self.model} | dict(fields)).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{self._bearer()}Content-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{self._bearer()}Content-Type: application/json\r\n"
         return await self._raw(
             f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body, leave_s
         )

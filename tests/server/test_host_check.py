@@ -1,0 +1,84 @@
+"""Requests that name another host than the server's, as those of a web page do whose name was made to lead to it."""
+
+import socket
+
+import pytest
+
+from tests.support.http_errors import CHAT, shape
+from tests.support.live_server import Running, running
+
+EVIL = "evil.example"
+
+
+def _status(server: Running, head: bytes) -> int:
+    """Status of the answer to a head without its last line."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+        connection.sendall(head + b"Connection: close\r\n\r\n")
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("GET", "/openapi.json"),
+        ("GET", "/health"),
+        ("HEAD", "/ready"),
+        ("GET", "/metrics"),
+        ("GET", "/live"),
+        ("GET", "/inbox"),
+        ("GET", "/nothing"),
+        ("GET", "/v1/models"),
+        ("POST", CHAT),
+        ("POST", "/v1/conversations"),
+        ("DELETE", "/v1/responses/resp_0"),
+        ("OPTIONS", CHAT),
+    ],
+)
+def test_a_page_of_another_host_reaches_no_path_of_a_server_without_keys(
+    served: Running, method: str, path: str
+) -> None:
+    answer = served.http.request(method, path, headers={"host": f"{EVIL}:8000", "origin": f"http://{EVIL}:8000"})
+    assert answer.status_code == 421
+    assert "access-control-allow-origin" not in answer.headers
+    if method != "HEAD":
+        assert shape(answer) == (421, "host_not_allowed")
+        assert "--allowed-hosts" in answer.text
+
+
+def test_anthropic_clients_get_their_own_error(served: Running) -> None:
+    answer = served.http.post("/v1/messages", json={}, headers={"host": EVIL})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (421, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", 200),
+        (b"GET /health HTTP/1.1\r\nHost: LOCALHOST.:1\r\n", 200),
+        (b"GET /health HTTP/1.1\r\nHost: [::1]:8000\r\n", 200),
+        (b"GET /health HTTP/1.0\r\n", 200),
+        (b"GET /health HTTP/1.1\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost:\r\n", 421),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", 400),
+        (b"GET /health HTTP/1.0\r\nHost: evil.example\r\n", 421),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-Host: evil.example\r\n", 200),
+        (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: localhost\r\n", 421),
+        (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nForwarded: host=localhost\r\n", 421),
+        (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\n", 421),
+        (b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n", 200),
+        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 421),
+        (b"GET http://localhost@evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 421),
+        (b"GET http://localhost/health HTTP/1.1\r\nHost: evil.example\r\n", 421),
+    ],
+)
+def test_every_host_that_a_request_names_is_checked(served: Running, head: bytes, status: int) -> None:
+    assert _status(served, head) == status
+
+
+def test_with_keys_hosts_are_checked_if_some_are_named(served: Running) -> None:
+    with running(served.llm, api_key=("one",), allowed_hosts=("llm.example",)) as server:
+        for host, status in ((EVIL, 421), ("llm.example:80", 200), ("localhost", 200)):
+            answer = server.http.get("/v1/models", headers={"host": host, "authorization": "Bearer one"})
+            assert answer.status_code == status
