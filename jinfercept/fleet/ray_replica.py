@@ -23,6 +23,7 @@ from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import SWITCH_S
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.server.service import Service
+from jinfercept.server.state.database import StateDatabase
 from jinfercept.startup.profiler import EFFORTS
 
 
@@ -63,17 +64,18 @@ class EngineReplica:
 
     def _start(self) -> Service:
         spec = self._spec
-        tools = self._ends.enter_context(open_server_tools(spec.server.tools))
-        engine = dict(spec.engine)
-        with start_turn(spec.secret) as first:
-            if not first and engine.get("profile") in EFFORTS:
-                del engine["profile"]  # the first replica's is remembered
-            try:
+        try:
+            database = StateDatabase(spec.server.database_url(), spec.server.state_timeout)
+            tools = self._ends.enter_context(open_server_tools(spec.server.tools))
+            engine = dict(spec.engine)
+            with start_turn(spec.secret) as first:
+                if not first and engine.get("profile") in EFFORTS:
+                    del engine["profile"]  # the first replica's is remembered
                 llm = self._ends.enter_context(LLM(spec.model, **engine))  # pyright: ignore[reportArgumentType]
-                service = Service(llm, spec.model, spec.server, tools)
+                service = Service(llm, spec.model, spec.server, tools, database)
                 service.check_template()
-            except JinferceptError as error:
-                raise RuntimeError(f"jinfercept: {error}") from None
+        except JinferceptError as error:
+            raise RuntimeError(f"jinfercept: {error}") from None
         return service
 
     async def answer(self, call: HttpCall, *, ticket: Any) -> AsyncGenerator[Messages]:

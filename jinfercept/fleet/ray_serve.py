@@ -14,6 +14,7 @@ from jinfercept.fleet.replicas import Replicas
 from jinfercept.models.load import locate
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import listen, serve_app
+from jinfercept.server.state.database import StateDatabase
 
 APPLICATION = "jinfercept"
 _SECRET_BYTES = 32
@@ -33,7 +34,8 @@ def serve_fleet(
             started on this machine, and ends with this process.
 
     Raises:
-        ConfigError: an option is wrong, the port is in use, Ray is not installed or does not answer, or a replica cannot start.
+        ConfigError: an option is wrong, the port is in use, the database of the stored state cannot be used, Ray is not
+            installed or does not answer, or a replica cannot start.
         ModelError: the model cannot be found.
     """
     if num_replicas < 1:
@@ -41,6 +43,8 @@ def serve_fleet(
     EngineConfig.from_options(engine)
     locate(model)
     listener, url = listen(options)
+    if address is None and options.database_url() is not None:  # nodes of a cluster may have other files
+        StateDatabase(options.database_url(), options.state_timeout).close()
     with ray_running(address) as folder:
         from ray import serve
 

@@ -108,7 +108,9 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
     """Delete a conversation and its items. Its responses remain."""
     owner = _owner(request)
     await _run(request, lambda session: conversation_rows.read_conversation(session, conversation_id, owner))
-    await _run(request, lambda session: conversation_rows.delete_conversation(session, conversation_id, owner))
+    await _run(
+        request, lambda session: conversation_rows.delete_conversation(session, conversation_id, owner), frees=True
+    )
     return EncodedReply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -167,6 +169,7 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
         await _run(
             request,
             lambda session: conversation_rows.delete_item(session, conversation_id, owner, item_id, ttl_s),
+            frees=True,
         )
     )
 
@@ -182,8 +185,8 @@ async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
         raise
 
 
-async def _run[T](request: Request, work: Callable[[Session], T]) -> T:
-    return await service_of(request).database.run(_owner(request), work)
+async def _run[T](request: Request, work: Callable[[Session], T], *, frees: bool = False) -> T:
+    return await service_of(request).database.run(_owner(request), work, frees=frees)
 
 
 def _shown(conversation: StoredConversation) -> Response:

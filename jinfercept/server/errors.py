@@ -97,8 +97,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
     429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
-    503: {"model": ErrorBody, "description": "The server is shutting down, or its database does not answer."},
-    507: {"model": ErrorBody, "description": "The disk of the stored state is full."},
+    503: {
+        "model": ErrorBody,
+        "description": "The server is shutting down, or its database does not answer or is full.",
+    },
     "default": {"model": ErrorBody, "description": "Every other error."},
 }
 """Error responses of the OpenAPI document, by status."""

@@ -6,18 +6,21 @@ Each use of a stored response asks the database whether it still exists, since a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from sqlalchemy.orm import Session
 
 from jinfercept.server.errors import ApiError
+from jinfercept.server.remote_run import RemoteRun
 from jinfercept.server.responses_items import Item
 from jinfercept.server.responses_store import ResponseStore, no_response
 from jinfercept.server.state import conversation_rows, response_rows
 from jinfercept.server.state.conversation_rows import ConversationTurn
-from jinfercept.server.state.database import StateDatabase
+from jinfercept.server.state.database import FULL, StateDatabase
 from jinfercept.server.state.queries import ServerClock, check_loaded
 from jinfercept.server.state.response_rows import LOST, ResponseDocuments, ResponseHead
 from jinfercept.server.state.upkeep import Heartbeat
@@ -150,7 +153,7 @@ class ResponseRepository:
                 response_rows.fail_if_lost(session, self._server, response_id)
                 return read(session)
 
-            head = await self._database.run(owner, fail)
+            head = await self._database.run(owner, fail, frees=True)
         if head is None:
             if self._cache.held(response_id, owner) is not None:
                 self._cache.discard(response_id)
@@ -184,7 +187,7 @@ class ResponseRepository:
         self, owner: str, row: tuple[ResponseDocuments, int], previous: StoredResponse | None, head: ResponseHead
     ) -> StoredResponse:
         (response, asked), num_bytes = row
-        background = RemoteRun(self, response["id"], owner) if response["background"] else None
+        background = RemoteRun(partial(self.request_cancel, response["id"], owner)) if response["background"] else None
         stored = StoredResponse(owner, response, previous, asked, background, num_bytes)
         stored.until_s = _now() + head.left_s
         return stored
@@ -263,7 +266,7 @@ class ResponseRepository:
 
         async def undone() -> None:
             try:
-                await self._database.run(mine.owner, undo)
+                await self._database.run(mine.owner, undo, frees=True)
             finally:
                 self.open.pop(response_id, None)  # what is left is undone at a heartbeat
 
@@ -276,7 +279,7 @@ class ResponseRepository:
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation.
 
-        Raises `ApiError`: 503 `state_unavailable`, or `server_lost`.
+        Raises `ApiError`: 503 `state_unavailable`, `state_full` or `server_lost`.
         """
         mine = self.open.get(stored.name)
         if mine is not None:
@@ -295,13 +298,15 @@ class ResponseRepository:
         if not self._database.outlives:
             return self._cache.delete(response_id, owner, _now())
         stored = await self.find(response_id, owner)
-        await self._database.run(owner, lambda session: response_rows.delete_response(session, response_id, owner))
+        delete = partial(response_rows.delete_response, response_id=response_id, owner=owner)
+        await self._database.run(owner, delete, frees=True)
         self._cache.discard(response_id)
         return stored
 
     async def request_cancel(self, response_id: str, owner: str) -> None:
         """Have another server end a response, and wait for some heartbeats until it has."""
-        await self._database.run(owner, lambda session: response_rows.request_cancel(session, response_id, owner))
+        cancel = partial(response_rows.request_cancel, response_id=response_id, owner=owner)
+        await self._database.run(owner, cancel, frees=True)
         for _ in range(4):
             await asyncio.sleep(self.poll_s)
             try:
@@ -340,8 +345,24 @@ class ResponseRepository:
         return self._database.outlives and stored.response["store"]
 
     async def _commit(self, mine: _OpenResponse, stored: StoredResponse) -> None:
-        response, asked = stored.response, list(stored.asked)
-        documents = ResponseDocuments(response, asked)
+        documents = ResponseDocuments(stored.response, list(stored.asked))
+        try:
+            while True:
+                try:
+                    await self._settle(mine, documents, stored.num_bytes, frees=False)
+                    self._database.written_bytes += stored.num_bytes
+                    return
+                except ApiError as error:
+                    if error.code == FULL:
+                        await self._settle_failed(mine, documents, error)
+                    if error.code != "state_unavailable" or stored.background is None or self._closed:
+                        raise
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self.open.pop(stored.name, None)  # a row that is still open fails at a heartbeat
+
+    async def _settle(self, mine: _OpenResponse, documents: ResponseDocuments, num_bytes: int, *, frees: bool) -> None:
+        response, asked = documents
         said = [*asked, *response["output"]] if response["status"] in _ANSWERED else []
 
         def settle(session: Session) -> None:
@@ -349,24 +370,19 @@ class ResponseRepository:
                 session, self._server, mine.owner, documents, mine.begun_bytes
             )
             if settled and mine.conversation_id is not None:
-                turn = mine.conversation_id, mine.owner, stored.name, said, self._ttl_s
+                turn = mine.conversation_id, mine.owner, response["id"], said, self._ttl_s
                 settled = conversation_rows.end_turn(session, *turn)
             if not settled:
                 raise ApiError(503, LOST["message"], code=LOST["code"])
 
-        try:
-            while True:
-                try:
-                    await self._database.run(mine.owner, settle, stored.num_bytes)
-                    self._database.written_bytes += stored.num_bytes
-                    return
-                except ApiError as error:
-                    waits = stored.background is not None and not self._closed
-                    if error.code != "state_unavailable" or not waits:
-                        raise
-                await asyncio.sleep(_RETRY_S)
-        finally:
-            self.open.pop(stored.name, None)  # a row that is still open fails at a heartbeat
+        await self._database.run(mine.owner, settle, num_bytes, frees=frees)
+
+    async def _settle_failed(self, mine: _OpenResponse, documents: ResponseDocuments, error: ApiError) -> None:
+        """Store without its output that a response has failed, for which a full disk has room."""
+        why = {"status": "failed", "error": {"code": error.code, "message": error.detail}, "output": []}
+        failed = ResponseDocuments(documents.response | why | {"incomplete_details": None}, documents.asked)
+        with suppress(ApiError):
+            await self._settle(mine, failed, 0, frees=True)
 
     def _begin_task(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -378,22 +394,6 @@ class ResponseRepository:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("the end of a response is not stored: %s", error)
-
-
-@final
-class RemoteRun:
-    """A response in the background of another server, or of one that has ended (`stored_response.BackgroundRuns`)."""
-
-    def __init__(self, responses: ResponseRepository, response_id: str, owner: str) -> None:
-        self._responses, self._response_id, self._owner = responses, response_id, owner
-
-    async def cancel(self) -> None:
-        await self._responses.request_cancel(self._response_id, self._owner)
-
-    def follow(self, start: int) -> AsyncGenerator[bytes]:
-        raise ApiError.bad(
-            "its events are known only to the server that generated it, while it runs: poll the response", "stream"
-        )
 
 
 def _now() -> float:

@@ -69,7 +69,7 @@ class StateUpkeep:
         self._task: asyncio.Task[None] | None = None
         self._swept_s = 0.0
         self._failing = False
-        database.run_now(lambda session: upkeep.beat(session, server, responses.open))
+        database.run_at_start(lambda session: upkeep.beat(session, server, responses.open))
 
     def start(self) -> None:
         """Begin; called on the event loop."""
@@ -111,6 +111,7 @@ class StateUpkeep:
         much = self._database.written_bytes * _SWEEP_PART > self._limits.most_bytes
         if much or now - self._swept_s >= _SWEEP_S:
             self._swept_s, self._database.written_bytes = now, 0
+            self._database.keep_room()
             for _ in range(_MOST_SWEEPS):
                 if not self._attempt(lambda session: upkeep.sweep(session, self._server, self._limits)):
                     break
@@ -124,7 +125,7 @@ class StateUpkeep:
     def _attempt[T](self, work: Callable[[Session], T]) -> T | None:
         """The result of work; None if the database fails."""
         try:
-            result = self._database.run_now(work)
+            result = self._database.run_now(work, frees=True)
         except SQLAlchemyError as error:
             if not self._failing:
                 why = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:_WHY_CHARS]

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +94,34 @@ def test_a_url_that_cannot_be_used_is_an_error_without_its_password(url: str, sa
         StateDatabase(url, timeout_s=0.2)
     assert "hunter2" not in str(refused.value)
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+def test_a_path_that_is_no_database_of_the_server_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("no database " * 1000)
+    StateDatabase(str(tmp_path / "cut")).close()
+    os.truncate(tmp_path / "cut", 20_000)
+    with closing(sqlite3.connect(tmp_path / "foreign")) as foreign:
+        foreign.execute("CREATE TABLE responses (id INTEGER)")
+    for name, why in (
+        ("folder", "cannot be written.*directory"),
+        ("pipe", "cannot be written.*no file"),
+        ("text", "not a database"),
+        ("cut", "malformed"),
+        ("foreign", "belongs to another program.*tables responses"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            StateDatabase(str(tmp_path / name), timeout_s=0.2)
+
+
+def test_a_database_that_another_program_has_locked_is_an_error_at_the_start(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.db")
+    StateDatabase(path).close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ConfigError, match="is locked"):
+            StateDatabase(path, timeout_s=0.2)
 
 
 def test_without_its_package_postgresql_is_an_error_that_says_what_to_install() -> None:

@@ -6,39 +6,53 @@ if it is run twice. Encryption is left to the database and its file system.
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
-import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any, final
 from weakref import WeakSet
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import StaticPool
 
 from jinfercept.errors import ConfigError
 from jinfercept.server.errors import ApiError
 from jinfercept.server.fair_thread_pool import RETRY_S, KeyedPool
 from jinfercept.server.state.migrate import create_tables, migrate
+from jinfercept.server.state.sqlite_file import ONLY_READS, SpareRoom, deleted_lean, is_damaged, is_full, sqlite_engine
+from jinfercept.server.state.tables import ServerRow
+
+log = logging.getLogger(__name__)
 
 _THREADS = 4
+_NUM_CONNECTIONS = _THREADS + 1
+"""One of them is for heartbeats."""
 _PER_KEY = 3
 _MAX_WAITING = 256
 """Maximum waiting jobs of one key."""
+FULL = "state_full"
+"""Code of the error of a full disk."""
 _PAUSE_S = 0.1
 """Seconds before work is repeated."""
 _COMMIT_S = 1.0
 """Seconds that the commit of work that ended in time may take."""
 _SCHEME = re.compile(r"(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
 """Begins a URL, also one that lacks its slashes."""
-_ONLY_READS = "jinfercept_only_reads"
 _FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE"
 _AT_FIX = "write an @ in a password as %40"
 
@@ -57,7 +71,8 @@ class StateDatabase:
         written_bytes: counted bytes that were written since the last sweep.
 
     Raises:
-        ConfigError: the URL is wrong, the database cannot be reached, or it belongs to a newer version of jinfercept.
+        ConfigError: the URL is wrong, the database cannot be reached or written, its disk is full, or it belongs to another
+            program or a newer version of jinfercept.
     """
 
     def __init__(self, url: str | None, timeout_s: float = 5.0) -> None:
@@ -71,13 +86,29 @@ class StateDatabase:
         self._remote = WeakSet[Any]()  # connections of PostgreSQL
         if parsed.get_backend_name() == "postgresql":
             event.listen(self._engine, "connect", lambda connection, record: self._remote.add(connection))
-        self._reading = self._engine.execution_options(**{_ONLY_READS: True})
-        self._open()
+        self._reading = self._engine.execution_options(**{ONLY_READS: True})
+        self._spare: SpareRoom | None = None
+        self._is_full = False
+        try:
+            self._open()
+            if self.outlives and parsed.database is not None and parsed.get_backend_name() == "sqlite":
+                self._spare = SpareRoom(self._engine, parsed.database)
+                if not self._spare.hold():
+                    raise self._without_room()
+        except BaseException:
+            self._engine.dispose()
+            raise
         threads = _THREADS if self.outlives else 1
         self._threads = KeyedPool("state", threads, min(_PER_KEY, threads), _MAX_WAITING)
 
     async def run[T](
-        self, owner: str, work: Callable[[Session], T], num_bytes: int = 0, *, only_reads: bool = False
+        self,
+        owner: str,
+        work: Callable[[Session], T],
+        num_bytes: int = 0,
+        *,
+        only_reads: bool = False,
+        frees: bool = False,
     ) -> T:
         """The result of work in one transaction, which is committed when this returns.
 
@@ -86,34 +117,80 @@ class StateDatabase:
             work: has the same effect if it is run twice.
             num_bytes: approximate size of its input.
             only_reads: whether it writes nothing, so that it need not wait for those that write.
+            frees: whether it deletes, or is as small, so that it may use the room that is spared for a full disk.
 
         Raises:
             ApiError: 503 `state_unavailable` if the database does not answer in time, and then nothing is committed, unless
-                it is the commit that lasts; 429 if too much work of the owner waits.
+                it is the commit that lasts; 503 `state_full` if its disk is full; 429 if too much work of the owner waits.
         """
         deadline_s = time.monotonic() + self._timeout_s
         committed: list[T] = []
         try:
             async with asyncio.timeout(self._timeout_s + _COMMIT_S):
                 await self._threads.run(
-                    owner, num_bytes, lambda: committed.append(self._repeated(work, deadline_s, only_reads))
+                    owner,
+                    num_bytes,
+                    lambda: committed.append(self._repeated(work, deadline_s, num_bytes, only_reads, frees)),
                 )
                 return committed[0]
         except (TimeoutError, PoolTimeout, DBAPIError) as error:
             if committed:  # in time, but the event loop was not there to see it
                 return committed[0]
-            if isinstance(error, DBAPIError) and not _is_absent(error):
+            if isinstance(error, DBAPIError) and is_full(error):
+                raise full() from error
+            if isinstance(error, DBAPIError) and not (_is_absent(error) or is_damaged(error)):
                 raise
             raise unavailable() from error
 
-    def run_now[T](self, work: Callable[[Session], T], *, only_reads: bool = False) -> T:
-        """The result of work in one transaction, in this thread and once. Raises SQLAlchemy's errors."""
+    def run_now[T](self, work: Callable[[Session], T], *, only_reads: bool = False, frees: bool = False) -> T:
+        """The result of work in one transaction, in this thread; on a full disk once more, with more room.
+
+        Args:
+            work: has the same effect if it is run twice.
+            only_reads, frees: see `run`.
+
+        Raises:
+            SQLAlchemyError: any.
+        """
+        try:
+            result = self._transacted(work, only_reads)
+            self._is_full = self._is_full and only_reads
+            return result
+        except DBAPIError as error:
+            if not is_full(error):
+                raise
+            if not self._is_full:
+                log.error("the disk of the stored state is full: %s", self.name)
+            self._is_full = True
+            if self._spare is None:
+                raise
+        if not frees:
+            self._spare.shorten_log()
+            return self._transacted(work, only_reads)
+        with self._spare.lent():
+            return self._transacted(lambda session: deleted_lean(session, work), only_reads)
+
+    def run_at_start[T](self, work: Callable[[Session], T]) -> T:
+        """The result of work without which a server cannot start. Raises `ConfigError`."""
+        try:
+            return self.run_now(work)
+        except SQLAlchemyError as error:
+            raise self._unusable(error) from None
+
+    def keep_room(self) -> None:
+        """Take the spare room again that other programs have used."""
+        if self._spare is not None:
+            self._spare.hold()
+
+    def _transacted[T](self, work: Callable[[Session], T], only_reads: bool) -> T:
         with self._turn, Session(self._reading if only_reads else self._engine) as session, session.begin():
             return work(session)
 
     def close(self) -> None:
         """Close the threads and connections, those also that wait for a server that does not answer."""
         self._threads.close()
+        if self._spare is not None:
+            self._spare.close()
         for connection in list(self._remote):
             if not connection.closed:
                 with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as waiting:
@@ -121,19 +198,35 @@ class StateDatabase:
         self._engine.dispose()
 
     def _open(self) -> None:
-        """Create or migrate the tables. Waits for a database that starts up."""
+        """Create or migrate the tables, and write to them. Waits for a database that starts up."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             try:
-                return migrate(self._engine, self.name) if self.outlives else create_tables(self._engine)
+                migrate(self._engine, self.name) if self.outlives else create_tables(self._engine)
+                return self._transacted(_try_writing, only_reads=False)
             except DBAPIError as error:
-                if not _is_absent(error) or time.monotonic() >= deadline_s:
-                    self._engine.dispose()
-                    got = f"{self.name}: {' '.join(str(error.orig).split())}"
-                    raise ConfigError("the database of the stored state cannot be opened", got=got, fix=_FIX) from None
+                if not _is_absent(error) or is_full(error) or time.monotonic() >= deadline_s:
+                    raise self._unusable(error) from None
             time.sleep(_PAUSE_S)
 
-    def _repeated[T](self, work: Callable[[Session], T], deadline_s: float, only_reads: bool) -> T:
+    def _unusable(self, error: SQLAlchemyError) -> ConfigError:
+        if isinstance(error, DBAPIError) and is_full(error):
+            return self._without_room()
+        why = " ".join(str(getattr(error, "orig", None) or error).split())
+        return ConfigError(
+            "the database of the stored state cannot be opened and written", got=f"{self.name}: {why}", fix=_FIX
+        )
+
+    def _without_room(self) -> ConfigError:
+        fix = "free some megabytes there, or give another --state-url"
+        return ConfigError("the disk of the stored state is full", got=self.name, fix=fix)
+
+    def _repeated[T](
+        self, work: Callable[[Session], T], deadline_s: float, num_bytes: int, only_reads: bool, frees: bool
+    ) -> T:
+        if not (only_reads or frees or self._spare is None or self._spare.fits(num_bytes)):
+            raise full()
+
         def in_time(session: Session) -> T:
             result = work(session)
             session.flush()
@@ -143,9 +236,9 @@ class StateDatabase:
 
         while time.monotonic() < deadline_s:
             try:
-                return self.run_now(in_time, only_reads=only_reads)
+                return self.run_now(in_time, only_reads=only_reads, frees=frees)
             except DBAPIError as error:
-                if not _is_absent(error) or time.monotonic() + _PAUSE_S >= deadline_s:
+                if not _is_absent(error) or is_full(error) or time.monotonic() + _PAUSE_S >= deadline_s:
                     raise
             time.sleep(_PAUSE_S)
         raise TimeoutError
@@ -155,6 +248,19 @@ def unavailable() -> ApiError:
     """Status 503, for a request whose state cannot be read or written."""
     message = "the database of the stored state does not answer: retry, or send store: false"
     return ApiError(503, message, code="state_unavailable", headers={"Retry-After": f"{RETRY_S}"})
+
+
+def full() -> ApiError:
+    """Status 503, for a request whose state has no room."""
+    message = "the disk of the stored state is full: delete responses or conversations, or send store: false"
+    return ApiError(503, message, code=FULL)
+
+
+def _try_writing(session: Session) -> None:
+    row = ServerRow(id=f"start-{uuid.uuid4().hex}", seen_at=0.0)
+    session.add(row)
+    session.flush()
+    session.delete(row)
 
 
 def _is_absent(error: DBAPIError) -> bool:
@@ -189,7 +295,7 @@ def parse_url(url: str) -> URL:
 
 def _engine(url: URL, timeout_s: float) -> Engine:
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url, timeout_s)
+        return sqlite_engine(url, timeout_s, _NUM_CONNECTIONS)
     seconds = max(1, round(timeout_s))
     arguments = {"connect_timeout": seconds, "prepare_threshold": None, "tcp_user_timeout": 1000 * seconds}
     try:
@@ -198,7 +304,7 @@ def _engine(url: URL, timeout_s: float) -> Engine:
             connect_args=arguments,
             hide_parameters=True,
             pool_pre_ping=True,
-            pool_size=_THREADS + 1,  # one for heartbeats
+            pool_size=_NUM_CONNECTIONS,
             max_overflow=0,
             pool_timeout=timeout_s,
         )
@@ -218,66 +324,3 @@ def _engine(url: URL, timeout_s: float) -> Engine:
         connection.commit()
 
     return engine
-
-
-def _sqlite(url: URL, timeout_s: float) -> Engine:
-    memory = url.database is None
-    if url.database is not None:
-        url = url.set(database=os.path.abspath(url.database))  # a tool may change the working directory
-    opened = None if url.database is None else _create_private(url.database)
-    arguments = {"check_same_thread": False, "timeout": timeout_s}
-    engine = (
-        create_engine(url, connect_args=arguments, hide_parameters=True, poolclass=StaticPool)
-        if memory
-        else create_engine(
-            url,
-            connect_args=arguments,
-            hide_parameters=True,
-            pool_size=_THREADS + 1,
-            max_overflow=0,
-            pool_timeout=timeout_s,
-        )
-    )
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: sqlite3.Connection, record: object) -> None:
-        connection.isolation_level = None  # transactions begin below
-        connection.execute("PRAGMA foreign_keys = ON")
-        if not memory:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Any) -> None:
-        if url.database is not None and _identity(url.database) != opened:  # SQLite would write into the moved file
-            gone = sqlite3.OperationalError(f"{url.database} was moved or replaced: move it back, or start again")
-            raise OperationalError("BEGIN", None, gone)
-        reads = connection.get_execution_options().get(_ONLY_READS)
-        connection.exec_driver_sql(
-            "BEGIN" if reads else "BEGIN IMMEDIATE"
-        )  # one that reads first could not write later
-
-    return engine
-
-
-def _create_private(path: str) -> tuple[int, int] | None:
-    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions.
-
-    Returns:
-        Its identity.
-    """
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        return _identity(path)
-    except (OSError, ValueError) as error:  # ValueError: a text that can be no path
-        fix = "give a file in a folder that exists and may be written"
-        raise ConfigError("the file of the stored state cannot be written", got=f"{path!r}: {error}", fix=fix) from None
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of a file; None: there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -6,13 +6,15 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, inspect, text
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.state.tables import StateTable
+from jinfercept.server.state.tables import ServerRow, StateTable
 
 _LOCK = 0x6A696E66
 """Number of PostgreSQL's advisory lock for migrations."""
+_SHOWN = 4
+"""Maximum tables in an error."""
 
 
 def create_tables(engine: Engine) -> None:
@@ -27,7 +29,7 @@ def migrate(engine: Engine, name: str) -> None:
         name: of the database in errors.
 
     Raises:
-        ConfigError: its revision is unknown: a newer version of jinfercept has migrated it.
+        ConfigError: its revision is unknown: a newer version of jinfercept has migrated it; or it is a file of another program.
     """
     with as_file(files("jinfercept.server.state") / "migrations") as folder, engine.begin() as connection:
         if connection.dialect.name == "postgresql":  # SQLite's transactions take turns by themselves
@@ -39,6 +41,13 @@ def migrate(engine: Engine, name: str) -> None:
         config.attributes["connection"] = connection
         known = {revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()}
         found = MigrationContext.configure(connection).get_current_heads()
+        tables = inspect(connection).get_table_names()
+        if connection.dialect.name == "sqlite" and tables and ServerRow.__tablename__ not in tables:
+            raise ConfigError(
+                "the file of the stored state belongs to another program",
+                got=f"{name}: with tables {', '.join(sorted(tables)[:_SHOWN])}",
+                fix="give another path as --state-url; a new file is created",
+            )
         if not known.issuperset(found):
             raise ConfigError(
                 "the database of the stored state has tables of a newer version of jinfercept",
