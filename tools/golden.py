@@ -1,7 +1,9 @@
 """Makes what Hugging Face transformers says into files that the tests compare with. Needs torch: run `tools/golden`.
 
 * `<name>/` is a tiny random checkpoint, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
+* `variants.json`: changes of such checkpoints' configs and tensors, their rotary frequencies and first logits after a sequence;
 * `sentencepiece.json`: a small vocabulary as SentencePiece trains it for Llama 2, and its ids of awkward strings;
+  `sentencepiece.model` is its file;
 * `smollm2_greedy.json`: greedy tokens of the embedded model in float32, with the top-two margin at every step;
 * `smollm2_tokenizer.json`: the embedded model's tokenizer and chat template on awkward strings.
 Knows nothing of jinfercept.
@@ -10,6 +12,7 @@ Knows nothing of jinfercept.
 import argparse
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -100,6 +103,90 @@ TINY_CONFIGS = {
     "gptj": GPTJConfig(**GPTJ_SHAPE),
     "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }
+YARN_LINES = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # as model cards advise
+VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors that are added by name and shape
+    "rope_scaling beside rope_parameters": ("llama_linear", {"rope_scaling": YARN_LINES}, {}),
+    "rope_scaling beside rope_parameters and rope_theta": (
+        "qwen3",
+        {"rope_scaling": YARN_LINES, "rope_theta": 700.0},
+        {},
+    ),
+    "an empty rope_scaling": ("llama_yarn", {"rope_scaling": {}}, {}),
+    "theta in rope_scaling": (
+        "mistral",
+        {"rope_scaling": {**YARN_LINES, "rope_theta": 300.0}, "rope_theta": 700.0},
+        {},
+    ),
+    "original length beside the rope": (
+        "llama_llama3",
+        {"original_max_position_embeddings": 16},
+        {},
+    ),
+    "yarn with mscale, without truncation": (
+        "llama_yarn",
+        {
+            "rope_parameters": {
+                **YARN_LINES,
+                "rope_theta": 500.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.2,
+                "beta_slow": 2.0,
+                "truncate": False,
+            }
+        },
+        {},
+    ),
+    "yarn with attention_factor": (
+        "llama_yarn",
+        {"rope_parameters": {**YARN_LINES, "rope_theta": 500.0, "attention_factor": 0.8}},
+        {},
+    ),
+    "yarn without factor": ("llama_yarn", {"rope_parameters": {**YARN_LINES, "rope_theta": 500.0, "factor": None}}, {}),
+    "dynamic": ("llama_linear", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}, {}),
+    "longrope": (
+        "llama_mha",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+            }
+        },
+        {},
+    ),
+    "no rms_norm_eps": ("llama_mha", {"rms_norm_eps": None}, {}),
+    "swish": ("llama_gqa", {"hidden_act": "swish"}, {}),
+    "attention_bias and mlp_bias": (
+        "llama_gqa",
+        {"attention_bias": True, "mlp_bias": True},
+        {
+            f"model.layers.{i}.{name}_proj.bias": [size]
+            for i in range(3)
+            for name, size in {
+                "self_attn.q": 32,
+                "self_attn.k": 16,
+                "self_attn.v": 16,
+                "self_attn.o": 32,
+                "mlp.gate": 64,
+                "mlp.up": 64,
+                "mlp.down": 32,
+            }.items()
+        },
+    ),
+    "attention_bias of qwen3": (
+        "qwen3",
+        {"attention_bias": True},
+        {
+            f"model.layers.{i}.self_attn.{name}_proj.bias": [size]
+            for i in range(2)
+            for name, size in {"q": 64, "k": 32, "v": 32, "o": 32}.items()
+        },
+    ),
+    "tied, with another head stored": ("llama_tied", {}, {"lm_head.weight": [VOCAB_SIZE, 32]}),
+}
+NUM_SHOWN = 24  # logits of a variant
 SHARDED = "llama_llama3"  # saved as several files with an index
 PUBLISHED = "gptj_published"  # saved as GPT-J-6B was: torch's own format, float16, with the causal masks
 
@@ -204,7 +291,10 @@ def make_all(target: Path, gguf_file: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name, config in TINY_CONFIGS.items():
         make_tiny(name, config, target)
-    write_json(target / "sentencepiece.json", sentencepiece_golden())
+    write_json(target / "variants.json", {name: variant_golden(*variant, target) for name, variant in VARIANTS.items()})
+    described, written = sentencepiece_golden()
+    write_json(target / "sentencepiece.json", described)
+    (target / "sentencepiece.model").write_bytes(written)
     write_json(target / "smollm2_tokenizer.json", tokenizer_golden(gguf_file))
     write_json(target / "smollm2_greedy.json", greedy_golden(gguf_file))
 
@@ -249,8 +339,38 @@ def random_weight(rng: np.random.Generator, key: str, shape: tuple[int, ...]) ->
     return noise * 0.3 if key.endswith("bias") else 1 + noise * 0.3
 
 
-def sentencepiece_golden() -> dict:
-    """A BPE of Llama 2's settings over this file's strings: pieces, scores, kinds by GGUF's numbers, and ids of `STRINGS`."""
+def variant_golden(base: str, changes: dict, added: dict[str, list[int]], target: Path) -> dict:
+    """The changes, the rotary frequencies and their factor, and the first logits after the shorter sequence of `base`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = shutil.copytree(target / base, Path(scratch) / "model")
+        config = json.loads((folder / "config.json").read_text()) | changes
+        removed = [key for key, value in changes.items() if value is None]
+        (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in removed}))
+        if added:
+            tensors = load_file(folder / "model.safetensors")
+            save_file(
+                tensors | {name: added_weight(shape) for name, shape in added.items()}, folder / "model.safetensors"
+            )
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = np.load(target / f"{base}.npz")["tokens_1"]
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, -1]
+    shown = [round(float(logit), 5) for logit in logits[:NUM_SHOWN]]
+    rotary = model.model.rotary_emb
+    frequencies = [float(f"{frequency:.7g}") for frequency in rotary.original_inv_freq.tolist()]
+    rope = {"frequencies": frequencies, "attention_factor": round(float(rotary.attention_scaling), 7)}
+    return {"base": base, "changes": changes, "added": added, "rope": rope, "logits": shown}
+
+
+def added_weight(shape: list[int]) -> torch.Tensor:
+    """Numbers that a test can make again."""
+    count = int(np.prod(shape))
+    return torch.from_numpy(np.sin(np.arange(count)).astype(np.float32).reshape(shape))
+
+
+def sentencepiece_golden() -> tuple[dict, bytes]:
+    """A BPE of Llama 2's settings over this file's strings: pieces, scores, kinds by GGUF's numbers, and ids of `STRINGS`;
+    and the file in which SentencePiece stores it."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in STRINGS + PROMPTS for line in text.splitlines() if line.isascii()]),
@@ -269,12 +389,13 @@ def sentencepiece_golden() -> dict:
     model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     ids = range(model.get_piece_size())
     kinds = [2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in ids]
-    return {
+    described = {
         "pieces": [model.id_to_piece(i) for i in ids],
         "scores": [model.get_score(i) for i in ids],
         "kinds": kinds,
         "strings": [{"text": text, "ids": model.encode(text)} for text in STRINGS],
     }
+    return described, written.getvalue()
 
 
 def greedy_golden(gguf_file: Path) -> dict:
@@ -342,7 +463,13 @@ def download_embedded(folder: Path) -> Path:
 def compare(fresh: Path, committed: Path) -> list[str]:
     """One sentence for each file of either folder that is missing or differs by more than float32 noise."""
     names = sorted({str(p.relative_to(root)) for root in (fresh, committed) for p in root.rglob("*") if p.is_file()})
-    checks = {".npz": same_arrays, ".safetensors": same_tensors, ".bin": same_tensors, ".json": same_json}
+    checks = {
+        ".model": same_bytes,
+        ".npz": same_arrays,
+        ".safetensors": same_tensors,
+        ".bin": same_tensors,
+        ".json": same_json,
+    }
     differences = []
     for name in names:
         ours, theirs = fresh / name, committed / name
@@ -351,6 +478,10 @@ def compare(fresh: Path, committed: Path) -> list[str]:
         elif not checks[ours.suffix](ours, theirs):
             differences.append(f"{name}: differs")
     return differences
+
+
+def same_bytes(ours: Path, theirs: Path) -> bool:
+    return ours.read_bytes() == theirs.read_bytes()
 
 
 def same_arrays(ours: Path, theirs: Path) -> bool:
@@ -366,9 +497,17 @@ def same_tensors(ours: Path, theirs: Path) -> bool:
 
 def same_json(ours: Path, theirs: Path) -> bool:
     a, b = json.loads(ours.read_text()), json.loads(theirs.read_text())
+    if "dynamic" in a and "dynamic" in b:
+        return a.keys() == b.keys() and all(same_variant(a[name], b[name]) for name in a)
     if "runs" in a and "runs" in b:
         return len(a["runs"]) == len(b["runs"]) and all(map(same_run, a["runs"], b["runs"]))
     return a == b
+
+
+def same_variant(ours: dict, theirs: dict) -> bool:
+    logits = [variant.pop("logits") for variant in (ours, theirs)]
+    ropes = [[*rope["frequencies"], rope["attention_factor"]] for rope in (ours.pop("rope"), theirs.pop("rope"))]
+    return ours == theirs and np.allclose(*logits, atol=1e-4) and np.allclose(*ropes, rtol=1e-5)
 
 
 def same_run(ours: dict, theirs: dict) -> bool:

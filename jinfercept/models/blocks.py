@@ -120,11 +120,21 @@ def _kernel(
     return multiply
 
 
-def project_gated(x: Rows, gate_up: nnx.Param[Any], down: nnx.Param[Any]) -> Float[Array, "T E"]:
-    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
+def project_gated(
+    x: Rows,
+    gate_up: nnx.Param[Any],
+    down: nnx.Param[Any],
+    gate_up_bias: nnx.Param[Float[Array, "2 F"]] | None = None,
+) -> Float[Array, "T E"]:
+    """A gated feed-forward network, `(silu(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
+    the products with `gate` and `up` may have biases."""
     if isinstance(both := gate_up.get_value(), QuantizedTensor):
-        return project("tf,fe->te", Gated(both.products(x)), down)
-    return project("tf,fe->te", silu_gated(*_project_each(dense(x), both)), down)
+        products = both.products(x)
+        return project("tf,fe->te", Gated(products if gate_up_bias is None else products + gate_up_bias[...]), down)
+    gates = _project_each(dense(x), both)
+    return project(
+        "tf,fe->te", silu_gated(*(gates if gate_up_bias is None else gates + gate_up_bias[...][:, None])), down
+    )
 
 
 def _project_each(x: Float[Array, "T E"], stack: Float[Array, "G E F"]) -> Float[Array, "G T F"]:

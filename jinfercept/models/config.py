@@ -44,9 +44,9 @@ class RopeConfig:
     """Rotary position embedding of the first `rotary_dim` dimensions of a head.
 
     Pairs are `(i, i + rotary_dim / 2)`, or `(2i, 2i + 1)` if `interleaved`. `factor` belongs to every scaling;
-    `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow`, `truncate` and `attention_factor`
-    (which multiplies cosine and sine) to yarn, `original_max_position` (tokens before the extension) to both; `factors`, one
-    per pair, to the scaling of that name.
+    `low_freq_factor` and `high_freq_factor` to llama3, `beta_fast`, `beta_slow` and `truncate` to yarn,
+    `original_max_position` (tokens before the extension) to both; `factors`, one per pair, to the scaling of that name.
+    `attention_factor` multiplies cosine and sine.
     """
 
     theta: float
@@ -72,6 +72,8 @@ class ModelConfig:
         max_position: tokens of the longest sequence: the model's limit, or its sliding window if that is shorter, since within
             the window full attention is the same.
         qkv_bias: the projections to queries, keys and values have biases (Qwen2).
+        o_bias: so has the projection of what attention gives.
+        mlp_bias: so have the projections of the gated feed-forward network.
         qk_norm: queries and keys are normed head by head before they are rotated (Qwen3).
     """
 
@@ -91,12 +93,14 @@ class ModelConfig:
     activation: Literal["silu", "gelu_new"]
     qkv_bias: bool = False
     qk_norm: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
 
     def __post_init__(self) -> None:
         for name, most in _BELOW.items():
             _check_number(name, getattr(self, name), whole=True, most=most)
         _check_number("norm_eps", self.norm_eps, whole=False)
-        for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
+        for name in ("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(
                     f"{name} is true or false", got=repr(getattr(self, name))[:80], fix="correct the config"

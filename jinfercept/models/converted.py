@@ -21,6 +21,7 @@ from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
+from jinfercept.models.model_directory import check_regular
 from jinfercept.models.protocol import Params
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
@@ -42,6 +43,9 @@ class ConvertedCheckpoint:
         import tensorstore as ts
 
         config = read_config(directory)
+        for path in (directory / _WEIGHTS).rglob("*"):
+            if not path.is_dir():
+                check_regular(path)
         once = untied(config, abstract_params(config, np.float32, joined=False))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},

@@ -1,4 +1,6 @@
-"""Checkpoints in one `.gguf` file, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
+"""Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral), Qwen2 and Qwen3.
+
+A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
 The converter permutes the rows of a Llama's Q and K so that rotary pairs are neighbours; reading puts them half a head apart.
 Quantised weights of the types in `gguf_blocks.py` can be read as they are; the `gguf` package dequantises all types.
@@ -8,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,6 +24,7 @@ from jinfercept.models.gguf_config import config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
 from jinfercept.models.packed_rows import PackedRows, Packing
 
+_FACTORS = "rope_freqs.weight"
 _NAMES = TensorNames(
     embed={"embedding": StoredTensor("token_embd.weight")},
     layer={
@@ -40,7 +44,7 @@ _NAMES = TensorNames(
         "down": StoredTensor("blk.{i}.ffn_down.weight", inputs=1),
     },
     head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
-    ignored=("rope_freqs.weight",),
+    ignored=(_FACTORS,),
 )
 _TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -66,35 +70,39 @@ _VALUES = 32768
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened file: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side."""
+    """An opened model: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     permuted: bool
-    _file: Path
+    _files: Mapping[str, Path]
     _tensors: Mapping[str, TensorInfo]
 
     @classmethod
     def open(cls, file: Path) -> "GGUFCheckpoint":
-        """Read the header.
+        """Read the headers.
+
+        Args:
+            file: the model's only file, or its first.
 
         Raises:
-            ModelError: not a GGUF file, not a model of a supported family, metadata missing, or an unsupported
+            ModelError: not a GGUF file, not a model of a supported family, metadata or a part missing, or an unsupported
                 quantisation.
         """
-        header = read_header(file)
-        unknown = sorted({_type_name(info.kind) for info in header.tensors.values()} - set(_TYPES))
-        if unknown:
-            raise ModelError(
-                "the file's quantisation is not supported",
-                got=", ".join(unknown),
-                fix=f"use one of {', '.join(_TYPES)}",
-            )
-        _check_sizes(file, header.tensors)
-        factors = header.tensors.get("rope_freqs.weight")
-        config = config_from_gguf(header, () if factors is None else tuple(_values(file, factors).tolist()))
+        header, files = read_header(file), {}
+        for part in _parts(file, header.metadata):
+            tensors = header.tensors if part == file else read_header(part).tensors
+            _check_kinds(tensors)
+            _check_sizes(part, tensors)
+            if twice := tensors.keys() & files.keys():
+                got = f"{min(twice)[:100]} in {part.name} and {files[min(twice)].name}"
+                raise ModelError("two files of the model have the same tensor", got=got, fix="download them again")
+            files |= dict.fromkeys(tensors, part)
+            header = header._replace(tensors=header.tensors | tensors)
+        factors = header.tensors.get(_FACTORS)
+        config = config_from_gguf(header, () if factors is None else tuple(_values(files[_FACTORS], factors).tolist()))
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        return cls(config, shapes, header.metadata["general.architecture"] == "llama", file, header.tensors)
+        return cls(config, shapes, header.metadata["general.architecture"] == "llama", files, header.tensors)
 
     @property
     def names(self) -> TensorNames:
@@ -111,19 +119,51 @@ class GGUFCheckpoint:
         return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) == 2 else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        values = _values(self._file, self._tensors[name], rows)
+        values = _values(self._files[name], self._tensors[name], rows)
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
         tensor = self._tensors[name]
-        packed = packed_rows(_bytes(self._file, tensor)[rows], tensor.kind)
+        packed = packed_rows(_bytes(self._files[name], tensor)[rows], tensor.kind)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
 
     def _is_permuted(self, name: str) -> bool:
         return self.permuted and name.endswith(("attn_q.weight", "attn_k.weight"))
+
+
+def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:
+    """The files of a model, this one first. Raises `ModelError` if it is another than the first, or one is missing."""
+    count, place = metadata.get("split.count", 1), metadata.get("split.no", 0)
+    if count in (0, 1):
+        return [file]
+    end = f"-00001-of-{count:05}.gguf" if isinstance(count, int) else ""
+    if place != 0 or not end or not file.name.endswith(end):
+        raise ModelError(
+            "the GGUF file is a part of a model, and not the first by its name",
+            got=f"{file}, part {place} of {count}"[:500],
+            fix=f"name the file that ends with {end or '-00001-of-….gguf'}",
+        )
+    parts = [
+        file,
+        *(file.with_name(f"{file.name.removesuffix(end)}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)),
+    ]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ModelError("parts of the model are missing", got=", ".join(missing)[:500], fix="download them")
+    return parts
+
+
+def _check_kinds(tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise `ModelError` for a tensor of a type that cannot be read."""
+    unknown = sorted({_type_name(info.kind) for info in tensors.values()} - set(_TYPES))
+    if unknown:
+        raise ModelError(
+            "the file's quantisation is not supported",
+            got=", ".join(unknown),
+            fix=f"use one of {', '.join(_TYPES)}",
+        )
 
 
 def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:

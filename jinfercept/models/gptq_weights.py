@@ -5,9 +5,10 @@ scale and a zero. GPTQ joins neighbouring inputs of a column in a word, AWQ neig
 as AutoGPTQ's `qlinear_cuda.py` and AutoAWQ's `gemm.py` write them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
@@ -17,10 +18,19 @@ from jinfercept.models.packed_rows import PackedRows, Packing
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 """The last parts of the names of a layer's tensors; `g_idx` has the group of every input."""
+_AGAIN = "download the checkpoint again, or use another one"
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of a word, from the lowest bits
 
+
+class StoredType(NamedTuple):
+    """Shape and type of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 type Read = Callable[[str, tuple[slice, ...]], Shaped[np.ndarray, "..."]]
-"""Reads a part of one of a layer's tensors, by the last part of its name."""
+"""Reads a part of one of a layer's tensors, by the last part of its name. Raises `KeyError` if there is none of it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,8 @@ class WordFormat:
         group_size: inputs with the same scale; None: all inputs.
         symmetric: all zeros are in the middle.
         stored_zero: what is added to stored zeros.
-        unquantised: parts of the names of layers that are stored as usual.
+        unquantised: patterns of the names of layers that are stored as usual, see `is_named`.
+        head: whether the head is stored so too.
     """
 
     method: str
@@ -42,6 +53,7 @@ class WordFormat:
     symmetric: bool
     stored_zero: int
     unquantised: tuple[str, ...] = ()
+    head: bool = False
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
@@ -56,6 +68,9 @@ class WordFormat:
             )
         if type(group) is not int or not (group == -1 or (group > 0 and group % 8 == 0)):
             raise ModelError("group_size is a multiple of 8, or -1", got=repr(group)[:80], fix="correct config.json")
+        if method == "gptq" and stated.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
+            got = repr(stated["checkpoint_format"])[:80]
+            raise ModelError("GPTQ has the checkpoint_format gptq or gptq_v2", got=got, fix="use another checkpoint")
         if method == "gptq" and stated.get("desc_act"):
             raise ModelError(
                 "inputs of GPTQ in order of activation are not supported", got="desc_act", fix="use another file"
@@ -64,15 +79,50 @@ class WordFormat:
             raise ModelError("AWQ has the version gemm", got=repr(stated["version"])[:80], fix="use another checkpoint")
         first = method == "gptq" and stated.get("checkpoint_format", "gptq") != "gptq_v2"  # stores zeros less one
         symmetric = method == "gptq" and stated.get("sym") is True
-        without = tuple(map(str, stated.get("modules_to_not_convert") or ()))
-        return cls(method, bits, None if group == -1 else group, symmetric, int(first), without)
+        without = (*map(str, stated.get("modules_to_not_convert") or ()), *_left_out(stated.get("dynamic") or {}))
+        return cls(
+            method, bits, None if group == -1 else group, symmetric, int(first), without, stated.get("lm_head") is True
+        )
 
-    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
+        """Names of the weights that are stored in words, of all tensors. Raises `ModelError` for words that cannot be read."""
+        layers = [name.removesuffix("qweight") for name in stored if name.endswith(".qweight")]
+        for layer in layers:
+            self._check_parts(layer, stored)
+        return frozenset(f"{layer}weight" for layer in layers)
+
+    def _check_parts(self, layer: str, stored: Mapping[str, StoredType]) -> None:
+        missing = [layer + part for part in PARTS[:3] if layer + part not in stored]
+        if missing or f"{layer}weight" in stored:
+            got = f"no {', '.join(missing)}" if missing else f"{layer}weight and {layer}qweight"
+            raise ModelError(
+                f"a layer of {self.method} has its words, zeros and scales, and no weight", got=got[:300], fix=_AGAIN
+            )
+        qweight, qzeros, scales, *_ = (stored.get(layer + part) for part in PARTS)
+        assert qweight is not None
+        assert qzeros is not None
+        assert scales is not None
+        if {qweight.dtype, qzeros.dtype} != {"int32"} or len(qweight.shape) != 2 or "float" not in scales.dtype:
+            got = f"{layer}qweight {list(qweight.shape)} of {qweight.dtype}, zeros of {qzeros.dtype}, scales of {scales.dtype}"
+            raise ModelError("words are a matrix of int32, scales are numbers", got=got[:300], fix=_AGAIN)
+        outputs, inputs = self._shape(qweight.shape)
+        groups = inputs / (self.group_size or inputs)
+        expected = (groups, -(-outputs * self.bits // 32)), (groups, outputs)
+        if (qzeros.shape, scales.shape) != expected:
+            raise ModelError(
+                "a layer has another number of groups than group_size says",
+                got=f"{layer}qweight {list(qweight.shape)}, zeros {list(qzeros.shape)}, scales {list(scales.shape)}"[
+                    :300
+                ],
+                fix="correct config.json",
+            )
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights, of those of all tensors: weights in place of their words."""
-        layers = {name.removesuffix("qweight"): shape for name, shape in stored.items() if name.endswith(".qweight")}
+        layers = {name.removesuffix("weight") for name in packed}
         parts = {layer + part for layer in layers for part in PARTS}
         rest = {name: shape for name, shape in stored.items() if name not in parts}
-        return rest | {f"{layer}weight": self._shape(shape) for layer, shape in layers.items()}
+        return rest | {f"{layer}weight": self._shape(stored[f"{layer}qweight"]) for layer in layers}
 
     def _shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
         """Outputs and inputs of a layer."""
@@ -86,7 +136,7 @@ class WordFormat:
         return Packing(kind, group, "float32", offset=not self.symmetric, zero=middle if self.symmetric else 0)
 
     def rows(self, read: Read, rows: slice) -> PackedRows:
-        """The outputs of a layer from one to another. Raises `ModelError` if its groups or zeros are not as the config says."""
+        """The outputs of a layer from one to another. Raises `ModelError` if its zeros are not as the config says."""
         times, every = 32 // self.bits, slice(None)
         words = slice(rows.start // times, -(-rows.stop // times))
         mine = slice(rows.start - words.start * times, rows.stop - words.start * times)
@@ -98,11 +148,6 @@ class WordFormat:
             self._check_groups(read, numbers.shape[1])
         else:
             numbers = self._apart(read("qweight", (every, words)), axis=1)[:, mine].T
-        if scales.shape[1] != numbers.shape[1] // (self.group_size or numbers.shape[1]):
-            got = f"{scales.shape[1]} groups of {numbers.shape[1]} inputs"
-            raise ModelError(
-                "a layer has another number of groups than group_size says", got=got, fix="correct config.json"
-            )
         return self._packed(np.ascontiguousarray(numbers), scales, zeros)
 
     def _packed(
@@ -133,7 +178,44 @@ class WordFormat:
             groups = read("g_idx", (slice(None),))
         except KeyError:  # not all writers store it
             return
-        if (groups != np.arange(num_inputs) // (self.group_size or num_inputs)).any():
+        if groups.shape != (num_inputs,) or (groups != np.arange(num_inputs) // (self.group_size or num_inputs)).any():
             raise ModelError(
                 "inputs of GPTQ in order of activation are not supported", got="g_idx", fix="use another file"
             )
+
+
+def _left_out(dynamic: Any) -> list[str]:
+    """Patterns of the layers that `dynamic` of GPTQModel leaves unquantised. Raises `ModelError` if it has others."""
+    others = [rule for rule in dynamic if not str(rule).startswith("-:")] if isinstance(dynamic, Mapping) else [dynamic]
+    if others:
+        raise ModelError(
+            "dynamic of quantization_config gives layers bits and groups of their own",
+            got=", ".join(map(str, others))[:200],
+            fix="use a checkpoint of one kind of words",
+        )
+    return [f"re:{rule.removeprefix('-:')}" for rule in dynamic]
+
+
+def is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a weight's layer is one of those that a config leaves unquantised.
+
+    Args:
+        patterns: parts of layers' names, or regular expressions for how they begin, behind `re:` as in compressed-tensors.
+    """
+    layer = name.removesuffix(".weight")
+    return any(
+        _matches(pattern.removeprefix("re:"), layer) if pattern.startswith("re:") else pattern in layer
+        for pattern in patterns
+    )
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    """Whether the name of a layer begins as a pattern. Raises `ModelError` for a pattern that is none."""
+    try:
+        return re.match(pattern, layer) is not None
+    except re.error as error:
+        raise ModelError(
+            "quantization_config has a pattern that is no regular expression",
+            got=f"{pattern[:80]}: {error}",
+            fix="correct config.json",
+        ) from error

@@ -1,7 +1,7 @@
 """Reads a `ModelConfig` from a Hugging Face `config.json`.
 
-A config that this package would run wrongly (another architecture, an unknown rope scaling, biases it has no place for)
-is refused here, before any weight is read.
+Values that are not there are those of transformers 5. A config that this package would run wrongly (another architecture,
+another activation, a key that is not understood and could change the numbers) is refused here, before any weight is read.
 """
 
 import math
@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import ARCHITECTURES, Architecture, ModelConfig, RopeConfig
+from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig, RopeConfig
+from jinfercept.models.hf_keys import check_keys, require
+from jinfercept.models.hf_rope import rope_from_hf
 
 _CLASSES = {
     "LlamaForCausalLM": "llama",
@@ -17,6 +19,14 @@ _CLASSES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "GPTJForCausalLM": "gptj",
+}
+_OTHER_CLASSES = {
+    "LLaMAForCausalLM": "llama",  # the first conversions of Llama
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    "GPTJModel": "gptj",
 }
 _LLAMA_KEYS = (
     "vocab_size",
@@ -28,17 +38,28 @@ _LLAMA_KEYS = (
     "max_position_embeddings",
 )
 _GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
-
-_ROPE_NUMBERS = (
-    "rope_theta",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-)
+_GPTJ_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+_COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
+_UNDERSTOOD: dict[Family, frozenset[str]] = {
+    "llama": _COMMON_KEYS
+    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "mlp_bias"}
+    | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"},
+    "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-6},
+    "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+    "gptj": {"layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048},
+}
+"""Values of transformers for keys that are not there."""
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -54,14 +75,13 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             got=repr(config if generation is None or isinstance(generation, Mapping) else generation)[:80],
             fix="download them again",
         )
-    names = config.get("architectures")
-    name = str(names[0] if isinstance(names, list) and names else config.get("model_type"))
-    architecture = ARCHITECTURES.get(_CLASSES.get(name, name))
-    if architecture is None:
-        raise ModelError("the model's architecture is not supported", got=name, fix=f"use one of {', '.join(_CLASSES)}")
+    name = _architecture(config)
+    architecture = ARCHITECTURES[name]
+    check_keys(config, _UNDERSTOOD[architecture.family], where="config.json")
+    config = _DEFAULTS[name] | dict(config)
     try:
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, architecture)
+        fields = _gptj_fields(config) if architecture.family == "gptj" else _llama_fields(config, name)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
     except (TypeError, ArithmeticError) as error:
         raise ModelError(
@@ -71,13 +91,36 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         ) from error
 
 
-def _llama_fields(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
-    _require(config, _LLAMA_KEYS, where="config.json")
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The name of the architecture: `model_type`, with which the class in `architectures` has to agree. Raises `ModelError`."""
+    names, kind = config.get("architectures"), config.get("model_type")
+    stated = {}
+    if isinstance(names, list) and names:
+        stated[f"architectures {names[0]}"] = (_CLASSES | _OTHER_CLASSES).get(str(names[0]))
+    if kind:
+        stated[f"model_type {kind}"] = str(kind).lower()
+    agreed = set(stated.values())
+    if len(agreed) != 1 or not agreed & ARCHITECTURES.keys():
+        raise ModelError(
+            "the model's architecture is not supported",
+            got=(" and ".join(stated) or "neither architectures nor model_type")[:200],
+            fix=f"use one of {', '.join(_CLASSES)}",
+        )
+    return str(agreed.pop())
+
+
+def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    architecture = ARCHITECTURES[name]
+    require(config, _LLAMA_KEYS, where="config.json")
     _check_numbers(config, _LLAMA_KEYS, ("num_key_value_heads", "head_dim", "sliding_window"))
-    _refuse_unless(config, hidden_act="silu", attention_bias=False, mlp_bias=False)
+    _refuse_unless(config, hidden_act=("silu", "swish"))
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    max_position = config["max_position_embeddings"]
+    rope = rope_from_hf(config, head_dim, config["max_position_embeddings"])
+    attention_bias = _flag(config, "attention_bias") and name in (
+        "llama",
+        "qwen3",
+    )  # the others' classes do not read it
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -87,25 +130,42 @@ def _llama_fields(config: Mapping[str, Any], architecture: Architecture) -> dict
         "head_dim": head_dim,
         "ffn_size": config["intermediate_size"],
         "norm_eps": config["rms_norm_eps"],
-        "rope": _llama_rope(config, head_dim, max_position),
+        "rope": rope.config,
         "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": min(max_position, _window(config, architecture) or max_position),
+        "max_position": min(rope.max_position, _window(config, name) or rope.max_position),
         "activation": "silu",
-        "qkv_bias": architecture.qkv_bias,
+        "qkv_bias": architecture.qkv_bias or attention_bias,
+        "o_bias": attention_bias,
+        "mlp_bias": _flag(config, "mlp_bias") and name == "llama",
         "qk_norm": architecture.qk_norm,
     }
 
 
-def _window(config: Mapping[str, Any], architecture: Architecture) -> int | None:
+def _window(config: Mapping[str, Any], name: str) -> int | None:
     """Tokens that a query of a windowed layer attends to, itself included; None without a window."""
-    windowed = config.get("use_sliding_window", architecture.always_windowed)
-    return config.get("sliding_window") if windowed else None
+    kinds, size = config.get("layer_types"), config.get("sliding_window") or None
+    windowed = ARCHITECTURES[name].always_windowed or _flag(config, "use_sliding_window", default=name == "llama")
+    if kinds is not None:
+        served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
+        count = config["num_hidden_layers"]
+        if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
+            raise ModelError(
+                f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
+                got=repr(kinds)[:200],
+                fix="use another model, or set sliding_window and use_sliding_window",
+            )
+    return size if windowed else None
 
 
 def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    _require(config, _GPTJ_KEYS, where="config.json")
+    for alias, key in _GPTJ_ALIASES.items():
+        if alias in config and config.get(key, config[alias]) != config[alias]:
+            got = f"{alias} {config[alias]} and {key} {config[key]}"
+            raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
+    config = {key: config[alias] for alias, key in _GPTJ_ALIASES.items() if alias in config} | dict(config)
+    require(config, _GPTJ_KEYS, where="config.json")
     _check_numbers(config, _GPTJ_KEYS, ("n_inner",))
-    _refuse_unless(config, activation_function="gelu_new")
+    _refuse_unless(config, activation_function=("gelu_new", "gelu_fast", "gelu_pytorch_tanh"))
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["n_embd"],
@@ -122,77 +182,6 @@ def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _llama_rope(config: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
-    """The rope of a Llama: transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`."""
-    stated = (config.get(key) for key in ("rope_parameters", "rope_scaling"))
-    rope = next((value for value in stated if value is not None and value != {}), {})
-    if not isinstance(rope, Mapping):
-        raise ModelError("rope_parameters of config.json are an object", got=repr(rope)[:80], fix="correct the file")
-    _check_rope(rope)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = rope.get("rope_theta") or config.get("rope_theta", 10_000.0)
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelError(
-            "Llama with partial rotary embedding is not supported", got=dict(rope), fix="use another model"
-        )
-    original = config.get("original_max_position_embeddings") or rope.get(
-        "original_max_position_embeddings", max_position
-    )
-    match kind:
-        case "default":
-            return RopeConfig(theta, head_dim)
-        case "linear":
-            _require(rope, ("factor",), where="rope_parameters")
-            return RopeConfig(theta, head_dim, scaling="linear", factor=rope["factor"])
-        case "llama3":
-            _require(rope, ("factor", "low_freq_factor", "high_freq_factor"), where="rope_parameters")
-            return RopeConfig(
-                theta,
-                head_dim,
-                scaling="llama3",
-                factor=rope["factor"],
-                original_max_position=original,
-                low_freq_factor=rope["low_freq_factor"],
-                high_freq_factor=rope["high_freq_factor"],
-            )
-        case "yarn":
-            _require(rope, ("factor",), where="rope_parameters")
-            return RopeConfig(
-                theta,
-                head_dim,
-                scaling="yarn",
-                factor=rope["factor"],
-                original_max_position=original,
-                beta_fast=rope.get("beta_fast") or 32.0,
-                beta_slow=rope.get("beta_slow") or 1.0,
-                truncate=rope.get("truncate", True) is not False,
-                attention_factor=_yarn_attention_factor(rope),
-            )
-        case _:
-            raise ModelError("the rope scaling is not supported", got=kind, fix="use default, linear, llama3 or yarn")
-
-
-def _yarn_attention_factor(rope: Mapping[str, Any]) -> float:
-    """YaRN (arXiv 2309.00071), section 3.4: 0.1 ln s + 1, unless the config says otherwise."""
-    if rope.get("attention_factor") is not None:
-        return rope["attention_factor"]
-
-    def magnitude(mscale: float) -> float:
-        return 0.1 * mscale * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
-
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
-    return magnitude(1.0)
-
-
-def _require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) -> None:
-    missing = [key for key in keys if config.get(key) is None]
-    if missing:
-        raise ModelError(
-            f"{where} lacks keys", got=f"no {', '.join(missing)}", fix="complete the file or use another model"
-        )
-
-
 def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tuple[str, ...]) -> None:
     """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole; optional ones may be null or 0."""
     for key in (*keys, *(key for key in optional if config.get(key))):
@@ -206,21 +195,21 @@ def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: t
             )
 
 
-def _check_rope(rope: Mapping[str, Any]) -> None:
-    """Raise `ModelError` for a value that should be a number above 0 and is not."""
-    for key in _ROPE_NUMBERS:
-        value = rope.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            raise ModelError(
-                f"{key} of rope_parameters is a number above 0", got=repr(value)[:80], fix="correct config.json"
-            )
+def _flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    """A key that is true or false. Raises `ModelError` for another value."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{key} of config.json is true or false", got=repr(value)[:80], fix="correct the file")
+    return value
 
 
-def _refuse_unless(config: Mapping[str, Any], **implemented: object) -> None:
-    for key, value in implemented.items():
-        if config.get(key, value) != value:
+def _refuse_unless(config: Mapping[str, Any], **implemented: tuple[str, ...]) -> None:
+    for key, values in implemented.items():
+        if config.get(key, values[0]) not in values:
             raise ModelError(
-                f"{key} of config.json is not supported", got=config[key], fix=f"use a model with {key} = {value}"
+                f"{key} of config.json is not supported",
+                got=repr(config[key])[:80],
+                fix=f"use a model with {values[0]}",
             )
 
 

@@ -1,11 +1,12 @@
-"""Hugging Face checkpoints: a directory with `config.json` and one or several files of weights.
+"""Hugging Face checkpoints: a directory with `config.json` and one or several files of weights (`weight_files.py`).
 
-The files are `.safetensors`, or torch's `pytorch_model*.bin` of older models.
+As in transformers 5, `tie_word_embeddings` holds where only one of embedding and head is stored, or both are the same; a head
+that is stored with other numbers than the embedding is used.
 """
 
-import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
 from jinfercept.models.fp8_weights import Float8Format
-from jinfercept.models.gptq_weights import WordFormat
+from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.model_directory import read_json
 from jinfercept.models.packed_rows import PackedRows, Packing
-from jinfercept.models.safetensors_weights import SafetensorsFile
-from jinfercept.models.torch_weights import TorchFile
+from jinfercept.models.weight_files import Placed, placed_tensors
 
-_MAX_JSON_BYTES = 64 << 20  # an index of a hundred thousand tensors has 10 MB
+log = logging.getLogger("jinfercept")
+
+_BASES: dict[Family, str] = {"llama": "model.", "gptj": "transformer."}
+"""How the names of tensors begin."""
+_COMPARED_ROWS = 4096
 
 _NAMES: dict[Family, TensorNames] = {
     "llama": TensorNames(
@@ -42,6 +47,10 @@ _NAMES: dict[Family, TensorNames] = {
             "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
             "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
             "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
+            "o_bias": StoredTensor("model.layers.{i}.self_attn.o_proj.bias"),
+            "gate_bias": StoredTensor("model.layers.{i}.mlp.gate_proj.bias"),
+            "up_bias": StoredTensor("model.layers.{i}.mlp.up_proj.bias"),
+            "down_bias": StoredTensor("model.layers.{i}.mlp.down_proj.bias"),
         },
         head={"norm": StoredTensor("model.norm.weight"), "unembed": StoredTensor("lm_head.weight")},
         ignored=(".rotary_emb.inv_freq",),
@@ -76,46 +85,86 @@ class HFCheckpoint:
     """A directory's config and the headers of its weight files."""
 
     config: ModelConfig
+    names: TensorNames
     shapes: Mapping[str, tuple[int, ...]]
-    _files: Mapping[str, SafetensorsFile | TorchFile]
+    _placed: Mapping[str, Placed] = field(repr=False)
     _words: WordFormat | Float8Format | None
+    _packed: frozenset[str] = field(repr=False)
 
     @classmethod
-    def open(cls, directory: Path) -> "HFCheckpoint":
+    def open(cls, directory: Path, *, weights: bool = True) -> "HFCheckpoint":
         """Read the config and the headers; a directory without weights has no shapes.
 
-        Raises:
-            ModelError: `config.json` is missing or not supported, or a file cannot be read.
-        """
-        config, words = read_config(directory), _word_format(_json(directory / "config.json"))
-        files = [SafetensorsFile.open(file) for file in _weight_files(directory, "model", "safetensors")]
-        files = files or [TorchFile.open(file) for file in _weight_files(directory, "pytorch_model", "bin")]
-        shapes, holders = {}, {}
-        for file in files:
-            shapes |= file.shapes
-            holders |= dict.fromkeys(file.shapes, file)
-        return cls(config, shapes if words is None else words.shapes(shapes), holders, words)
+        Args:
+            weights: whether files that an index names have to be there.
 
-    @property
-    def names(self) -> TensorNames:
-        return _NAMES[self.config.family]
+        Raises:
+            ModelError: `config.json` is missing or not supported, or a file is missing or cannot be read.
+        """
+        config, parsed = read_config(directory), read_json(directory / "config.json")
+        placed = placed_tensors(directory, _BASES[config.family], partly=not weights)
+        stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
+        shapes, packed = {name: of.shape for name, of in stored.items()}, frozenset[str]()
+        in_words = next((name for name in stored if name.endswith(".qweight")), None)
+        if parsed.get("quantization_config") is None and (in_words or not stored):
+            parsed = _stated_apart(directory)
+        if (words := _word_format(parsed)) is not None:
+            packed = words.packed(stored)
+            shapes = words.shapes(shapes, packed)
+        elif in_words is not None:
+            raise ModelError(
+                "weights are stored in words, and nothing says in which",
+                got=in_words[:200],
+                fix="put quantization_config into config.json, or quantize_config.json beside it",
+            )
+        names = _NAMES[config.family]
+        return cls(config, names, shapes, placed, words, packed)._tied_as_stored()
+
+    def _tied_as_stored(self) -> "HFCheckpoint":
+        """With embedding and head tied as the stored tensors allow."""
+        embedding, head = self.names.embed["embedding"], self.names.head["unembed"]
+        if not self.config.tie_embeddings or head.name not in self.shapes:
+            return self
+        if embedding.name not in self.shapes:
+            return replace(self, names=replace(self.names, embed={"embedding": head}))
+        if self._are_equal(embedding.name, head.name):
+            return self
+        log.warning(
+            "config.json ties the head to the embedding, but %s is stored with other numbers: it is used, as in transformers",
+            head.name,
+        )
+        return replace(self, config=replace(self.config, tie_embeddings=False))
+
+    def _are_equal(self, first: str, second: str) -> bool:
+        shape = self.shapes[first]
+        if shape != self.shapes[second] or not shape:
+            return False
+        starts = range(0, shape[0], _COMPARED_ROWS)
+        parts = (slice(start, min(start + _COMPARED_ROWS, shape[0])) for start in starts)
+        return all(np.array_equal(self.read(first, rows), self.read(second, rows)) for rows in parts)
 
     @property
     def quantization(self) -> str | None:
         """See `PackedCheckpoint`."""
-        return None if self._words is None else self._words.method
+        return None if self._words is None or (self.shapes and not self._packed) else self._words.method
 
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
-        if self._words is None or not _is_linear(name) or any(part in name for part in self._words.unquantised):
+        if self._words is None:
             return None
-        inputs = self.shapes[name][1] if name in self.shapes else self._words.group_size
-        return None if inputs is None else self._words.packing(inputs)
+        if self.shapes:
+            return self._words.packing(self.shapes[name][1]) if name in self._packed else None
+        is_packed = _is_linear(name) or (self._words.head and name == self.names.head["unembed"].name)
+        inputs = self._words.group_size
+        if not is_packed or inputs is None or is_named(name, self._words.unquantised):
+            return None
+        return self._words.packing(inputs)
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
         packing = self.packing(name)
         if packing is None:
-            return self._files[name].read(name, rows)
+            file, stored = self._placed[name]
+            return file.read(stored, rows)
         return self.read_packed(name, rows).dense(packing.zero)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
@@ -123,10 +172,24 @@ class HFCheckpoint:
         assert self._words is not None
 
         def read(part: str, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
-            stored = f"{name.removesuffix('weight')}{part}"
-            return self._files[stored].read(stored, index)
+            file, stored = self._placed[f"{name.removesuffix('weight')}{part}"]
+            return file.read(stored, index)
 
         return self._words.rows(read, slice(*rows.indices(self.shapes[name][0])[:2]))
+
+
+def _stated_apart(directory: Path) -> Mapping[str, Any]:
+    """What AutoGPTQ's `quantize_config.json` or AutoAWQ's `quant_config.json` says, as `config.json` would; empty without."""
+    for file in (directory / "quantize_config.json", directory / "quant_config.json"):
+        if file.is_file():
+            stated = read_json(file)
+            if not isinstance(stated, dict):
+                raise ModelError(f"{file.name} is a JSON object", got=repr(stated)[:80], fix="download it again")
+            if "w_bit" in stated:
+                names = {"w_bit": "bits", "q_group_size": "group_size"}
+                stated = {"quant_method": "awq"} | {names.get(key, key): value for key, value in stated.items()}
+            return {"quantization_config": {"quant_method": "gptq"} | stated}
+    return {}
 
 
 def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
@@ -158,49 +221,22 @@ def _is_linear(name: str) -> bool:
 def read_config(directory: Path) -> ModelConfig:
     """The config in a directory, without its weights. Raises `ModelError` if it is missing or not supported."""
     config_file, generation_file = directory / "config.json", directory / "generation_config.json"
+    _refuse_adapter(directory / "adapter_config.json")
     if not config_file.is_file():
-        raise ModelError("the model's directory has no config.json", got=directory, fix="name a Hugging Face directory")
-    generation = _json(generation_file) if generation_file.is_file() else None
-    return config_from_hf(_json(config_file), generation)
+        files = sorted(file.name for file in directory.glob("*.gguf"))
+        fix = f"name its file {files[0]}" if files else "name a Hugging Face directory"
+        raise ModelError("the model's directory has no config.json", got=directory, fix=fix)
+    generation = read_json(generation_file) if generation_file.is_file() else None
+    return config_from_hf(read_json(config_file), generation)
 
 
-def _weight_files(directory: Path, stem: str, suffix: str) -> list[Path]:
-    """The weight files: those that the index names, since a directory may have the same weights twice; without an index,
-    all."""
-    index = directory / f"{stem}.{suffix}.index.json"
-    if not index.is_file():
-        pattern = "*.safetensors" if suffix == "safetensors" else f"{stem}*.{suffix}"  # others' .bin are no weights
-        return sorted(directory.glob(pattern))
-    files = [directory / name for name in _named(index)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
+def _refuse_adapter(file: Path) -> None:
+    """Raise `ModelError` for a directory with an adapter, which transformers would put onto its base model."""
+    if file.is_file():
+        adapter = read_json(file)
+        base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         raise ModelError(
-            "the model's index names files that are not there", got=", ".join(missing), fix="download them"
+            "the directory has an adapter (LoRA) of another model, and adapters are not supported",
+            got=f"{file.name} of {str(base)[:200]}",
+            fix="merge it into its base model (merge_and_unload of peft) and save that",
         )
-    return files
-
-
-def _named(index: Path) -> list[str]:
-    """The file names in an index."""
-    parsed = _json(index)
-    placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
-    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
-        raise ModelError(f"{index.name} has no weight_map", got=repr(parsed)[:80], fix="download it again")
-    names = sorted(set(placed.values()))
-    strangers = [name for name in names if Path(name).name != name or name == ".." or "\\" in name]
-    if strangers:
-        raise ModelError(
-            "the model's index names files outside its directory",
-            got=", ".join(strangers)[:200],
-            fix="download the model again from somebody you trust",
-        )
-    return names
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        if (size := file.stat().st_size) > _MAX_JSON_BYTES:
-            raise ValueError(f"{size} bytes")
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file.name} is not valid JSON", got=str(error)[:200], fix="download it again") from error

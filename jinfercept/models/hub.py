@@ -8,6 +8,8 @@ from pathlib import Path
 
 from jinfercept.errors import ModelError
 
+_NOT_LOADED = ("*/*", "consolidated*", "model.*.safetensors")
+"""Folders, Mistral's own format beside the converted one, and variants such as `model.fp16.safetensors`."""
 _SETTINGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
@@ -36,7 +38,7 @@ def _download(name: str, patterns: tuple[str, ...]) -> Path:
     repository, _, revision = name.partition("@")
     try:
         found = snapshot_download(
-            repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+            repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=list(_NOT_LOADED)
         )
     except Exception as error:  # of the connection, the hub, the file system
         raise ModelError(

@@ -22,6 +22,8 @@ from jinfercept.models.sharding import partition_spec
 
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Names of joined weights of attention, and those of their parts."""
+SIDES = {"gate_up": ("gate", "up"), "gate_up_bias": ("gate_bias", "up_bias")}
+"""Names of joined weights of a gated feed-forward network, and those of their parts."""
 
 
 def serve(params: Params) -> Params:
@@ -69,9 +71,10 @@ def _join(layer: Weights) -> Weights:
     for name, parts in JOINED.items():
         if parts[0] in layer:
             joined[name] = _join_heads(*(joined.pop(part) for part in parts))
-    if "gate" in layer:
-        sides = joined.pop("gate"), joined.pop("up")
-        joined["gate_up"] = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=0), *sides)
+    for name, (gate, up) in SIDES.items():
+        if gate in layer:
+            sides = joined.pop(gate), joined.pop(up)
+            joined[name] = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=0), *sides)
     return joined
 
 
@@ -109,10 +112,10 @@ def _separate_layer(layer: Weights) -> Weights:
     for name, parts in JOINED.items():
         if name in layer:
             separate |= zip(parts, _separate_heads(separate.pop(name)), strict=True)
-    if "gate_up" in layer:
-        both = separate.pop("gate_up")
-        gate, up = both.split() if isinstance(both, QuantizedTensor) else both
-        separate |= {"gate": gate, "up": up}
+    for name, parts in SIDES.items():
+        if name in layer:
+            both = separate.pop(name)
+            separate |= zip(parts, both.split() if isinstance(both, QuantizedTensor) else both, strict=True)
     return separate
 
 

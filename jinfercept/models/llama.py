@@ -1,7 +1,7 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
 SmolLM2, Vicuna and Mistral are the same; Qwen2 adds biases to the projections of attention (arXiv 2407.10671), Qwen3 norms of
-queries and keys (arXiv 2505.09388). Weights lie `[in, out]`, those of the same
+queries and keys (arXiv 2505.09388); the other projections may have biases too. Weights lie `[in, out]`, those of the same
 rows joined (`joined_weights.py`).
 """
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.models.blocks import Attend, AttendJoined, project, project_gated, rms_norm, separate_heads
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.parallel import add_partial_sums, gather_columns
+from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
 from jinfercept.models.rope import rotate, rotation
 from jinfercept.pallas.rows import Normed, Rows, silu_gated
 
@@ -29,6 +29,7 @@ class LlamaLayer(nnx.Module):
             self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
             self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
             self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
+            self.gate_up_bias = nnx.Param(jnp.zeros((2, f), dtype)) if config.mlp_bias else None
         else:
             self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
             self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
@@ -38,11 +39,15 @@ class LlamaLayer(nnx.Module):
             self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
             self.gate = nnx.Param(jnp.zeros((e, f), dtype))
             self.up = nnx.Param(jnp.zeros((e, f), dtype))
+            self.gate_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
+            self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
         self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
         self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
+        self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
         self.ffn_norm = nnx.Param(jnp.zeros(e, dtype))
         self.down = nnx.Param(jnp.zeros((f, e), dtype))
+        self.down_bias = nnx.Param(jnp.zeros(e, dtype)) if config.mlp_bias else None
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -50,15 +55,18 @@ class LlamaLayer(nnx.Module):
         eps = self.config.norm_eps
 
         attended, kv = self._attended(Normed(x, self.attn_norm[...], eps), positions, kv, attend)
-        x = add_partial_sums(x, project("thd,hde->te", attended, self.o))
+        x = add_partial_sums(x, _biased(project("thd,hde->te", attended, self.o), self.o_bias))
 
         y = Normed(x, self.ffn_norm[...], eps)
         if self.joined:
-            y = project_gated(y, self.gate_up, self.down)
+            y = project_gated(y, self.gate_up, self.down, self.gate_up_bias)
         else:
-            gate, up = project("te,ef->tf", y, self.gate), project("te,ef->tf", y, self.up)
+            gate, up = (
+                project("te,ef->tf", y, self.gate, self.gate_bias),
+                project("te,ef->tf", y, self.up, self.up_bias),
+            )
             y = project("tf,fe->te", silu_gated(gate, up), self.down)
-        return add_partial_sums(x, y), kv
+        return add_partial_sums(x, _biased(y, self.down_bias)), kv
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -80,6 +88,11 @@ class LlamaLayer(nnx.Module):
             return separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
         k, v = project("te,ekd->tkd", y, self.k, self.k_bias), project("te,ekd->tkd", y, self.v, self.v_bias)
         return project("te,ehd->thd", y, self.q, self.q_bias), k, v
+
+
+def _biased(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
+    """A partial sum with its bias, in models that have one."""
+    return y if bias is None else y + on_first_device(bias[...])
 
 
 def _normed(x: Float[Array, "T H D"], scale: nnx.Param[Float[Array, "D"]] | None, eps: float) -> Float[Array, "T H D"]:

@@ -24,6 +24,7 @@ from jinfercept.models.hub import fetch_repository, is_hub_id
 from jinfercept.models.joined_weights import is_joined, serve_layer
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
+from jinfercept.models.model_directory import check_model_directory
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
@@ -137,17 +138,17 @@ def bytes_to_load(
     quantization: str = "auto",
 ) -> int:
     """Memory of a model's weights on each of so many devices, without loading it. Arguments and errors as `load`'s."""
-    config = model if isinstance(model, ModelConfig) else read_config(model)
-    served = Model(config).on_devices(num_devices).config
     if isinstance(model, ModelConfig) or load_format == "dummy":
-        return param_bytes(served, dtype, num_devices)
-    checkpoint = _open(locate(model))
+        config = model if isinstance(model, ModelConfig) else read_config(model)
+        return param_bytes(Model(config).on_devices(num_devices).config, dtype, num_devices)
+    checkpoint = _open(locate(model), weights=False)
+    served = Model(checkpoint.config).on_devices(num_devices).config
     return weight_bytes(_served_shapes(checkpoint, served, dtype, num_devices, quantization), num_devices)
 
 
 def quantization_of(model: str | Path) -> str | None:
     """Name of the format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
-    return _quantization(_open(locate(model)))
+    return _quantization(_open(locate(model), weights=False))
 
 
 def _quantization(checkpoint: Checkpoint) -> str | None:
@@ -204,9 +205,15 @@ def _config(source: Path) -> ModelConfig:
             return read_hf(source)
 
 
-def _open(source: Path) -> Checkpoint:
-    formats = {"gguf": _open_gguf, "converted": ConvertedCheckpoint.open, "hf": HFCheckpoint.open}
-    return formats[_kind(source)](source)
+def _open(source: Path, *, weights: bool = True) -> Checkpoint:
+    """A checkpoint; its weights have to be there unless they may be downloaded later."""
+    match _kind(source):
+        case "gguf":
+            return _open_gguf(source)
+        case "converted":
+            return ConvertedCheckpoint.open(source)
+        case "hf":
+            return HFCheckpoint.open(source, weights=weights)
 
 
 def _open_gguf(source: Path) -> Checkpoint:
@@ -223,6 +230,8 @@ def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:
 
 def _find(model: str | Path, *, weights: bool) -> Path:
     path = Path(model).expanduser()
+    if path.is_dir():
+        check_model_directory(path)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if str(model) == embedded.NAME:
@@ -293,7 +302,9 @@ def _check(
     """Raise one `ModelError` for all tensors that do not fit: an ignored tensor could change the output of the model."""
     if not found:
         raise ModelError(
-            "the model has no weights", got="no *.safetensors", fix="download them, or use load_format=dummy"
+            "the model has no weights",
+            got="no model.safetensors and no pytorch_model.bin",
+            fix="download them, or use load_format=dummy",
         )
     wrong = [
         f"{name} expected {list(shape)} got {list(found[name]) if name in found else 'nothing'}"

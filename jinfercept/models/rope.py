@@ -76,7 +76,7 @@ def _yarn(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarr
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    ramp = (np.arange(rope.rotary_dim // 2) - low) / max(high - low, 1e-3)
+    ramp = (np.arange(rope.rotary_dim // 2) - low) / (high - low or 1e-3)
     return _blend(base, rope.factor, 1 - np.clip(ramp, 0, 1))
 
 

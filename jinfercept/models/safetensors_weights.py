@@ -12,13 +12,24 @@ from safetensors import SafetensorError, safe_open
 
 from jinfercept.errors import ModelError
 
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "F8_E4M3": "float8_e4m3fn",
+}
+"""Names that numpy has for them."""
+
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """An opened file."""
+    """An opened file: its tensors' shapes and types."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
 
     @classmethod
     def open(cls, path: Path) -> "SafetensorsFile":
@@ -26,7 +37,10 @@ class SafetensorsFile:
         try:
             with safe_open(path, framework="numpy") as tensors:
                 names = tensors.keys()
-                return cls(path, {name: tuple(tensors.get_slice(name).get_shape()) for name in names})
+                slices = {name: tensors.get_slice(name) for name in names}
+                shapes = {name: tuple(stored.get_shape()) for name, stored in slices.items()}
+                dtypes = {name: str(stored.get_dtype()) for name, stored in slices.items()}
+                return cls(path, shapes, {name: _DTYPES.get(dtype, dtype) for name, dtype in dtypes.items()})
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise ModelError(
                 f"{path.name} is not a readable safetensors file", got=str(error)[:200], fix="download it again"
@@ -35,7 +49,7 @@ class SafetensorsFile:
     def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         try:
             with safe_open(self.path, framework="numpy") as tensors:
-                if self.shapes[name] and tensors.get_slice(name).get_dtype() == "F8_E4M3":
+                if self.shapes[name] and self.dtypes[name] == "float8_e4m3fn":
                     return self._float8(name)[rows]
                 return tensors.get_slice(name)[rows] if self.shapes[name] and rows != () else tensors.get_tensor(name)
         except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks

@@ -29,6 +29,7 @@ _DTYPES: dict[str, np.dtype] = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
     "DoubleStorage": np.dtype(np.float64),
     "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
     "ByteStorage": np.dtype(np.uint8),
     "BoolStorage": np.dtype(np.bool_),
 }
@@ -79,6 +80,10 @@ class TorchFile:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {name: tensor.dtype.name for name, tensor in self._tensors.items()}
 
     def read(self, name: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
         tensor = self._tensors[name]

@@ -50,7 +50,7 @@ def read_vocab(path: Path) -> GGUFVocab:
     """
     metadata = read_header(path).metadata
     try:
-        return _vocab(path, metadata)
+        return vocab_of(path, metadata)
     except ModelError:
         raise
     except Exception as error:  # tokenizers raises plain exceptions
@@ -59,7 +59,8 @@ def read_vocab(path: Path) -> GGUFVocab:
         ) from error
 
 
-def _vocab(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
+def vocab_of(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
+    """The tokenizer that a GGUF file's metadata describe. Raises `ModelError` for an unknown kind, others for damaged ones."""
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     _check(metadata, tokens)
     special_ids = {

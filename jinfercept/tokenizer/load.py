@@ -8,10 +8,14 @@ from typing import Any
 import tokenizers
 
 from jinfercept.errors import ModelError
-from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.models.model_directory import check_model_directory
+from jinfercept.tokenizer import sentencepiece_model
+from jinfercept.tokenizer.gguf_vocab import GGUFVocab, read_vocab
 from jinfercept.tokenizer.tokenizer import SETTINGS_FILE, Tokenizer
 
+_SOONER = ("tokenizer.json", "vocab.json")  # than tokenizer.model
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_FIX = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
 
 
 def load_tokenizer(source: Path | None) -> Tokenizer | None:
@@ -23,20 +27,22 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
     if source is None:
         return None
     if source.suffix == ".gguf":
-        return _from_gguf(source)
+        return _of_vocab(read_vocab(source), set())
+    check_model_directory(source)
     if (source / SETTINGS_FILE).is_file():
         return Tokenizer.from_saved(source)
+    if (source / sentencepiece_model.FILE).is_file() and not any((source / name).is_file() for name in _SOONER):
+        return _of_vocab(sentencepiece_model.read_sentencepiece(source), _configured_ids(source))
     if any((source / name).is_file() for name in _TOKENIZER_FILES):
         return _from_directory(source)
     return None
 
 
-def _from_gguf(path: Path) -> Tokenizer:
-    vocab = read_vocab(path)
+def _of_vocab(vocab: GGUFVocab, more_eos: set[int]) -> Tokenizer:
     return Tokenizer(
         vocab.backend,
         bos_token_id=vocab.bos_token_id,
-        eos_token_ids=vocab.eos_token_ids,
+        eos_token_ids=vocab.eos_token_ids | more_eos,
         special_tokens=vocab.special_tokens,
         chat_templates=vocab.chat_templates,
     )
@@ -48,18 +54,17 @@ def _from_directory(path: Path) -> Tokenizer:
     Raises:
         ModelError: it cannot be read, or has no fast form.
     """
-    fix = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch on import
     from transformers import AutoTokenizer
 
     try:
         loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        configured = _configured_eos(path)
     except Exception as error:  # whatever a broken or foreign file makes of it
-        raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=fix) from error
+        raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=_FIX) from error
+    configured = _configured_ids(path)
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise ModelError("the tokenizer has no fast form", got=f"{path}: {type(loaded).__name__}", fix=fix)
+        raise ModelError("the tokenizer has no fast form", got=f"{path}: {type(loaded).__name__}", fix=_FIX)
     templates = loaded.chat_template or {}
     eos_token_ids = {loaded.eos_token_id} if loaded.eos_token_id is not None else set()
     return Tokenizer(
@@ -73,8 +78,17 @@ def _from_directory(path: Path) -> Tokenizer:
     )
 
 
+def _configured_ids(path: Path) -> set[int]:
+    """The end tokens that the model's own configuration adds to the tokenizer's. Raises `ModelError` for what are none."""
+    try:
+        return _configured_eos(path)
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            "the end tokens of the tokenizer cannot be read", got=f"{path}: {error}"[:500], fix=_FIX
+        ) from error
+
+
 def _configured_eos(path: Path) -> set[int]:
-    """The end tokens that the model's own configuration adds to the tokenizer's."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         if (path / name).is_file():

@@ -147,6 +147,106 @@ def test_a_damaged_safetensors_file_is_a_model_error(tmp_path: Path) -> None:
     check_all(lambda: load(folder), damaged(whole, range(8 + struct.unpack("<Q", whole[:8])[0]), 200), path)
 
 
+def in_config(**changes: Any) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def in_file(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def in_tensors(**changes: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], Any]:
+    """Changes tensors, or takes them out; a name's dots are written `__`."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        for key, change_one in changes.items():
+            name = key.replace("__", ".")
+            changed = change_one(tensors.pop(name, np.zeros(3, np.float32)))
+            tensors |= {} if changed is None else {name: changed}
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def index(text: str) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return change
+
+
+WHOLE, REFUSED = True, False
+DAMAGES: dict[str, tuple[bool, Callable[[Path], Any]]] = {
+    "config cut": (REFUSED, in_file("config.json", lambda data: data[:-20])),
+    "config empty": (REFUSED, in_file("config.json", lambda data: b"")),
+    "config of UTF-16": (REFUSED, in_file("config.json", lambda data: data.decode().encode("utf-16"))),
+    "config with a mark": (REFUSED, in_file("config.json", lambda data: b"\xef\xbb\xbf" + data)),
+    "config of NaN": (REFUSED, in_config(rms_norm_eps=float("nan"))),
+    "config of text": (REFUSED, in_config(num_hidden_layers="3")),
+    "config of lists": (REFUSED, in_config(hidden_size=[32])),
+    "architectures of text": (WHOLE, in_config(architectures="LlamaForCausalLM")),
+    "model_type of a number": (REFUSED, in_config(model_type=7)),
+    "quantization_config of text": (REFUSED, in_config(quantization_config="gptq")),
+    "quantization_config empty": (REFUSED, in_config(quantization_config={})),
+    "quantised, but plain": (WHOLE, in_config(quantization_config={"quant_method": "fp8"})),
+    "tied, but not": (WHOLE, in_config(tie_word_embeddings=True)),
+    "one layer more": (REFUSED, in_config(num_hidden_layers=4)),
+    "one layer less": (REFUSED, in_config(num_hidden_layers=2)),
+    "other heads": (REFUSED, in_config(num_key_value_heads=4)),
+    "other window": (REFUSED, in_config(layer_types=["chunked_attention"] * 3)),
+    "biases that are not there": (REFUSED, in_config(attention_bias=True)),
+    "weights cut in the header": (REFUSED, in_file("model.safetensors", lambda data: data[:100])),
+    "weights cut in the numbers": (REFUSED, in_file("model.safetensors", lambda data: data[:-1])),
+    "weights empty": (REFUSED, in_file("model.safetensors", lambda data: b"")),
+    "weights longer": (REFUSED, in_file("model.safetensors", lambda data: data + b"1")),
+    "a header of any length": (REFUSED, in_file("model.safetensors", lambda data: b"\xff" * 8 + data[8:])),
+    "a pointer of git-lfs": (
+        REFUSED,
+        in_file("model.safetensors", lambda data: b"version https://git-lfs.github.com/"),
+    ),
+    "a page of HTML": (REFUSED, in_file("config.json", lambda data: b"<!doctype html><html></html>")),
+    "a scalar": (REFUSED, in_tensors(model__norm__weight=lambda tensor: np.array(1, np.float32))),
+    "an empty tensor": (REFUSED, in_tensors(model__norm__weight=lambda tensor: tensor[:0])),
+    "a tensor turned": (REFUSED, in_tensors(model__layers__0__mlp__up_proj__weight=lambda tensor: tensor.T.copy())),
+    "whole numbers": (REFUSED, in_tensors(model__norm__weight=lambda tensor: tensor.astype(np.int32))),
+    "other floats": (WHOLE, in_tensors(model__norm__weight=lambda tensor: tensor.astype(np.float64))),
+    "a tensor less": (REFUSED, in_tensors(lm_head__weight=lambda tensor: None)),
+    "a tensor more": (REFUSED, in_tensors(model__layers__0__self_attn__sinks=lambda tensor: tensor)),
+    "an index of nothing": (REFUSED, index("")),
+    "an index of a list": (REFUSED, index("[]")),
+    "an index without names": (REFUSED, index('{"weight_map": {}}')),
+    "an index of no files": (REFUSED, index('{"weight_map": {"model.norm.weight": "gone.safetensors"}}')),
+    "an index of the file": (WHOLE, index('{"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}')),
+    "end tokens of text": (REFUSED, in_file("generation_config.json", lambda data: b'{"eos_token_id": "2"}')),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_a_model_error_or_the_same_model(tmp_path: Path, damage: str) -> None:
+    is_whole, change = DAMAGES[damage]
+    folder = shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model")
+    change(folder)
+    if not is_whole:
+        with pytest.raises(ModelError) as caught:
+            load(folder)
+        assert caught.value.what
+        assert caught.value.fix
+        assert len(str(caught.value)) < 5000
+        return
+    loaded = load(folder, dtype="float32")
+    assert loaded.model.config == read_config(GOLDEN / "llama_gqa")
+    for name, tensor in load_file(GOLDEN / "llama_gqa" / "model.safetensors").items():
+        ours = {"model.norm.weight": "norm", "lm_head.weight": "unembed"}.get(name)
+        if ours:
+            np.testing.assert_array_equal(loaded.params.head[ours], tensor.astype(np.float32))
+
+
 @pytest.mark.parametrize("dtype", ["int64", "bool", "complex64"])
 def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
     folder = shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model")

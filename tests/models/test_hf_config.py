@@ -124,7 +124,7 @@ def test_yarn_multiplies_by_the_papers_factor_unless_told_otherwise():
         ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "hidden_act"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": "yes"}, "attention_bias"),
         ({"num_key_value_heads": 3}, "4 and 3"),
         ({"num_key_value_heads": -4}, "num_key_value_heads"),
         ({"hidden_size": "64"}, "hidden_size"),

@@ -1,0 +1,121 @@
+"""The weight files of a Hugging Face directory: which of them count, as in transformers, and which file has which tensor.
+
+`model.safetensors` counts before the files of `model.safetensors.index.json`, these before `pytorch_model.bin`, and that before
+the files of its index.
+Without any of them all `.safetensors` count, or all `pytorch_model*.bin`. Mistral's own `consolidated*.safetensors`, which lie
+beside the converted ones, never do. No name may be in two files that count, nor in another `.safetensors` beside
+`model.safetensors`: which of the two is meant cannot be known.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jinfercept.errors import ModelError
+from jinfercept.models.model_directory import read_json
+from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.torch_weights import TorchFile
+
+_FOREIGN = ("consolidated", "adapter_")
+"""How files of weights begin that are no part of a Hugging Face model."""
+
+
+class Placed(NamedTuple):
+    """Where a tensor is, and its name there."""
+
+    file: SafetensorsFile | TorchFile
+    name: str
+
+
+def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Placed]:
+    """The tensors of the files that count, by the names that transformers has for them; empty if there is no such file.
+
+    Wrappers' parts of names are left out: `_orig_mod.` of `torch.compile`, `module.` of data parallelism. Where no name begins
+    with `base`, it is put in front of all but the head's: such a checkpoint was saved without its head.
+
+    Args:
+        base: how names begin, as `model.`.
+        partly: whether all files of an index may be missing, as before a download.
+
+    Raises:
+        ModelError: a file is missing or cannot be read, or two tensors have the same name.
+    """
+    files = _files(directory, partly)
+    plain = {name: _unwrapped(name) for file in files for name in file.shapes}
+    if not any(name.startswith(base) for name in plain.values()):
+        plain = {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
+    placed: dict[str, Placed] = {}
+    for file in files:
+        for name in file.shapes:
+            _refuse_second(placed.get(plain[name]), file.path, name)
+            placed[plain[name]] = Placed(file, name)
+    if [file.path.name for file in files] == ["model.safetensors"]:
+        by_name = {tensor.name: tensor for tensor in placed.values()}
+        for path, name in _names_beside(directory):
+            _refuse_second(by_name.get(name), path, name)
+    return placed
+
+
+def _refuse_second(first: Placed | None, path: Path, name: str) -> None:
+    if first is not None:
+        raise ModelError(
+            "two weights of the model have the same name",
+            got=f"{first.name[:200]} of {first.file.path.name} and {name[:200]} of {path.name}",
+            fix="move the file that is not meant out of the directory",
+        )
+
+
+def _unwrapped(name: str) -> str:
+    return name.removeprefix("module.").replace("_orig_mod.", "")
+
+
+def _files(directory: Path, partly: bool) -> list[SafetensorsFile] | list[TorchFile]:
+    """The files that count."""
+    if paths := _paths(directory, "model", "safetensors", "*.safetensors", partly):
+        return [SafetensorsFile.open(path) for path in paths]
+    paths = _paths(directory, "pytorch_model", "bin", "pytorch_model*.bin", partly)  # others' .bin are no weights
+    return [TorchFile.open(path) for path in paths]
+
+
+def _paths(directory: Path, stem: str, suffix: str, pattern: str, partly: bool) -> list[Path]:
+    single, index = directory / f"{stem}.{suffix}", directory / f"{stem}.{suffix}.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return sorted(path for path in directory.glob(pattern) if not path.name.startswith(_FOREIGN))
+    files = [directory / name for name in _named(index)]
+    missing = [file.name for file in files if not file.is_file()]
+    if partly and len(missing) == len(files):
+        return []
+    if missing:
+        raise ModelError(
+            "the model's index names files that are not there", got=", ".join(missing)[:500], fix="download them"
+        )
+    return files
+
+
+def _names_beside(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Names in the other `.safetensors`, of those that can be read."""
+    for path in sorted(directory.glob("*.safetensors")):
+        if path.name != "model.safetensors" and not path.name.startswith(_FOREIGN):
+            try:
+                yield from ((path, name) for name in SafetensorsFile.open(path).shapes)
+            except ModelError:  # it is not used
+                continue
+
+
+def _named(index: Path) -> list[str]:
+    """The file names in an index."""
+    parsed = read_json(index)
+    placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise ModelError(f"{index.name} has no weight_map", got=repr(parsed)[:80], fix="download it again")
+    names = sorted(set(placed.values()))
+    strangers = [name for name in names if Path(name).name != name or name == ".." or "\\" in name]
+    if strangers:
+        raise ModelError(
+            "the model's index names files outside its directory",
+            got=", ".join(strangers)[:200],
+            fix="download the model again from somebody you trust",
+        )
+    return names

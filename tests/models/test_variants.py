@@ -1,0 +1,195 @@
+"""Configs and tensors as stranger checkpoints have them: what transformers makes of them, or an error that names them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jinfercept.errors import ModelError
+from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.load import bytes_to_load, load
+from jinfercept.models.model import param_bytes
+from jinfercept.models.rope import frequencies
+from tests.support.dense_model import logits
+from tests.support.joining import set_joined
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+VARIANTS = json.loads((GOLDEN / "variants.json").read_text())
+QUICK = ("attention_bias and mlp_bias", "tied, with another head stored")
+
+
+def config_of(base: str) -> dict[str, Any]:
+    return json.loads((GOLDEN / base / "config.json").read_text())
+
+
+def changed(base: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The config of a golden checkpoint with changes, of which null removes a key."""
+    return {key: value for key, value in (config_of(base) | changes).items() if changes.get(key, value) is not None}
+
+
+def write(base: str, directory: Path, changes: dict[str, Any], added: dict[str, list[int]]) -> Path:
+    shutil.copytree(GOLDEN / base, directory)
+    (directory / "config.json").write_text(json.dumps(changed(base, changes)))
+    if added:
+        tensors = load_file(directory / "model.safetensors")
+        for name, shape in added.items():
+            tensors[name] = np.sin(np.arange(np.prod(shape))).astype(np.float32).reshape(shape)
+        save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_config_turns_its_heads_as_in_transformers(name: str) -> None:
+    variant = VARIANTS[name]
+    rope = config_from_hf(changed(variant["base"], variant["changes"])).rope
+    np.testing.assert_allclose(frequencies(rope), variant["rope"]["frequencies"], rtol=1e-5)
+    assert rope.attention_factor == pytest.approx(variant["rope"]["attention_factor"])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+@pytest.mark.parametrize("joined", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_variant_has_the_logits_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, joined: bool
+) -> None:
+    set_joined(monkeypatch, joined)
+    variant = VARIANTS[name]
+    directory = write(variant["base"], tmp_path / "model", variant["changes"], variant["added"])
+    loaded = load(directory, dtype="float32")
+    ours = logits(loaded.model, loaded.params, np.load(GOLDEN / f"{variant['base']}.npz")["tokens_1"])[-1]
+    np.testing.assert_allclose(ours[: len(variant["logits"])], variant["logits"], atol=1e-4, rtol=0)
+
+
+def test_a_head_that_is_stored_beside_its_tied_embedding_is_one_array_if_it_is_the_same(tmp_path: Path) -> None:
+    directory = write("llama_tied", tmp_path / "model", {}, {})
+    tensors, file = load_file(directory / "model.safetensors"), directory / "model.safetensors"
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding}, file)
+    same = load(directory, dtype="float32")
+    assert same.model.config.tie_embeddings
+    del tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding}, file)
+    alone = load(directory, dtype="float32")
+    assert alone.params.head["unembed"] is alone.params.embed["embedding"]
+    np.testing.assert_array_equal(alone.params.embed["embedding"], same.params.embed["embedding"])
+
+
+def test_memory_counts_a_head_that_is_not_tied(tmp_path: Path) -> None:
+    directory = write("llama_tied", tmp_path / "model", {}, {"lm_head.weight": [128, 32]})
+    config = load(directory, dtype="float32").model.config
+    assert not config.tie_embeddings
+    assert bytes_to_load(directory, "float32") == param_bytes(config, "float32")
+
+
+def test_longrope_serves_the_original_length_with_its_short_factors() -> None:
+    variant = VARIANTS["longrope"]
+    assert config_from_hf(changed(variant["base"], variant["changes"])).max_position == 64
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "longest"),
+    [
+        ("mistral", {"sliding_window": None}, 128),
+        ("mistral", {"sliding_window": 32, "use_sliding_window": False}, 32),
+        ("llama_gqa", {"sliding_window": 32}, 32),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32, "use_sliding_window": True}, 32),
+    ],
+)
+def test_a_window_counts_where_transformers_has_one(base: str, changes: dict[str, Any], longest: int) -> None:
+    assert config_from_hf(config_of(base) | changes).max_position == longest
+
+
+def test_values_that_are_not_there_are_those_of_transformers() -> None:
+    config = config_of("mistral") | {"max_position_embeddings": 8192}
+    for key in ("sliding_window", "rms_norm_eps", "num_key_value_heads", "hidden_act", "tie_word_embeddings"):
+        config.pop(key, None)
+    read = config_from_hf(config | {"num_attention_heads": 8})
+    assert (read.max_position, read.norm_eps, read.num_kv_heads, read.tie_embeddings) == (4096, 1e-6, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ("llama_gqa", {"architectures": ["LLaMAForCausalLM"]}),
+        ("llama_gqa", {"architectures": ["LlamaModel"]}),
+        ("llama_gqa", {"architectures": None}),
+        ("llama_gqa", {"model_type": None}),
+        ("llama_gqa", {"a_note": "of its author", "unsloth_fixed": True, "use_mrope": False, "pretraining_tp": 4}),
+        ("llama_gqa", {"attention_dropout": 0.1, "use_flash_attention_2": True, "output_attentions": True}),
+        ("llama_gqa", {"rope_scaling": None, "is_causal": True, "logit_scale": 1.0, "final_logit_softcapping": None}),
+        ("llama_gqa", {"initializer_range": 0.1, "torch_dtype": "float16", "dtype": "bfloat16", "pad_token_id": 0}),
+        (
+            "gptj",
+            {"rotary": True, "scale_attn_weights": True, "summary_activation": "x", "activation_function": "gelu_fast"},
+        ),
+        ("gptj", {"hidden_size": 32, "num_hidden_layers": 2, "attn_pdrop": 0.1}),
+    ],
+)
+def test_keys_that_change_nothing_are_let_be(base: str, changes: dict[str, Any]) -> None:
+    assert config_from_hf(config_of(base) | changes) == config_from_hf(config_of(base))
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "named"),
+    [
+        ("llama_gqa", {"architectures": ["LlamaForCausalLM"], "model_type": "mistral"}, "LlamaForCausalLM and model_type"),
+        ("llama_gqa", {"model_type": "smallthinker"}, "smallthinker"),
+        ("llama_gqa", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}}, "full_atten"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "alpha": 3}}, "alpha 3"),
+        ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, "mrope_section"),
+        ("qwen2", {"rope_scaling": {"type": "su"}}, "su"),
+        ("llama_gqa", {"rope_scaling": "yarn"}, "rope_scaling"),
+        ("llama_gqa", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama_gqa", {"rope_scaling": {"type": "dynamic"}}, "dynamic.*factor"),
+        ("llama_mha", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor"),
+        ("llama_llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0,
+                                              "high_freq_factor": 1.0}}, "high_freq_factor"),
+        *(
+            ("llama_gqa", {key: value}, key)
+            for key, value in {
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+                "query_pre_attn_scalar": 256,
+                "logit_scale": 0.0625,
+                "logits_scaling": 8.0,
+                "embedding_multiplier": 12.0,
+                "residual_multiplier": 0.22,
+                "attention_multiplier": 0.0078,
+                "scale_emb": 12,
+                "clip_qkv": 8.0,
+                "num_local_experts": 8,
+                "use_qk_norm": True,
+                "is_causal": False,
+                "no_rope_layers": [1, 0, 1],
+                "per_layer_config": {"1": {"head_dim": 4}},
+                "transformers_weights": "other.safetensors",
+                "compression_config": {"format": "int-quantized"},
+                "quantization": {"bits": 4, "group_size": 64},
+                "mlp_bias": "yes",
+                "layer_types": ["sliding_attention"] * 3,
+                "vision_config": {"hidden_size": 8},
+            }.items()
+        ),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen3", {"use_sliding_window": "no"}, "use_sliding_window"),
+        ("gptj", {"rope_theta": 500.0}, "rope_theta"),
+        ("gptj", {"scale_attn_weights": False}, "scale_attn_weights"),
+        ("gptj", {"hidden_size": 64}, "hidden_size 64 and n_embd 32"),
+        ("gptj", {"activation_function": "relu"}, "activation_function"),
+    ],
+)  # fmt: skip
+def test_a_key_that_could_change_the_numbers_is_refused_by_name(base: str, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        config_from_hf(config_of(base) | changes)
+
+
+def test_rope_scaling_beside_rope_parameters_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    variant = VARIANTS["rope_scaling beside rope_parameters"]
+    config_from_hf(config_of(variant["base"]) | variant["changes"])
+    assert "rope_scaling counts" in caplog.text
