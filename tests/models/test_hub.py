@@ -7,7 +7,8 @@ import pytest
 
 from jinfercept.errors import ModelError
 from jinfercept.models.hub import is_hub_id
-from jinfercept.models.load import load, read_config
+from jinfercept.models.load import bytes_to_load, load, quantization_of, read_config
+from jinfercept.models.model import param_bytes
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -38,7 +39,9 @@ def test_a_config_is_read_before_the_weights_are_there(tmp_path):
     snapshot = tmp_path / "models--tiny--llama" / "snapshots" / "0"
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    assert read_config("tiny/llama").num_layers == 3
+    config = read_config("tiny/llama")
+    assert (config.num_layers, quantization_of("tiny/llama")) == (3, None)
+    assert bytes_to_load("tiny/llama", "float32") == param_bytes(config, "float32")
     with pytest.raises(ModelError, match="model-00001-of-00002"):
         load("tiny/llama")
 
