@@ -52,3 +52,9 @@ def test_a_folder_is_private_if_it_is_no_link_and_closed_to_other_users(tmp_path
         folder.chmod(0o700)
         os.chown(folder, 65534, 65534)
         assert not is_private(folder)
+
+
+def test_a_database_that_cannot_be_used_is_said_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve", "tests/golden/llama_gqa", "--port", "0", "--replicas", "2"]
+    assert main([*command, "--state-url", "/no/such/folder/state.db"]) == 2
+    assert "the file of the stored state cannot be written" in capsys.readouterr().err

@@ -130,7 +130,7 @@ class StateDatabase:
                 await self._threads.run(
                     owner,
                     num_bytes,
-                    lambda: committed.append(self._repeated(work, deadline_s, num_bytes, only_reads, frees)),
+                    lambda: committed.append(self._repeated(work, deadline_s, only_reads, frees)),
                 )
                 return committed[0]
         except (TimeoutError, PoolTimeout, DBAPIError) as error:
@@ -153,7 +153,7 @@ class StateDatabase:
             SQLAlchemyError: any.
         """
         try:
-            result = self._transacted(work, only_reads)
+            result = self._transacted(work, only_reads, frees)
             self._is_full = self._is_full and only_reads
             return result
         except DBAPIError as error:
@@ -166,9 +166,9 @@ class StateDatabase:
                 raise
         if not frees:
             self._spare.shorten_log()
-            return self._transacted(work, only_reads)
+            return self._transacted(work, only_reads, frees)
         with self._spare.lent():
-            return self._transacted(lambda session: deleted_lean(session, work), only_reads)
+            return self._transacted(lambda session: deleted_lean(session, work), only_reads, frees)
 
     def run_at_start[T](self, work: Callable[[Session], T]) -> T:
         """The result of work without which a server cannot start. Raises `ConfigError`."""
@@ -182,9 +182,13 @@ class StateDatabase:
         if self._spare is not None:
             self._spare.hold()
 
-    def _transacted[T](self, work: Callable[[Session], T], only_reads: bool) -> T:
+    def _transacted[T](self, work: Callable[[Session], T], only_reads: bool, frees: bool) -> T:
         with self._turn, Session(self._reading if only_reads else self._engine) as session, session.begin():
-            return work(session)
+            result = work(session)
+            if self._spare is not None and not (only_reads or frees):
+                session.flush()
+                self._spare.check_growth(session)
+            return result
 
     def close(self) -> None:
         """Close the threads and connections, those also that wait for a server that does not answer."""
@@ -203,7 +207,7 @@ class StateDatabase:
         while True:
             try:
                 migrate(self._engine, self.name) if self.outlives else create_tables(self._engine)
-                return self._transacted(_try_writing, only_reads=False)
+                return self._transacted(_try_writing, only_reads=False, frees=True)
             except DBAPIError as error:
                 if not _is_absent(error) or is_full(error) or time.monotonic() >= deadline_s:
                     raise self._unusable(error) from None
@@ -221,12 +225,7 @@ class StateDatabase:
         fix = "free some megabytes there, or give another --state-url"
         return ConfigError("the disk of the stored state is full", got=self.name, fix=fix)
 
-    def _repeated[T](
-        self, work: Callable[[Session], T], deadline_s: float, num_bytes: int, only_reads: bool, frees: bool
-    ) -> T:
-        if not (only_reads or frees or self._spare is None or self._spare.fits(num_bytes)):
-            raise full()
-
+    def _repeated[T](self, work: Callable[[Session], T], deadline_s: float, only_reads: bool, frees: bool) -> T:
         def in_time(session: Session) -> T:
             result = work(session)
             session.flush()

@@ -120,11 +120,12 @@ class SpareRoom:
     """
 
     def __init__(self, engine: Engine, path: str) -> None:
-        self._engine, self._folder = engine, Path(path).parent
+        self._engine, self._path, self._folder = engine, path, Path(path).parent
         self._lock = threading.Lock()
         self._held = ExitStack()
         self._num_bytes = 0
-        self._sizes = [size for size in _SPARE_BYTES if 2 * size <= shutil.disk_usage(self._folder).free]
+        free = shutil.disk_usage(self._folder).free
+        self._sizes = [size for size in _SPARE_BYTES if 2 * size <= free] or _SPARE_BYTES[-1:]
 
     def hold(self) -> bool:
         """Take as much room as there is, up to half of what was free at the start; whether any is held."""
@@ -163,11 +164,19 @@ class SpareRoom:
             finally:
                 pooled.close()
 
-    def fits(self, num_bytes: int) -> bool:
-        """Whether the log and then the file have room for a change, beyond what the spare room is enough for."""
-        if num_bytes <= _SPARE_BYTES[0] // 2:
-            return True
-        return shutil.disk_usage(self._folder).free >= 2 * num_bytes
+    def check_growth(self, session: Session) -> None:
+        """Check, at the end of a transaction, that the file can take over the new pages of the log, and room is left to delete.
+
+        Raises:
+            OperationalError: as SQLite's own of a full disk.
+        """
+        read = session.connection().exec_driver_sql
+        num_bytes = read("PRAGMA page_count").scalar_one() * read("PRAGMA page_size").scalar_one()
+        grows = num_bytes - os.path.getsize(self._path)
+        if grows > 0 and shutil.disk_usage(self._folder).free < 2 * grows + self._sizes[0]:
+            error = sqlite3.OperationalError("database or disk is almost full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise OperationalError("COMMIT", None, error)
 
     def _hold(self) -> bool:
         for num_bytes in self._sizes:
