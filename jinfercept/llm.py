@@ -46,6 +46,7 @@ class LLM:
     """A model that generates, and pauses for its tools.
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
+    It works under its own settings of JAX, whatever the caller's are (`docs/devices.md`). A script that ends aborts what runs.
     Before JAX's backend starts it sets environment variables that the user has not set, each logged at INFO:
     `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION`, `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` and, with `async_dispatch`,
     `PJRT_GPU_ENABLE_ASYNC_DISPATCH`; and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
@@ -56,7 +57,8 @@ class LLM:
     Args:
         model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`
             whose weights are in `params`, or an `EngineSetup`, without any other argument.
-        params: the weights of a `Model` that is already in memory.
+        params: the weights of a `Model` that is already in memory. What lies where it is wanted is not copied: do not donate it
+            before the first `update_weights`.
         tokenizer: instead of the one beside the weights.
         policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
             `package.module:Class`, or an object.
@@ -181,10 +183,11 @@ class LLM:
         The old weights are freed once the new ones are on the device: both have to fit for a moment.
 
         Args:
-            params: of the same structure and shapes, in any dtype; tied embeddings need not be in the head.
+            params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
+                The caller may donate them afterwards.
 
         Raises:
-            ModelError: a weight is missing, too much, or has another shape; the old ones are served on.
+            ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
             RequestError: requests are not finished.
         """
         self.engine.update_weights(params)

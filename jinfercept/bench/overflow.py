@@ -228,16 +228,17 @@ class OverflowEngine:
         for preemption in ("recompute", "swap"):
             self._play(setup, OverflowMode("", preemption, "ours", by_layer, pinned), warm, 0)
         machine, plan = setup.machine, setup.memory_plan
-        profile = measure(
-            machine.runner,
-            machine.shape,
-            name=setup.model.config.family,
-            kv_bytes_per_token=plan.token_bytes(page_size),
-            effort=self._effort,
-            settings={},
-            tiles=attention_tiles(setup.config.advanced.attention, page_size),
-            clock=self._clock,
-        )
+        with machine.settings():
+            profile = measure(
+                machine.runner,
+                machine.shape,
+                name=setup.model.config.family,
+                kv_bytes_per_token=plan.token_bytes(page_size),
+                effort=self._effort,
+                settings={},
+                tiles=attention_tiles(setup.config.advanced.attention, page_size),
+                clock=self._clock,
+            )
         setup = replace(setup, machine=replace(machine, profile=profile))
         self._host_s = self._host_s or self._measure_host(setup, warm)
         return setup
@@ -253,19 +254,20 @@ class OverflowEngine:
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
         vocab_size, runner = setup.model.config.vocab_size, setup.machine.runner
-        try:
-            return play_batch(
-                _scheduler(setup, mode, overflow),
-                runner,
-                RealClock(),
-                overflow.requests,
-                random_tokens(vocab_size, seed),
-                depth=setup.config.advanced.pipeline_depth,
-                vocab_size=vocab_size,
-                timer=self._clock,
-            )
-        finally:
-            runner.reset()
+        with setup.machine.settings():
+            try:
+                return play_batch(
+                    _scheduler(setup, mode, overflow),
+                    runner,
+                    RealClock(),
+                    overflow.requests,
+                    random_tokens(vocab_size, seed),
+                    depth=setup.config.advanced.pipeline_depth,
+                    vocab_size=vocab_size,
+                    timer=self._clock,
+                )
+            finally:
+                runner.reset()
 
 
 def _scheduler(setup: EngineSetup, mode: OverflowMode, overflow: Overflow) -> Scheduler:

@@ -122,12 +122,14 @@ def replay(
     )
     started_s = time.thread_time()
     try:
-        played = play(engine, endpoints, clock, requests, 2 * duration_s, progress, accounts.settle)
+        with setup.machine.settings():
+            played = play(engine, endpoints, clock, requests, 2 * duration_s, progress, accounts.settle)
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
         report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
     finally:
-        engine.close()
-        setup.machine.runner.reset()
+        with setup.machine.settings():
+            engine.close()
+            setup.machine.runner.reset()
         assert not len(scheduler.unfinished), "a request is left behind"
         for recording in recordings:
             recording.close()

@@ -29,11 +29,15 @@ class Convert:
 
         Raises:
             ModelError: the model cannot be loaded, or the directory holds one already.
+            ConfigError: JAX does not start.
         """
         import jax
 
         from jinfercept.models.converted import write
+        from jinfercept.startup.backend import start_backend
         from jinfercept.tokenizer.load import load_tokenizer
+
+        start_backend("auto")
 
         target = Path(self.directory).expanduser()
         loaded, original_s = _timed(self.model, self.dtype)

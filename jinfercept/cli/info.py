@@ -25,6 +25,9 @@ class Info:
 
         from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
+        from jinfercept.startup.backend import start_backend
+
+        start_backend("auto")
 
         num_devices = 1 if self.tensor_parallel_size is None else self.tensor_parallel_size
         if num_devices < 1:

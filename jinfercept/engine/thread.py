@@ -11,9 +11,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.process_end import LONGEST_END_S, call_at_exit
 from jinfercept.errors import EngineError, RequestError, describe_failure
 from jinfercept.events import Event, Finished
 from jinfercept.request import Request
@@ -34,10 +36,16 @@ class EngineThread:
     Args:
         engine: stepped here and nowhere else while a request is open.
         observe: called on the engine's thread with the events of every step.
+        settings: makes a context in which the thread steps the engine, and in which the engine is closed.
     """
 
-    def __init__(self, engine: Engine, observe: Callable[[list[Event]], None]) -> None:
-        self._engine, self._observe = engine, observe
+    def __init__(
+        self,
+        engine: Engine,
+        observe: Callable[[list[Event]], None],
+        settings: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._engine, self._observe, self._settings = engine, observe, settings
         self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._sinks: dict[str, Sink] = {}  # by id, of the requests that are not finished
         self._lock = threading.RLock()  # entered itself, not through its condition: no interrupt leaves it locked
@@ -46,6 +54,7 @@ class EngineThread:
         self._closed = False
         self._failure: BaseException | None = None  # from which the engine could not recover
         self._process_id = os.getpid()
+        self._forget_exit = call_at_exit(self._close_at_exit)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -115,7 +124,7 @@ class EngineThread:
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """End requests without telling their sinks: their pages are free after the step."""
-        if self.is_elsewhere:
+        if self._closed or self.is_elsewhere:
             return
         with self._lock:
             self._abort(list(request_ids), silent=True)
@@ -133,22 +142,35 @@ class EngineThread:
                 self._changed.notify()
         return answer
 
-    def close(self) -> None:
-        """Abort every request, whose sink receives `Finished`, and end the thread."""
+    def close(self, longest_s: float | None = None) -> None:
+        """Abort every request, whose sink receives `Finished`, and end the thread.
+
+        Args:
+            longest_s: seconds to wait for the thread, at most.
+        """
         self.check_caller("close()")
+        self._forget_exit()
         with self._lock:
             self._closed = True
             self._abort(list(self._sinks), silent=False)
             self._changed.notify()
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(longest_s)
+            if thread.is_alive():
+                log.warning("the engine's thread does not end: a step takes more than %s s", longest_s)
+                return
         self._close_engine()
+
+    def _close_at_exit(self) -> None:
+        if not self.is_elsewhere:
+            self.close(LONGEST_END_S)
 
     def _close_engine(self) -> BaseException | None:
         """Close the engine; returns the error if it cannot be closed."""
         try:
-            self._engine.close()
+            with self._settings():
+                self._engine.close()
         except Exception as error:
             log.warning("the engine could not be closed in order: %s", describe_failure(error))
             return error
@@ -180,6 +202,10 @@ class EngineThread:
                 self._engine.abort(request_id)
 
     def _run(self) -> None:
+        with self._settings():
+            self._serve()
+
+    def _serve(self) -> None:
         while True:
             with self._lock:
                 if self._engine.quiescent:  # else it still moves pages of retained contexts

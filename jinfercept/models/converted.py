@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import ModelConfig, RopeConfig
+from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.model_directory import check_regular
@@ -85,6 +86,7 @@ def is_converted(directory: Path) -> bool:
     return (directory / _CONFIG).is_file()
 
 
+@own_settings()
 def write(directory: Path, model: Model, params: Params) -> None:
     """Write a model into a directory, which may exist.
 

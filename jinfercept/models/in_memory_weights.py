@@ -11,7 +11,7 @@ from jinfercept.errors import ModelError
 from jinfercept.models.joined_weights import is_joined, separate, serve
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model, abstract_params, tied, untied
-from jinfercept.models.protocol import CutModel, Params, ServedModel
+from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_specs
 
@@ -48,7 +48,7 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
 
     Args:
         model: the served model; if its embeddings are tied, the head's are taken from the embedding.
-        params: the new weights: any arrays, numpy's included.
+        params: the new weights: any arrays, numpy's included. None of them is served itself: the caller may donate them.
         present: the served weights.
 
     Raises:
@@ -62,13 +62,16 @@ def replacement_params(model: ServedModel, params: Params, present: Params) -> P
         )
     if isinstance(model, Model):
         leaf = weights_of(present.embed)[0]
-        params = _fitting(model, params, mesh_of(leaf).size)
+        fitting = _cast(_fitting(model, params, mesh_of(leaf).size), leaf.dtype)
+        served = serve(_on_devices(model, untied(model.config, fitting), mesh_of(leaf)))
+        layers = tuple(map(_copied, served.layers, params.layers))
         return tied(
-            model.config, serve(_on_devices(model, untied(model.config, _cast(params, leaf.dtype)), mesh_of(leaf)))
+            model.config, Params(_copied(served.embed, params.embed), layers, _copied(served.head, params.head))
         )
     _check(params, present)
     cast = jax.tree.map(lambda leaf, other: _cast(leaf, other.dtype), params, present)
-    return _on_devices(model, cast, mesh_of(jax.tree.leaves(present.embed)[0]))
+    placed = _on_devices(model, cast, mesh_of(jax.tree.leaves(present.embed)[0]))
+    return jax.tree.map(_copy, placed, params)
 
 
 def _fitting(model: Model, params: Params, num_devices: int) -> Params:
@@ -115,8 +118,19 @@ def _cast[T](params: T, dtype: DTypeLike) -> T:
     return jax.tree.map(lambda leaf: leaf if leaf.dtype == dtype else leaf.astype(dtype), params)
 
 
+def _copied(served: Weights, given: Weights) -> Weights:
+    """A block's weights, with copies of those that may be the arrays given for them."""
+    return {name: _copy(leaf, given[name]) if name in given else leaf for name, leaf in served.items()}
+
+
+def _copy(leaf: jax.Array, given: Any) -> jax.Array:
+    """A copy of a weight, beside it, if it may be the array given for it; else the weight."""
+    may_be_given = isinstance(given, jax.Array) and given.dtype == leaf.dtype
+    return jax.device_put(leaf, leaf.sharding, may_alias=False) if may_be_given else leaf
+
+
 def _complete(model: ServedModel, params: Params) -> Params:
-    """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params`."""
+    """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params` of arrays that exist."""
     if not isinstance(params, Params) or not params.embed:
         raise ModelError("weights are Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
     if not isinstance(params.embed, Mapping) or not isinstance(params.head, Mapping):
@@ -125,6 +139,12 @@ def _complete(model: ServedModel, params: Params) -> Params:
     if not isinstance(params.layers, tuple | list):
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
     params = params._replace(layers=tuple(params.layers))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            name = jax.tree_util.keystr(path)
+            raise ModelError(
+                f"weight {name} does not exist", got="an array that was deleted or donated", fix="give the new one"
+            )
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
 
 

@@ -21,6 +21,7 @@ from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
 from jinfercept.models.hub import fetch_repository, is_hub_id
+from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import is_joined, serve_layer
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
@@ -76,7 +77,7 @@ def load(
         ConfigError: the model cannot be cut for so many devices.
     """
     target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
-    with jax.default_device(mesh.local_devices[0]):
+    with own_settings(mesh.local_devices[0]):
         return _load(model, target, load_format, seed, mesh, quantization, activation_dtype)
 
 

@@ -28,8 +28,11 @@ class ModelMesh:
 
     @classmethod
     def default(cls) -> Self:
-        """JAX's default device."""
-        return cls((cast(Any, jax.config.jax_default_device) or jax.local_devices()[0],))
+        """JAX's default device. Raises `RuntimeError` if its platform has none."""
+        chosen = cast(Any, jax.config.jax_default_device)
+        if chosen is None or isinstance(chosen, str):  # the name of a platform
+            chosen = jax.local_devices(backend=chosen)[0]
+        return cls((chosen,))
 
     @property
     def size(self) -> int:

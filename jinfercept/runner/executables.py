@@ -8,12 +8,17 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future
+from contextlib import suppress
 from copy import copy
+from queue import SimpleQueue
 from typing import Any, Self, final
 
 import jax
+
+from jinfercept.models.jax_settings import check_settings, own_settings
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +76,30 @@ class Executables:
         self._pending[self._whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
     def compile(self, progress: Progress = silent) -> None:
-        """Compile the added functions, in parallel."""
-        keys = list(self._pending)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done, future in enumerate(as_completed([pool.submit(self._obtain, key) for key in keys])):
-                progress("compiling", done, len(keys))
-                future.result()
-        progress("compiling", len(keys), len(keys))
+        """Compile the added functions, in parallel. An exception, and an interrupt, waits for those that are being compiled."""
+        keys, results = deque(self._pending), SimpleQueue[BaseException | None]()
+        count = len(keys)
+
+        def compile_next() -> None:
+            while keys:
+                with suppress(IndexError):  # another thread took the last one
+                    results.put(self._failure(keys.popleft()))
+
+        # not an executor's threads: at the end of the interpreter these would compile all of the rest first
+        threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(os.cpu_count() or 1)]
+        for thread in threads:
+            thread.start()
+        try:
+            for done in range(count):
+                failure = results.get()
+                progress("compiling", done, count)
+                if failure is not None:
+                    raise failure
+        finally:
+            keys.clear()
+            for thread in threads:
+                thread.join()
+        progress("compiling", count, count)
 
     def compile_behind(self) -> None:
         """Begin to compile the added functions one after the other in a thread, between the calls; `close` ends it."""
@@ -126,7 +148,9 @@ class Executables:
             return future.result()
         began_s = time.monotonic()
         try:
-            compiled = lower().compile(compiler_options=_options())
+            check_settings()
+            with own_settings():
+                compiled = lower().compile(compiler_options=_options())
         except BaseException as error:
             with self._lock:
                 self._pending[key] = lower
@@ -136,6 +160,14 @@ class Executables:
         self._compiled[key], self.compile_s[key] = compiled, time.monotonic() - began_s
         future.set_result(compiled)
         return compiled
+
+    def _failure(self, key: Hashable) -> BaseException | None:
+        """Obtain an executable; returns the error if it cannot be compiled."""
+        try:
+            self._obtain(key)
+        except BaseException as error:
+            return error
+        return None
 
     def _compile_rest(self) -> None:
         for key in list(self._pending):

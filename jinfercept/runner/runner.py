@@ -85,6 +85,7 @@ class ModelRunner:
         executables: to which its own are added.
 
     Attributes:
+        device: the first one of this process.
         executables: of the steps and the transfers.
         drafter: what makes the drafts that plans await, if there is a draft model.
         drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
@@ -104,6 +105,7 @@ class ModelRunner:
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
         self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
         leaf = weights_of(self.params.embed)[0]
+        self.device = mesh_of(leaf).local_devices[0]
         self.kv = KVArrays(
             shape.num_pages,
             shape.page_size,

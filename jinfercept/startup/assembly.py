@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -15,6 +16,7 @@ from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.protocol import ModelDimensions
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
@@ -58,6 +60,10 @@ class Machine:
     def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
         """What executes an engine's plans."""
         return self.leader or self.runner
+
+    def settings(self) -> AbstractContextManager[None]:
+        """A context with the settings of JAX under which the runner works in any thread, see `own_settings`."""
+        return own_settings(self.runner.device)
 
     def close(self) -> None:
         """Free the weights and the pages, and end the other hosts."""

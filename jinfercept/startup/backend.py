@@ -7,8 +7,10 @@ import os
 import jax
 
 from jinfercept.config import EngineConfig
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, describe_failure
 from jinfercept.models.embedded import cache_directory
+from jinfercept.models.jax_settings import check_settings
+from jinfercept.models.mesh import ModelMesh
 from jinfercept.pallas import cpu_kernels
 from jinfercept.startup.compile_cache import drop_damaged
 
@@ -53,9 +55,18 @@ def prepare_backend(config: EngineConfig) -> None:
         log.info("set JAX's compilation cache to %s, for executables of any size", directory)
 
 
-def check_attention(attention: str) -> None:
-    """Start JAX's default backend. Raises `ConfigError` if this implementation of attention does not run on it."""
-    if attention in ("triton", "mosaic") and jax.default_backend() != "gpu":
+def start_backend(attention: str) -> None:
+    """Start JAX's default backend. Raises `ConfigError` if it does not start, or if this implementation of attention does not
+    run on it."""
+    check_settings()
+    try:
+        ModelMesh.default()
+        platform = jax.default_backend()
+    except Exception as error:  # of JAX, or of the plugin of a platform
         raise ConfigError(
-            f"attention={attention} is a GPU's", got=f"JAX on a {jax.default_backend()}", fix="attention=auto, or cpu"
-        )
+            "JAX's backend does not start",
+            got=f"JAX_PLATFORMS={jax.config.jax_platforms}: {describe_failure(error)}"[:500],
+            fix="name a platform that is installed: JAX_PLATFORMS=cpu, or pip install 'jinfercept[cuda13]'",
+        ) from error
+    if attention in ("triton", "mosaic") and platform != "gpu":
+        raise ConfigError(f"attention={attention} is a GPU's", got=f"JAX on a {platform}", fix="attention=auto, or cpu")

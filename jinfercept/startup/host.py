@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.streaming import Reader
 from jinfercept.engine.thread import EngineThread
@@ -43,7 +45,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
-        self.thread = EngineThread(self._engine, self._stats.add_events)
+        self.thread = EngineThread(self._engine, self._stats.add_events, self.setup.machine.settings)
 
     def _end(self) -> None:
         self.thread.close()
@@ -139,10 +141,11 @@ class EngineHost:
         self.check_idle("start over")
         setup = self.setup.changed(policy, estimator, order, **flags)
         parts = setup.assemble(record)
-        self.setup = setup
-        self._end()
-        self._runner.reset()
-        self._begin(parts)
+        with self._using_jax():
+            self.setup = setup
+            self._end()
+            self._runner.reset()
+            self._begin(parts)
 
     def update_weights(self, params: Params) -> None:
         """As `LLM.update_weights`."""
@@ -150,11 +153,14 @@ class EngineHost:
         runner = self.setup.machine.runner
         if self.setup.machine.leader is not None:
             raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
-        weights = replacement_params(self.setup.model, params, runner.params)
-        self._end()
-        runner.update(weights)
-        self.setup = self.setup.changed()
-        self._begin(self.setup.assemble())
+        with self._using_jax():
+            weights = replacement_params(self.setup.model, params, runner.params)
+            setup = self.setup.changed()
+            parts = setup.assemble()
+            self._end()
+            runner.update(weights)
+            self.setup = setup
+            self._begin(parts)
 
     def warm_up_behind(self) -> None:
         """Begin to compile in a thread what a lazy start left out, before a step needs it."""
@@ -184,6 +190,13 @@ class EngineHost:
         if self._closed or self.thread.is_elsewhere:
             return
         self.thread.check_caller("close()")
-        self._closed = True
-        self._end()
-        self.setup.machine.close()
+        with self._using_jax():
+            self._closed = True
+            self._end()
+            self.setup.machine.close()
+
+    @contextmanager
+    def _using_jax(self) -> Iterator[None]:
+        """Use the engine's settings of JAX in the caller's thread, which leaves JAX before the interpreter ends."""
+        with ending_at_exit(), self.setup.machine.settings():
+            yield

@@ -14,11 +14,13 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from jinfercept.config import EngineConfig, RestartOptions
+from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.in_memory_weights import initial_params
+from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
@@ -30,7 +32,7 @@ from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
-from jinfercept.startup.backend import check_attention, prepare_backend
+from jinfercept.startup.backend import prepare_backend, start_backend
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
@@ -190,10 +192,13 @@ def set_up(
     group = None
     if (placement := placement_of(config)) is not None:
         group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
-    with nullcontext() if group is None else group.failing():
-        return _set_up_here(
-            model, params, tokenizer, own, profile, effort, config, flags, group, mesh, bool(lazy), progress
-        )
+    with ending_at_exit(), nullcontext() if group is None else group.failing():
+        start_backend(config.advanced.attention)
+        devices = choose_devices(config.model, mesh, across_hosts=group is not None)
+        with own_settings(devices.local_devices[0]):
+            return _set_up_here(
+                model, params, tokenizer, own, profile, effort, config, flags, group, devices, bool(lazy), progress
+            )
 
 
 def _set_up_here(
@@ -206,7 +211,7 @@ def _set_up_here(
     config: EngineConfig,
     flags: Mapping[str, Any],
     group: HostGroup | None,
-    mesh: Mesh | None,
+    devices: ModelMesh,
     lazy: bool,
     progress: Progress,
 ) -> EngineSetup:
@@ -214,8 +219,6 @@ def _set_up_here(
 
     Raises `SystemExit` at the end of every host but host 0.
     """
-    check_attention(config.advanced.attention)
-    devices = choose_devices(config.model, mesh, across_hosts=group is not None)
     progress("loading", 0, 1)
     began_s = time.monotonic()
     defaults = sampling_defaults(config.model.generation_config, _source(model))

@@ -1,0 +1,61 @@
+"""The end of the interpreter: threads stop before it goes, since one that is in JAX by then aborts the process.
+
+`atexit` calls the last function registered first, and JAX registers its clean-up when it is imported. So what is registered
+here later is called before JAX frees its devices. By then threads that are no daemons, and those of executors, have ended.
+"""
+
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Final
+from weakref import WeakMethod, finalize
+
+LONGEST_END_S: Final = 10.0
+"""Seconds that the end of the process waits for a thread, at most: a step or a compilation cannot be interrupted."""
+
+
+def call_at_exit(method: MethodType) -> Callable[[], None]:
+    """Have a bound method called when the interpreter ends, if its object still exists then.
+
+    Returns:
+        A function that cancels this.
+    """
+
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        if (bound := reference()) is not None:
+            bound()
+
+    atexit.register(call)
+    cancel = finalize(method.__self__, atexit.unregister, call)
+    cancel.atexit = False
+    return cancel
+
+
+@contextmanager
+def ending_at_exit() -> Iterator[None]:
+    """If the interpreter ends while a daemon thread is in the body, end that thread with `SystemExit`, and wait for it.
+
+    The exception is raised between two steps of Python code.
+    """
+    if threading.current_thread() is threading.main_thread():
+        yield
+        return
+    thread_id, process_id, ended = threading.get_ident(), os.getpid(), threading.Event()
+
+    def end() -> None:
+        if os.getpid() == process_id:  # a forked child does not have this thread
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(SystemExit))
+            ended.wait(LONGEST_END_S)
+
+    atexit.register(end)
+    try:
+        yield
+    finally:
+        ended.set()
+        atexit.unregister(end)

@@ -1,0 +1,84 @@
+"""The settings of JAX under which models are loaded and served, whatever the caller of an engine has set.
+
+A setting of JAX has a global value, and values of single threads, which come first. `own_settings` sets those that change how
+functions are traced, compiled or allowed to move arrays, for the thread that enters it. JAX caches the trace of a function by
+these settings: with the same ones at the start and later, nothing is compiled again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import jax
+
+from jinfercept.errors import ConfigError
+
+_OWN: tuple[tuple[Callable[[Any], AbstractContextManager[object]], Any], ...] = (
+    (jax.enable_x64, False),
+    (jax.disable_jit, False),
+    (jax.numpy_dtype_promotion, "standard"),
+    (jax.numpy_rank_promotion, "allow"),
+    (jax.default_matmul_precision, None),
+    (jax.allow_f16_reductions, True),
+    (jax.softmax_custom_jvp, False),
+    (jax.auto_pcast, True),
+    (jax.remove_size_one_mesh_axis_from_type, False),
+    (jax.default_prng_impl, "threefry2x32"),
+    (jax.threefry_partitionable, True),
+    (jax.enable_custom_prng, False),
+    (jax.legacy_prng_key, "allow"),
+    (jax.debug_key_reuse, False),
+    (jax.debug_nans, False),
+    (jax.debug_infs, False),
+    (jax.check_tracer_leaks, False),
+    (jax.enable_checks, False),
+    (jax.no_tracing, False),
+    (jax.no_execution, False),
+    (jax.transfer_guard, "allow"),
+    (jax.array_garbage_collection_guard, "allow"),
+)
+"""Context managers that set a setting for one thread, and the values of an engine."""
+
+
+_REFUSED = {
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_error_checking_behavior_nan": "ignore",
+}
+"""Settings without a context manager, under which tokens differ or functions cannot be traced, and an engine's values."""
+
+
+def check_settings() -> None:
+    """Raise `ConfigError` for a setting of JAX that changes what an engine compiles, and that `own_settings` cannot set."""
+    for name, value in _REFUSED.items():
+        if (got := getattr(jax.config, name, value)) != value:
+            fix = f"jax.config.update({name!r}, {value!r})"
+            raise ConfigError(f"an engine does not work with JAX's setting {name}", got=got, fix=fix)
+    if jax.config.jax_thread_guard and jax.process_count() > 1:
+        raise ConfigError(
+            "an engine on several hosts uses JAX in a thread of its own", got="jax_thread_guard", fix="turn it off"
+        )
+
+
+@contextmanager
+def own_settings(device: Any = None) -> Iterator[None]:
+    """Use the engine's settings of JAX in this thread, without a mesh; those of other threads stay.
+
+    Args:
+        device: on which arrays are made that have no place; None: the caller's default device.
+
+    Raises:
+        ConfigError: JAX traces a function in this thread.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(jax.set_mesh(None))
+        except ValueError as error:
+            raise ConfigError(
+                "an engine does not work in a function that JAX traces", got=error, fix="call it outside of jax.jit"
+            ) from error
+        for setting, value in _OWN:
+            stack.enter_context(setting(value))
+        if device is not None:
+            stack.enter_context(jax.default_device(device))
+        yield
