@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest
+from jinfercept.plain_values import plain
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
@@ -303,16 +304,11 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Groups from flat options. Raises `ConfigError` for unknown names, wrong types and values out of range."""
-        options_of = [f for group in GROUPS.values() for f in fields(group)]
-        known = [f.name for f in options_of]
-        meant = {alias: f.name for f in options_of for alias in f.metadata["aliases"]}
-        if unknown := sorted(set(options) - set(known)):
+        if unknown := sorted(set(options) - set(OPTIONS)):
             raise ConfigError(
                 "no such option",
-                got=", ".join(
-                    name + nearest(meant.get(f"--{name.replace('_', '-')}", name), known) for name in unknown
-                ),
-                fix=f"the options are {', '.join(sorted(known))}",
+                got=", ".join(name + nearest(ALIASES.get(name, name), [*OPTIONS]) for name in unknown),
+                fix=f"the options are {', '.join(sorted(OPTIONS))}",
             )
         config = cls(**{name: _group(group, options) for name, group in GROUPS.items()})
         config._check()
@@ -362,6 +358,9 @@ class EngineConfig:
 
 GROUPS: dict[str, type] = get_type_hints(EngineConfig)
 """The groups by their names in `EngineConfig`."""
+OPTIONS = {f.name: f for group in GROUPS.values() for f in fields(group)}
+ALIASES = {alias.strip("-").replace("-", "_"): name for name, f in OPTIONS.items() for alias in f.metadata["aliases"]}
+"""Options by vLLM's names for them."""
 
 
 def without_none(hint: Any) -> Any:
@@ -372,7 +371,7 @@ def without_none(hint: Any) -> Any:
 
 def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
-    found = group(**{f.name: options[f.name] for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
+    found = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
         check_type(name, getattr(found, name), hint)
     return found

@@ -1,12 +1,14 @@
 """Errors: what is wrong, the value that was given, and how to fix it.
 
 Every mistake is a `ValueError`, raised before memory is taken. A failing endpoint is not an error but a `Result`; a broken
-invariant of ours is an `assert`. What a step of the engine raises reaches callers as `EngineError`.
+invariant of ours is an `assert`. What a step of the engine raises reaches callers as `EngineError`. Errors can be pickled and
+copied: their messages, attributes and notes stay, and of an attribute that cannot be pickled its text.
 """
 
+import pickle
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinfercept.request import RequestOutput
@@ -24,6 +26,9 @@ class JinferceptError(ValueError):
     def __init__(self, what: str, *, got: object, fix: str) -> None:
         self.what, self.got, self.fix = what, got, fix
         super().__init__(f"{what}; got {got!s}; fix: {fix}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 class ConfigError(JinferceptError):
@@ -46,6 +51,14 @@ class PromptLengthError(RequestError):
     """A prompt is longer than the context that it is for."""
 
 
+class ArgumentError(RequestError, TypeError):
+    """A call has an argument that does not exist, or one by position that has to be named."""
+
+
+class NoSuchNameError(RequestError, AttributeError):
+    """An object has no attribute of a name that users of other engines know."""
+
+
 class EngineError(RuntimeError):
     """A step of the engine failed, and requests were lost with it.
 
@@ -60,6 +73,9 @@ class EngineError(RuntimeError):
         lost = f"; {self.outputs.count(None)} of {len(self.outputs)} requests are lost" if self.outputs else ""
         super().__init__(f"the engine failed: {failure}{lost}; fix: {fix}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
 
 class PluginError(RuntimeError):
     """A user's own code in the engine, such as a policy, raised, or answered what it must not.
@@ -72,6 +88,38 @@ class PluginError(RuntimeError):
     def __init__(self, plugin: str, problem: str) -> None:
         self.plugin, self.problem = plugin, problem
         super().__init__(f"the {plugin} {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
+
+
+def reduced(error: BaseException) -> tuple[Any, ...]:
+    """`__reduce__` of an exception whose `__init__` does not take its message alone."""
+    state = {name: picklable(value) for name, value in vars(error).items()}
+    return _restored, (type(error), *map(picklable, error.args)), state
+
+
+def _restored(kind: type[BaseException], *args: object) -> BaseException:
+    """An exception without its attributes, whose `__init__` is not called."""
+    return kind.__new__(kind, *args)
+
+
+def picklable(value: Any) -> Any:
+    """The value if it can be pickled, else its text, or a `RuntimeError` with an exception's; items of a list one by one."""
+    if _is_picklable(value):
+        return value
+    if isinstance(value, list | tuple):
+        items: list[Any] = [item if _is_picklable(item) else str(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return RuntimeError(describe_failure(value)) if isinstance(value, BaseException) else str(value)
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # a value's own methods may raise anything
+        return False
+    return True
 
 
 def describe_failure(error: BaseException) -> str:

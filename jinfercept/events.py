@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jinfercept.errors import picklable
 from jinfercept.request import Call, Interrupt, Logprob, RequestOutput, Result
+from jinfercept.short_repr import short_repr
 
 
 class Token(NamedTuple):
@@ -50,6 +52,7 @@ class Resumed:
     token_ids: tuple[int, ...]
     text: str
     interrupts: tuple[Interrupt, ...] = ()
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Interrupted:
     interrupts: tuple[Interrupt, ...]
     token_ids: tuple[int, ...]
     text: str
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,9 @@ class Finished:
     output: RequestOutput
     text: str
     failure: BaseException | None = None
+
+    def __getstate__(self) -> list[object]:
+        return [self.request_id, self.output, self.text, picklable(self.failure)]
 
 
 @dataclass(frozen=True, slots=True)

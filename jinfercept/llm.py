@@ -4,21 +4,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
 
 from jax.sharding import Mesh
 
-from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_conversation, make_chats
+from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_single_chat, make_chats
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
-from jinfercept.chat.options import ChatOptions
+from jinfercept.chat.options import ChatArguments, ChatOptions, VllmArguments, check_generate
 from jinfercept.chat.requests import Prompt, make_requests
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.engine.streaming import Stream, serve
-from jinfercept.errors import ConfigError, RequestError
+from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event, StreamEvent
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
@@ -31,14 +30,17 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import Counters
-from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import Recorder, end_token_ids
+from jinfercept.startup.chosen_tokenizer import TokenizerChoice
 from jinfercept.startup.host import EngineHost
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.start import EngineSetup, StartTimes, set_up
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.vllm_names import no_such_attribute
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @final
@@ -47,9 +49,8 @@ class LLM:
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
     It works under its own settings of JAX, whatever the caller's are (`docs/devices.md`). A script that ends aborts what runs.
-    Before JAX's backend starts it sets environment variables that the user has not set, each logged at INFO:
-    `XLA_PYTHON_CLIENT_PREALLOCATE`, `XLA_CLIENT_MEM_FRACTION`, `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` and, with `async_dispatch`,
-    `PJRT_GPU_ENABLE_ASYNC_DISPATCH`; and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
+    Before JAX's backend starts it sets JAX's environment variables that the user has not set, each logged at INFO
+    (`startup/backend.py`), and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
 
     One of several hosts (`coordinator`, `num_hosts`, `host_id`) is an `LLM` on host 0 alone. On another one the constructor
     executes what host 0 plans, and raises `SystemExit` when that one closes its `LLM`. If a host is lost, all processes end.
@@ -59,7 +60,7 @@ class LLM:
             whose weights are in `params`, or an `EngineSetup`, without any other argument.
         params: the weights of a `Model` that is already in memory. What lies where it is wanted is not copied: do not donate it
             before the first `update_weights`.
-        tokenizer: instead of the one beside the weights.
+        tokenizer: instead of the model's: a name or path, as of a model, a `Tokenizer`, or a fast one of `transformers`.
         policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
             `package.module:Class`, or an object.
         estimator: how the durations of calls are predicted: a name, or your own (`sched.estimator.Estimator`), likewise.
@@ -69,7 +70,8 @@ class LLM:
             `devices`; `params` that lie there as the model is cut are not copied.
         lazy: an executable is compiled by the first step that needs it, unless there is no profile yet, or on several hosts.
         progress: called with (what, done, total) while starting.
-        options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`).
+        options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`). Those of
+            vLLM that need nothing here are accepted, and logged (`docs/migration.md`); None is a default.
 
     Attributes:
         model: the model.
@@ -87,7 +89,7 @@ class LLM:
         model: str | Path | ModelConfig | ServedModel | EngineSetup,
         *,
         params: Params | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenizerChoice | None = None,
         policy: PolicyChoice | None = None,
         estimator: EstimatorChoice | None = None,
         order: OrderChoice | None = None,
@@ -109,6 +111,14 @@ class LLM:
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._ids = map("request-{}".format, count())  # taken from any thread
 
+    def __repr__(self) -> str:
+        return f"LLM({self.engine})"
+
+    if not TYPE_CHECKING:  # a name that does not exist stays an error of the type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute(name, dir(self))
+
     @property
     def config(self) -> EngineConfig:
         """The options, with those of the last `restart`."""
@@ -117,7 +127,7 @@ class LLM:
     @property
     def policy_name(self) -> str:
         """The policy as it was chosen: a name or a place, or the name of a class."""
-        return label(self.engine.setup.own.filled(self.config)[0])
+        return self.engine.policy_name
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -153,6 +163,16 @@ class LLM:
         """The parameters of a prompt that brings none: vLLM's defaults, under those of `generation_config.json`."""
         return SamplingParams(**self.sampling_defaults)
 
+    def get_tokenizer(self) -> "PreTrainedTokenizerFast":
+        """A tokenizer of `transformers` with the tokens of this model. Raises `ModelError` if the model has none."""
+        if self.tokenizer is None:
+            raise ModelError("this model has no tokenizer", got=self.engine.setup.name, fix="LLM(…, tokenizer=…)")
+        return self.tokenizer.to_transformers()
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop the pages of finished requests; False if others are not finished, which keep theirs."""
+        return self.engine.reset_prefix_cache()
+
     def restart(
         self,
         policy: PolicyChoice | None = None,
@@ -166,9 +186,8 @@ class LLM:
         That mends an engine that failed too. A call that raises changes nothing.
 
         Args:
-            policy: as for a new `LLM`; the name or place chosen last by default.
+            policy, estimator, order: as for a new `LLM`; the name or place chosen last by default.
             record: makes an observer of the scheduler.
-            estimator, order: as for a new `LLM`; the name or place chosen last by default.
             options: of `RestartOptions`; the others keep their values.
 
         Raises:
@@ -199,15 +218,16 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
-        tools: Iterable[Tool] = (),
+        tools: Iterable[Tool] | None = None,
         detector: Detector | Iterable[Detector | None] | None = None,
         async_calls: AsyncCalls | None = None,
         on_event: Callable[[Event], None] | None = None,
+        **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
         """Serve prompts together, to the end.
 
         Args:
-            prompts: one or several texts or `{"prompt_token_ids": [...]}`.
+            prompts: one or several texts, lists or arrays of token ids, or `{"prompt_token_ids": [...]}`.
             sampling_params: one for all, or one for each; by default `get_default_sampling_params()`.
             tools: what the model may call; those with a `start` text are found in what it writes. A tool may use this LLM:
                 its requests are batched with all others.
@@ -216,15 +236,16 @@ class LLM:
                 by default if one of them has `calls="async"`. The model goes on while they run, and reads their results as
                 interrupts.
             on_event: called with tokens, calls, results and ends as they happen.
+            others: of vLLM, as `use_tqdm`: nothing is done for them.
 
         Returns:
-            One output per prompt, in order.
+            One output per prompt, in order. The finish reason is "error" where a request's own detector or grammar raised.
 
         Raises:
             RequestError: a request can never be served; none is started then.
-            EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
-                request alone (its detector or its grammar raises) is no exception: its finish reason is "error".
+            EngineError: a step of the engine failed. It carries the outputs that are complete.
         """
+        check_generate(others)
         requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
         return serve(self.engine.thread, requests, on_event=on_event)
 
@@ -233,11 +254,13 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
-        tools: Iterable[Tool] = (),
+        tools: Iterable[Tool] | None = None,
         detector: Detector | Iterable[Detector | None] | None = None,
         async_calls: AsyncCalls | None = None,
+        **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
         """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
+        check_generate(others)
         requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)
         return await aserve(self.engine.thread, requests)
 
@@ -246,9 +269,9 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
-        tools: Iterable[ChatToolLike] = (),
+        tools: Iterable[ChatToolLike] | None = None,
         on_event: Callable[[StreamEvent], None] | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """Answer conversations, running the tools that the model calls until it has answered.
 
@@ -280,8 +303,8 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
-        tools: Iterable[ChatToolLike] = (),
-        **options: Unpack[ChatOptions],
+        tools: Iterable[ChatToolLike] | None = None,
+        **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
         return await aserve(self.engine.thread, *self.make_chats(messages, sampling_params, tools, options))
@@ -291,15 +314,14 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
-        tools: Iterable[Any] = (),
+        tools: Iterable[Any] | None = None,
         detector: Detector | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatArguments],
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
 
-        Of `options` a prompt takes `async_calls` only.
-
-        It starts now and runs whether or not events are read; closing or dropping the iterator aborts it.
+        It starts now and runs whether or not events are read; closing or dropping the iterator aborts it. Of `options` a prompt
+        takes `async_calls` only.
 
         Returns:
             `Token`, `Intercepted`, `Resumed` and last `Finished`, of asynchronous calls `Called` and `Interrupted` too; in a
@@ -320,9 +342,9 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
-        tools: Iterable[Any] = (),
+        tools: Iterable[Any] | None = None,
         detector: Detector | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[ChatArguments],
     ) -> AsyncStream:
         """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
         chats = self._either(prompt, sampling_params, tools, detector, options)
@@ -332,7 +354,7 @@ class LLM:
         self,
         prompts: Any,
         params: Any,
-        tools: Iterable[Tool | ChatTool],
+        tools: Iterable[Tool | ChatTool] | None,
         detector: Any,
         ids: Iterable[str] | None = None,
         tenant: str = "",
@@ -363,8 +385,7 @@ class LLM:
         """What `chat` serves, not submitted, and the readers of its events. From any thread.
 
         Args:
-            ids: names for them, one for each conversation; made up by default.
-            tenant: whose grammars they are.
+            ids, tenant: as of `make_requests`.
         """
         self.engine.thread.check_process()
         params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
@@ -372,26 +393,22 @@ class LLM:
         grammars = self.grammars and self.grammars.of(tenant)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
 
-    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatOptions) -> Chats:
+    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> Chats:
         """A single prompt or a single conversation."""
-        if is_conversation(prompt):
-            if detector is not None:
-                raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+        if is_single_chat(prompt, detector, options):
             return self.make_chats([prompt], params, tools, options)
-        async_calls = options.get("async_calls")
-        if others := ", ".join(name for name in options if name != "async_calls"):
-            raise RequestError("options of a chat need messages", got=others, fix="leave them out")
-        return Chats(self.make_requests([prompt], params, tools, detector, async_calls=async_calls), {})
+        calls = options.get("async_calls")
+        return Chats(self.make_requests([prompt], params, tools, detector, async_calls=calls), {})
 
     def close(self) -> None:
         """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
         self.engine.close()
 
+    shutdown = close
+
     def __enter__(self) -> Self:
         self.engine.check_open("to enter it")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

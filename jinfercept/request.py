@@ -1,11 +1,13 @@
 """Requests, tools, calls, results and outputs: the values that pass between clients, the engine and tools. Frozen."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams as SamplingParams
+from jinfercept.sampling_params import is_number
+from jinfercept.short_repr import short_repr
 
 if TYPE_CHECKING:
     from jinfercept.engine.protocols import CallMarkup
@@ -18,10 +20,6 @@ CallMode = Literal["sync", "parallel", "async"]
 
 READER = "<reader>"
 """Name under which the time from an answer to its follow-up is learned, beside the names of tools. No tool has it."""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_tool_name(name: str) -> None:
@@ -50,6 +48,7 @@ class Call:
     expected_s: float | None = None
     id: str = ""
     by_caller: bool = False
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ class Result:
     status: Status = "ok"
     token_ids: tuple[int, ...] | None = None
     duration_s: float = 0.0
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Tool:
     """
 
     function: Callable[..., object | Awaitable[object]]
+    _: KW_ONLY
     name: str = ""
     start: str | None = None
     stop: str | None = None
@@ -108,14 +109,11 @@ class Tool:
             raise RequestError(
                 f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="put {} into it"
             )
-        if not (_is_number(self.timeout_s) and self.timeout_s > 0):
+        if not (is_number(self.timeout_s) and self.timeout_s > 0):
             raise RequestError(f"tool {self.name!r} needs a time-out", got=repr(self.timeout_s), fix="seconds, above 0")
-        if type(self.max_result_tokens) is not int or self.max_result_tokens < 1:
-            raise RequestError(
-                f"tool {self.name!r} needs room for its result",
-                got=repr(self.max_result_tokens),
-                fix="a whole number from 1",
-            )
+        if type(room := self.max_result_tokens) is not int or room < 1:
+            what = f"tool {self.name!r} needs room for its result"
+            raise RequestError(what, got=repr(room), fix="a whole number from 1")
         if self.calls not in (None, "sync", "parallel", "async"):
             raise RequestError(f"calls of tool {self.name!r}", got=repr(self.calls), fix="sync, parallel or async")
         if self.calls is not None and self.start is not None:
@@ -291,6 +289,7 @@ class Interception:
     span: tuple[int, int] = (0, 0)
     duration_s: float = 0.0
     context: ContextUse | None = None
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +304,7 @@ class Interrupt:
     call: Call
     result: Result
     span: tuple[int, int]
+    __repr__ = short_repr
 
 
 class Logprob(NamedTuple):
@@ -356,6 +356,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     interrupts: tuple[Interrupt, ...] = ()
     cancelled: tuple[Call, ...] = ()
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +390,11 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
-    metrics: RequestMetrics
+    metrics: RequestMetrics = field(repr=False)
     finished: bool = True
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     retained: ContextUse | None = None
+    __repr__ = short_repr
 
     @property
     def interceptions(self) -> tuple[Interception, ...]:

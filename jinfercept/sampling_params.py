@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import ArgumentError, RequestError
+from jinfercept.plain_values import plain
 from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.vllm_names import RENAMED_SAMPLING, unknown_argument
 
 MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20
@@ -20,9 +22,11 @@ MAX_BAD_TOKENS = 8
 """Tokens of a bad sequence: as many as the device remembers of what it drew, and one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are drawn and when it ends. Names, defaults and ranges as in vLLM.
+    """How one request's tokens are drawn and when it ends. Names, defaults and ranges as in vLLM; by keyword only.
+
+    Numbers and arrays of NumPy, JAX and torch are stored as Python's. `dataclasses.replace` makes changed ones.
 
     What is done to a row of logits, in this order: tokens that may not come get -inf (`structured_outputs`,
     `allowed_token_ids`, `bad_words`, and until `min_tokens` the ends); `logit_bias`; penalties; at `temperature` 0 the largest
@@ -90,7 +94,19 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     forced_output_ids: tuple[int, ...] | list[int] = ()
 
+    def __new__(cls, *by_position: object, **parameters: object) -> Self:
+        if by_position:
+            raise ArgumentError(
+                "sampling parameters are given by name", got=repr(by_position)[:80], fix="SamplingParams(temperature=0)"
+            )
+        names = [field.name for field in fields(cls)]
+        for name in sorted(parameters.keys() - {*names}):
+            raise unknown_argument("there is no such sampling parameter", name, names, RENAMED_SAMPLING)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         self._check_ends()
         self._check_numbers()
         self._check_tokens()
@@ -117,21 +133,21 @@ class SamplingParams:
             raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
 
     def _check_numbers(self) -> None:
-        if not _is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
+        if not is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise RequestError(
                 f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=repr(self.temperature), fix="0 is greedy"
             )
-        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise RequestError("top_p is a share, above 0 and at most 1", got=repr(self.top_p), fix="1 turns it off")
-        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise RequestError("min_p is a share, from 0 to 1", got=repr(self.min_p), fix="0 turns it off")
-        if not _is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
+        if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
             raise RequestError(
                 "repetition_penalty is a number above 0", got=repr(self.repetition_penalty), fix="1 turns it off"
             )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            if not _is_number(value) or not -2 <= value <= 2:
+            if not is_number(value) or not -2 <= value <= 2:
                 raise RequestError(f"{name} is a number from -2 to 2", got=repr(value), fix="0 turns it off")
         _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
         _whole("n", self.n, 1, MAX_OUTPUTS, "give the prompt several times")
@@ -226,5 +242,5 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list | tuple) and all(type(token) is int for token in value)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

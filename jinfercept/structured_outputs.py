@@ -16,7 +16,7 @@ JSON_SPACE = r" |\n[ \t]{0,20}"
 """White space between the parts of a JSON value. Without a bound small models write blanks until they are cut off."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
     """What the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
 

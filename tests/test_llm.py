@@ -197,7 +197,7 @@ def test_bad_requests_say_what_got_and_fix(smollm2: LLM) -> None:
         lambda: smollm2.generate({"prompt_token_ids": [1] * 10_000}),
         lambda: smollm2.generate({}),
         lambda: smollm2.generate(None),  # pyright: ignore[reportArgumentType]
-        lambda: smollm2.generate([1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        lambda: smollm2.generate([1, 2.5, 3]),  # pyright: ignore[reportArgumentType]
         lambda: smollm2.generate({"prompt_token_ids": "123"}),
         lambda: smollm2.generate({"prompt_token_ids": [1.5]}),
         lambda: smollm2.generate({"prompt": "a", "cache_slat": "x"}),

@@ -164,7 +164,7 @@ def _serve(llm: LLM, script: CallScript, mode: CallMode | None, *, waits: bool =
             ends_s.append(time.monotonic() - began_s)
 
     tools = [] if mode is None else _tools(waits)
-    options = None if mode is None else AsyncCalls(mode)
+    options = None if mode is None else AsyncCalls(calls=mode)
     params, began_s = _params(llm, script), time.monotonic()
     llm.generate(PROMPT, params, tools=tools, async_calls=options, on_event=note)
     return ends_s

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
 from jinfercept.chat.messages import Message
-from jinfercept.chat.options import MAX_ROUNDS, ChatOptions, check_options, reasoning_format, tool_call_format
+from jinfercept.chat.options import (
+    MAX_ROUNDS,
+    ChatArguments,
+    ChatOptions,
+    checked_options,
+    reasoning_format,
+    tool_call_format,
+)
 from jinfercept.chat.per_turn_grammar import PerTurnGrammar
 from jinfercept.chat.reader import ChatReader
 from jinfercept.chat.reasoning_grammar import AfterReasoning
@@ -28,6 +35,7 @@ from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.plain_values import plain
 from jinfercept.request import Call, CallMode, Grammar, Request, SamplingParams, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -47,11 +55,25 @@ def is_conversation(prompt: object) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and all(_is_message(message) for message in prompt)
 
 
+def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> bool:
+    """Whether this is one conversation, not one prompt. Raises `RequestError` for arguments that do not go with it."""
+    if is_conversation(prompt):
+        if detector is not None:
+            raise RequestError("a chat finds its calls itself", got="a detector", fix="name a tool_call_parser")
+        return True
+    checked_options(options)
+    if isinstance(plain(prompt), int | float):
+        raise RequestError("a prompt is a text or a list of token ids", got=repr(prompt), fix="give either")
+    if others := ", ".join(name for name in options if name in ChatOptions.__annotations__ and name != "async_calls"):
+        raise RequestError("options of a chat need messages", got=others, fix="leave them out")
+    return False
+
+
 def make_chats(
     ids: Iterable[str],
     conversations: Sequence[Message] | Sequence[Sequence[Message]],
     params: SamplingParams | Iterable[SamplingParams] | None,
-    tools: Iterable[ChatToolLike],
+    tools: Iterable[ChatToolLike] | None,
     options: ChatOptions,
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
@@ -72,7 +94,7 @@ def make_chats(
     if tokenizer is None:
         raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
     listed = _conversations(conversations)
-    check_options(options)
+    options = checked_options(options)
     calls_run = options.get("async_calls")
     declared = [_with_mode(tool, calls_run.calls) if calls_run else tool for tool in chat_tools(tools)]
     if futures := Futures.of(declared, calls_run or AsyncCalls()):
@@ -151,7 +173,7 @@ def _template(
         tokenizer,
         [tool.declaration for tool in tools],
         options.get("chat_template"),
-        options.get("chat_template_kwargs", {}),
+        options.get("chat_template_kwargs") or {},
         ends,
         options.get("special_tokens_in_text", False),
         [tool.declaration for tool in written],

@@ -51,8 +51,10 @@ ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
 `ChatTool`."""
 
 
-def chat_tools(tools: Iterable[ChatToolLike]) -> list[ChatTool]:
+def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
     """Tools as a chat takes them. Raises `RequestError` for invalid tools, and for two of one name."""
+    if tools is None:
+        return []
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[function]")
     listed = [_chat_tool(tool) for tool in tools]

@@ -1,8 +1,8 @@
 """Options of a chat, checked, and the formats that they name or that a chat template asks for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypedDict
+from dataclasses import fields, replace
+from typing import Any, TypedDict, cast
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.tool_choice import ToolChoice
@@ -11,6 +11,9 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.plain_values import plain
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.vllm_names import check_arguments
 
 MAX_ROUNDS = 8
 """The default of `ChatOptions.max_rounds`."""
@@ -44,7 +47,7 @@ class ChatOptions(TypedDict, total=False):
 
     max_rounds: int
     chat_template: str | None
-    chat_template_kwargs: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
     tool_call_parser: str | None
     reasoning_parser: str | None
@@ -55,21 +58,59 @@ class ChatOptions(TypedDict, total=False):
     async_calls: AsyncCalls | None
 
 
-def check_options(options: ChatOptions) -> None:
-    """Raise `RequestError` for unknown options, a wrong `max_rounds` and a wrong `chat_template`."""
-    unknown = sorted(set(options) - set(ChatOptions.__annotations__))
-    if unknown:
-        known = ", ".join(sorted(ChatOptions.__annotations__))
-        raise RequestError("a chat has no such option", got=", ".join(unknown), fix=f"the options are {known}")
-    max_rounds = options.get("max_rounds", MAX_ROUNDS)
+class VllmArguments(TypedDict, total=False):
+    """Arguments of vLLM's methods for which nothing is done; values that ask for something are refused (`vllm_names.CALLS`)."""
+
+    use_tqdm: Any
+    lora_request: None
+    priority: None
+    tokenization_kwargs: Mapping[str, Any] | None
+    mm_processor_kwargs: Mapping[str, Any] | None
+    chat_template_content_format: str
+    continue_final_message: bool
+
+
+class ChatArguments(ChatOptions, VllmArguments, total=False):
+    """Keyword arguments of a chat beside messages, parameters and tools."""
+
+
+_SAMPLING = [field.name for field in fields(SamplingParams)]
+
+
+def check_generate(others: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for a keyword argument that `generate` has not, unless it is vLLM's and asks for nothing."""
+    names = ("prompts", "sampling_params", "tools", "detector", "async_calls", "on_event")
+    check_arguments("generate has no such argument", others, names, _SAMPLING)
+
+
+_KINDS: dict[str, tuple[type, str, str]] = {
+    "add_generation_prompt": (bool, "is True or False", "give one of them"),
+    "special_tokens_in_text": (bool, "is True or False", "give one of them"),
+    "tool_call_parser": (str, "is a name", f"one of {', '.join(FORMATS)}"),
+    "reasoning_parser": (str, "is a name or None", f"one of auto, {', '.join(REASONING_FORMATS)}"),
+    "max_prompt_chars": (int, "is a whole number", "leave it out for no limit"),
+    "async_calls": (AsyncCalls, "are AsyncCalls", "AsyncCalls(on_end=…)"),
+}
+
+
+def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
+    """The options, with Python's numbers, without those that are None: a default, but for `reasoning_parser`.
+
+    Raises:
+        RequestError: an option is unknown, or has a wrong type.
+    """
+    check_arguments("a chat has no such option", options, ChatOptions.__annotations__, _SAMPLING)
+    given = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
+    for name, (kind, what, fix) in _KINDS.items():
+        if not isinstance(value := given.get(name), kind | None):
+            raise RequestError(f"{name} {what}", got=repr(value)[:80], fix=fix)
+    max_rounds = given.get("max_rounds", MAX_ROUNDS)
     if type(max_rounds) is not int or max_rounds < 0:
         raise RequestError("max_rounds is a whole number", got=repr(max_rounds), fix="0 runs no call")
-    calls = options.get("async_calls")
-    if not isinstance(calls, AsyncCalls | None):
-        raise RequestError("async_calls are AsyncCalls", got=repr(calls)[:80], fix="AsyncCalls(on_end=…)")
-    source = options.get("chat_template")
+    source = given.get("chat_template")
     if source is not None and (not isinstance(source, str) or not source.strip()):
         raise RequestError("chat_template is Jinja source", got=repr(source)[:80], fix="give its text, not empty")
+    return cast(ChatOptions, given)
 
 
 def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = "auto") -> None:

@@ -1,8 +1,8 @@
 """Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.marked_tools import MarkedTools
@@ -10,11 +10,21 @@ from jinfercept.errors import PromptLengthError, RequestError
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import StopStringDetector
+from jinfercept.plain_values import plain
 from jinfercept.request import Detector, Request, SamplingParams, Tool
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
-Prompt = str | Mapping[str, Any]
-"""A text, or `{"prompt_token_ids": [...]}`; `"cache_salt"` and the text as `"prompt"` may stand beside the ids."""
+
+class IdArray(Protocol):
+    """An array of NumPy, JAX or torch."""
+
+    def tolist(self) -> Any:
+        """Its numbers as lists."""
+        ...
+
+
+Prompt = str | Mapping[str, Any] | Sequence[int] | IdArray
+"""A text, token ids, or `{"prompt_token_ids": [...]}`; `"cache_salt"` and the text as `"prompt"` may stand beside these ids."""
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
@@ -23,7 +33,7 @@ def make_requests(
     ids: Iterable[str],
     prompts: Prompt | Iterable[Prompt],
     params: SamplingParams | Iterable[SamplingParams] | None,
-    tools: Iterable[Tool | ChatTool],
+    tools: Iterable[Tool | ChatTool] | None,
     detector: Detector | Iterable[Detector | None] | None,
     tokenizer: Tokenizer | None,
     grammars: Grammars | None = None,
@@ -88,11 +98,13 @@ def check_chars(given: Any, most: int) -> None:
 
 
 def _prompts(prompts: Any) -> list[Any]:
+    prompts = plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError("prompts are texts or {'prompt_token_ids': […]}", got=repr(prompts)[:80], fix="give either")
-    return list(prompts)
+        raise RequestError("prompts are texts or lists of token ids", got=repr(prompts)[:80], fix="give either")
+    listed = plain(list(prompts))
+    return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 
 
 def _text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Detector:
@@ -117,12 +129,11 @@ def _request(
     structured = params.structured_outputs
     if structured is not None and grammars is None:
         raise RequestError("structured outputs need a tokenizer", got="none", fix="leave them out, or pass a tokenizer")
+    prompt = plain(prompt)
+    if isinstance(prompt, list | tuple):
+        prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, str | Mapping):
-        raise RequestError(
-            "a prompt is a text or {'prompt_token_ids': […]}",
-            got=repr(prompt)[:80],
-            fix="put token ids into such a dict",
-        )
+        raise RequestError("a prompt is a text or a list of token ids", got=repr(prompt)[:80], fix="give either")
     parts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
     unknown = sorted(set(map(str, parts)) - _PROMPT_KEYS)
     if unknown:
@@ -159,7 +170,8 @@ def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Samp
 
 
 def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
-    """Token ids of any integer type, numpy's included."""
+    """Token ids of any integer type, NumPy's included."""
+    token_ids = plain(token_ids)
     try:
         if isinstance(token_ids, str | bytes) or any(isinstance(token, bool) for token in token_ids):
             raise TypeError
@@ -171,6 +183,8 @@ def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
 
 
 def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
+    if tools is None:
+        return []
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):
         raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[Tool(…)]")
     listed: list[Tool | ChatTool] = []
@@ -185,7 +199,8 @@ def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
 
 def _one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
     """One value for each prompt, from one for all or a list."""
-    if value is None or (kind is not None and isinstance(value, kind)) or not isinstance(value, Iterable):
+    single = kind is not None and isinstance(value, kind | str | Mapping)
+    if value is None or single or not isinstance(value, Iterable):
         return [value] * number
     values = list(value)
     if len(values) != number:

@@ -21,7 +21,7 @@ from jinfercept.bench.throughput_peers import (
     script_peer,
 )
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
-from jinfercept.config import CacheOptions, DTypeChoice, EngineOptions
+from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.models import embedded
 from jinfercept.sim.reports import check_outputs, write_json
@@ -38,7 +38,7 @@ class Throughput:
 
     model: ModelName
     dtype: Several = ()
-    """float32 or bfloat16 (default: both)"""
+    """float32, bfloat16, or auto as of `LLM` (default: float32 and bfloat16)"""
     batch: Several = ()
     """requests at once (default: 1,8,32)"""
     context: Several = ()
@@ -81,8 +81,14 @@ class Throughput:
 
     def _dtypes(self) -> list[DTypeChoice]:
         names = listed(self.dtype or DTYPES)
+        if "auto" in names:
+            from jinfercept.models.load import dtype_name
+            from jinfercept.startup.backend import prepare_backend
+
+            prepare_backend(EngineConfig.from_options(self.engine))  # before JAX starts to say what `auto` is
+            names = list(dict.fromkeys(map(dtype_name, names)))
         if wrong := [name for name in names if name not in DTYPES]:
-            raise ConfigError("no such --dtype", got=", ".join(wrong), fix=f"one of {', '.join(DTYPES)}")
+            raise ConfigError("no such --dtype", got=", ".join(wrong), fix=f"auto, or one of {', '.join(DTYPES)}")
         return [dtype for name in names for dtype in DTYPES if dtype == name]
 
     def _work(self) -> ThroughputWork:

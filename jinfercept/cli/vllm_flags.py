@@ -1,72 +1,12 @@
-"""Flags of `vllm serve` that need nothing here: they are accepted, and the log says why nothing has to be done.
-
-A value that asks for something which cannot be done is refused. Flags that have another name here are refused with that name.
-"""
+"""A command line of `vllm serve`: flags that need nothing are taken out, and the log says why nothing has to be done."""
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
+from jinfercept.vllm_names import RENAMED, UNNEEDED, VALUES, Flag, own_value
 
-
-class Flag(NamedTuple):
-    """A flag that needs nothing.
-
-    Attributes:
-        why: nothing has to be done.
-        values: those that are accepted; empty: any value; None: the flag takes no value.
-        short: its short form.
-    """
-
-    why: str
-    values: tuple[str, ...] | None = None
-    short: str | None = None
-
-
-_COMPILED = "everything is compiled at the start, and nothing afterwards"
-
-UNNEEDED = {
-    "--enable-auto-tool-choice": Flag("tools are called wherever the model's template knows them"),
-    "--enable-prompt-tokens-details": Flag("usage always has them"),
-    "--enable-request-id-headers": Flag("every answer has its x-request-id"),
-    "--enforce-eager": Flag(_COMPILED),
-    "--compilation-config": Flag(_COMPILED, (), "-O"),
-    "--async-scheduling": Flag("--pipeline-depth 1 is the default"),
-    "--trust-remote-code": Flag("code from a model's repository is never run"),
-    "--disable-log-requests": Flag("the text of requests is never logged"),
-    "--no-enable-log-requests": Flag("the text of requests is never logged"),
-    "--disable-log-stats": Flag("statistics are not logged; /metrics has them"),
-    "--disable-uvicorn-access-log": Flag("a line for each request is all that is logged"),
-    "--max-log-len": Flag("the text of requests is never logged", ()),
-    "--uvicorn-log-level": Flag("the log has one level", ()),
-    "--disable-frontend-multiprocessing": Flag("a server is one process"),
-    "--api-server-count": Flag("a server is one process", ("1",)),
-    "--pipeline-parallel-size": Flag("every device has all layers", ("1",), "-pp"),
-    "--data-parallel-size": Flag("a server is one replica", ("1",), "-dp"),
-    "--distributed-executor-backend": Flag("one process drives all its devices", ("mp", "uni")),
-    "--cpu-offload-gb": Flag("weights stay on the device", ("0", "0.0")),
-    "--tokenizer-mode": Flag("the tokenizer is the model's", ("auto",)),
-    "--config-format": Flag("the format is seen from the files", ("auto", "hf")),
-    "--runner": Flag("a server generates", ("auto", "generate")),
-    "--task": Flag("a server generates", ("auto", "generate")),
-    "--convert": Flag("a server generates", ("auto", "none")),
-    "--scheduling-policy": Flag("requests are served by priority, then by arrival", ("fcfs", "priority")),
-    "--chat-template-content-format": Flag("the parts of a text are joined", ("auto", "string")),
-    "--response-role": Flag("answers are the assistant's", ("assistant",)),
-}
-"""The flags by name."""
-
-RENAMED = {
-    "--num-gpu-blocks-override": "--kv-tokens, in tokens",
-    "--kv-offloading-size": "--swap-space",
-    "--revision": "part of the model's name: owner/name@revision",
-    "--tool-server": "--tools",
-}
-"""Refused flags, and their names here."""
-
-
-_SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None}
+_SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None} | {"-q": "--quantization"}
 
 
 def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -88,6 +28,10 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         flag = UNNEEDED.get(name)
         if flag is None:
             rest.append(word)
+            if name in VALUES and (value is not None or left):
+                value = left.popleft() if value is None else value
+                rest[-1:] = [name, ours := own_value(name, value)]
+                notes += [f"{name} {value} is {name} {ours} here"] * (ours != value)
             continue
         if flag.values is not None:
             value = value if value is not None else left.popleft() if left else ""

@@ -163,6 +163,13 @@ class Engine:
         """Drop the retained context of a finished request; an id that has none is ignored."""
         self._retained.drop(request_id, self._clock.now())
 
+    def reset_prefix_cache(self) -> bool:
+        """Drop the pages of finished requests and their retained contexts; False if unfinished requests hold others."""
+        self._retained.clear(self._clock.now())
+        self.scheduler.kv.store.begin()  # copies to the host arrive, so that no page is left out
+        self.scheduler.kv.store.clear()
+        return not self.has_work
+
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""

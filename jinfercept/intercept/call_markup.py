@@ -54,7 +54,7 @@ class SharedLimit(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncCalls:
     """How a request's calls in context markup language are written, run and waited for.
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from jinfercept.errors import EngineError, JinferceptError, PromptLengthError
+from jinfercept.errors import EngineError, JinferceptError, PromptLengthError, reduced
 from jinfercept.server.anthropic_dialect import REQUEST_ID, anthropic_error, speaks_anthropic
 from jinfercept.server.encoding import EncodedReply
 
@@ -46,6 +46,9 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, headers)
         self.param, self.code = param, code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
     @classmethod
     def bad(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":

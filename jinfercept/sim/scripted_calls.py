@@ -36,7 +36,7 @@ def scripted_tokenizer() -> Tokenizer:
 def scripted_markup(calls: CallMode) -> ContextMarkup:
     """The markup of scripted requests whose calls run in this way."""
     tools = {name: Tool(str, name=name) for name in DURATIONS}
-    return ContextMarkup(AsyncCalls(calls), tools, dict.fromkeys(tools, PARAMETERS), scripted_tokenizer())
+    return ContextMarkup(AsyncCalls(calls=calls), tools, dict.fromkeys(tools, PARAMETERS), scripted_tokenizer())
 
 
 def text_of(script: CallScript, word: str = ".") -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit
@@ -21,6 +21,7 @@ from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.load import EngineLoad, QueuedWork
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import Counters
+from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.startup.assembly import Assembled, Recorder
 from jinfercept.startup.start import EngineSetup
@@ -36,12 +37,27 @@ class EngineHost:
     Attributes:
         setup: the same with the options of the last `restart`.
         thread: serves requests on the engine that runs.
+        closed: no engine runs any more.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
         self.setup, self._runner = setup, setup.machine.executor
-        self._closed = False
+        self.closed = False
         self._begin(setup.assemble())
+
+    def __str__(self) -> str:
+        setup = self.setup
+        sizes = f"kv_tokens={setup.memory_plan.kv_tokens}, max_model_len={setup.memory_plan.max_model_len}"
+        state = ", closed" if self.closed else ""
+        return f"{setup.name!r}, dtype={setup.dtype!r}, {sizes}, policy={self.policy_name!r}{state}"
+
+    def __reduce__(self) -> NoReturn:
+        raise RequestError("an LLM stays in its process", got="a copy of it", fix="make one there, or ask a server")
+
+    @property
+    def policy_name(self) -> str:
+        """As `LLM.policy_name`."""
+        return label(self.setup.own.filled(self.setup.config)[0])
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
@@ -78,6 +94,11 @@ class EngineHost:
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request between two steps; a request without one is ignored."""
         self.thread.ask(lambda: self._engine.release(request_id))
+
+    def reset_prefix_cache(self) -> bool:
+        """As `LLM.reset_prefix_cache`, between two steps."""
+        self.check_open("to reset its prefix cache")
+        return self.thread.ask(self._engine.reset_prefix_cache).result()
 
     def snapshot(self) -> Future[EngineState]:
         """The engine's state between two steps; the answer waits for the step that runs."""
@@ -182,16 +203,16 @@ class EngineHost:
 
     def check_open(self, got: str) -> None:
         """Raise `RequestError` if the host is closed."""
-        if self._closed:
+        if self.closed:
             raise RequestError("this LLM is closed", got=got, fix="make a new one")
 
     def close(self) -> None:
         """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""
-        if self._closed or self.thread.is_elsewhere:
+        if self.closed or self.thread.is_elsewhere:
             return
         self.thread.check_caller("close()")
         with self._using_jax():
-            self._closed = True
+            self.closed = True
             self._end()
             self.setup.machine.close()
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from jax.sharding import Mesh
 
-from jinfercept.config import EngineConfig, RestartOptions
+from jinfercept.config import ALIASES, OPTIONS, EngineConfig, RestartOptions
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.hosts.group import HostGroup
@@ -33,6 +33,7 @@ from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile, load_profile
 from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
 from jinfercept.startup.backend import prepare_backend, start_backend
+from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
@@ -48,6 +49,7 @@ from jinfercept.startup.several_hosts import (
 from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.vllm_names import own_options
 
 log = logging.getLogger("jinfercept")
 
@@ -101,6 +103,7 @@ class EngineSetup:
         memory_plan: sizes of the pools.
         times: seconds that the start took.
         sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
+        name: of the model, as it was given, or of its family.
     """
 
     model: ServedModel
@@ -111,6 +114,12 @@ class EngineSetup:
     memory_plan: MemoryPlan
     times: StartTimes
     sampling_defaults: Mapping[str, Any]
+    name: str
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and activations."""
+        return dtype_name(self.config.model.dtype)
 
     def changed(
         self,
@@ -160,7 +169,7 @@ def set_up(
     model: str | Path | ModelConfig | ServedModel,
     *,
     params: Params | None = None,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TokenizerChoice | None = None,
     policy: PolicyChoice | None = None,
     estimator: EstimatorChoice | None = None,
     order: OrderChoice | None = None,
@@ -179,12 +188,16 @@ def set_up(
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
         raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
+    flags, notes = own_options(flags, OPTIONS, ALIASES)
+    for note in notes:
+        log.info("%s", note)
     config = EngineConfig.from_options(flags)
     own.check(config)
     effort = None
     if profile is None and (asked := config.scheduling.profile) is not None:
         effort, profile = (asked, None) if asked in EFFORTS else (None, load_profile(asked))
     prepare_backend(config)
+    read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
             "a model is a name, a path, a ModelConfig or a Model", got=repr(model)[:80], fix="give one of them"
@@ -197,7 +210,7 @@ def set_up(
         devices = choose_devices(config.model, mesh, across_hosts=group is not None)
         with own_settings(devices.local_devices[0]):
             return _set_up_here(
-                model, params, tokenizer, own, profile, effort, config, flags, group, devices, bool(lazy), progress
+                model, params, read, own, profile, effort, config, flags, group, devices, bool(lazy), progress
             )
 
 
@@ -275,7 +288,8 @@ def _set_up_here(
     machine = Machine(
         loaded.model.config, tokenizer, runner, shape, profile, config.scheduling.speculation.model, leader
     )
-    return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults)
+    name = str(model) if isinstance(model, str | Path) else loaded.model.config.family
+    return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults, name)
 
 
 def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:

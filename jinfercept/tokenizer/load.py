@@ -15,7 +15,7 @@ from jinfercept.tokenizer.tokenizer import SETTINGS_FILE, Tokenizer
 
 _SOONER = ("tokenizer.json", "vocab.json")  # than tokenizer.model
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_FIX = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
+_SAVE = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
 
 
 def load_tokenizer(source: Path | None) -> Tokenizer | None:
@@ -60,17 +60,21 @@ def _from_directory(path: Path) -> Tokenizer:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a broken or foreign file makes of it
-        raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=_FIX) from error
-    configured = _configured_ids(path)
+        raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=_SAVE) from error
+    return from_transformers(loaded, _configured_ids(path), str(path))
+
+
+def from_transformers(loaded: Any, eos_token_ids: set[int], place: str) -> Tokenizer:
+    """A tokenizer of `transformers`, on the same backend, with further end tokens. Raises `ModelError` if it is a slow one."""
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
-        raise ModelError("the tokenizer has no fast form", got=f"{path}: {type(loaded).__name__}", fix=_FIX)
+        raise ModelError("the tokenizer has no fast form", got=f"{place}: {type(loaded).__name__}", fix=_SAVE)
     templates = loaded.chat_template or {}
-    eos_token_ids = {loaded.eos_token_id} if loaded.eos_token_id is not None else set()
+    own = {loaded.eos_token_id} if loaded.eos_token_id is not None else set()
     return Tokenizer(
         backend,
         bos_token_id=loaded.bos_token_id,
-        eos_token_ids=frozenset(eos_token_ids | configured),
+        eos_token_ids=frozenset(own | eos_token_ids),
         special_tokens={
             name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
         },
@@ -84,7 +88,7 @@ def _configured_ids(path: Path) -> set[int]:
         return _configured_eos(path)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise ModelError(
-            "the end tokens of the tokenizer cannot be read", got=f"{path}: {error}"[:500], fix=_FIX
+            "the end tokens of the tokenizer cannot be read", got=f"{path}: {error}"[:500], fix=_SAVE
         ) from error
 
 

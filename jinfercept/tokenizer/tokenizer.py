@@ -4,13 +4,14 @@ It wraps a fast tokenizer of the `tokenizers` library, which encodes. Decoding w
 stream of tokens decoded one at a time gives exactly the text of the whole. Knows no requests and no models.
 """
 
+import copy
 import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import tokenizers
 
@@ -19,6 +20,9 @@ from jinfercept.tokenizer.byte_encoding import read_byte_encoding
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SETTINGS_FILE = "jinfercept_tokenizer.json"
 """Written by `Tokenizer.save` beside `tokenizer.json`."""
@@ -57,6 +61,8 @@ class Tokenizer:
             ModelError: the backend's tokens cannot be decoded one by one.
         """
         backend.encode_special_tokens = False
+        backend.no_truncation()  # as a tokenizer.json may say of the texts of its training
+        backend.no_padding()
         self._backend = backend
         self._literal: LiteralBackend | None = None
         self._lock = threading.Lock()
@@ -67,6 +73,24 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = {"bos_token_id": self.bos_token_id, "eos_token_ids": self.eos_token_ids}
+        settings |= {"special_tokens": self._special_tokens, "chat_templates": self._chat_templates}
+        return partial(type(self), self._backend, **settings), ()
+
+    def to_transformers(self) -> "PreTrainedTokenizerFast":
+        """A tokenizer of `transformers` with the same tokens, special tokens and chat templates, on a backend of its own."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(
+            tokenizer_object=copy.deepcopy(self._backend),
+            chat_template=self._chat_templates
+            if len(self._chat_templates) > 1
+            else self._chat_templates.get("default"),
+            clean_up_tokenization_spaces=False,
+            **self._special_tokens,
+        )
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Whether every id that both have stands for the same token, special ones left out."""

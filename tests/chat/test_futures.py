@@ -168,7 +168,7 @@ def test_calls_of_one_turn_run_in_the_mode_of_their_tools(make_scripted: Make) -
     two = [f"<tool_response>\n{item}\n</tool_response>" for item in ("lamp", "pen")]
     answered = result("|").replace("<tool_response>\n|\n</tool_response>", "\n".join(two))
     written = [CALL + "\n" + CALL.replace("lamp", "pen"), answered, "26.", END]
-    for options, together in ((AsyncCalls("parallel"), True), (AsyncCalls("sync"), False), (None, True)):
+    for options, together in ((AsyncCalls(calls="parallel"), True), (AsyncCalls(calls="sync"), False), (None, True)):
         both.reset()
         patience_s[0] = 20.0 if together else 0.1
         output = ask(scripted, *written, tools=[price], async_calls=options)

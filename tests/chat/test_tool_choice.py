@@ -171,7 +171,7 @@ def test_without_parallel_calls_the_first_of_a_turn_is_taken(make_scripted: Make
         ({"tool_choice": {"type": "allowed_tools"}}, "none of those"),
         ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "not there"),
         ({"tool_choice": "required", "tools": []}, "not there"),
-        ({"parallel_tool_calls": None}, "truth value"),
+        ({"parallel_tool_calls": 1}, "truth value"),
         ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a-b"}]}, "name of this tool"),
         ({"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]}, "no object"),
     ],

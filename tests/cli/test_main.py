@@ -152,8 +152,13 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
     given = [
         part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
     ]
-    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-pp", "1", "-O3"]) == 2
+    values = ["--dtype", "half", "--load-format=safetensors", "-q", "none"]
+    assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-pp", "1", "-O3", *values]) == 2
     assert "there is no such" in capsys.readouterr().err
+    logged = [record.getMessage() for record in caplog.records]
+    assert "--dtype half is --dtype bfloat16 here" in logged
+    assert "--load-format safetensors is --load-format auto here" in logged
+    assert not any("--quantization" in line for line in logged)
     told = [record.getMessage().split()[0] for record in caplog.records if "is not needed: " in record.getMessage()]
     assert told == [flag.split()[0] for flag in shown]
 

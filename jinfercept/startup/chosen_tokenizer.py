@@ -1,0 +1,44 @@
+"""The tokenizer that a user gives instead of the one beside the weights, in any of the forms that there are of it."""
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from jinfercept.errors import ModelError
+from jinfercept.models.load import locate
+from jinfercept.tokenizer.load import from_transformers, load_tokenizer
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+type TokenizerChoice = "Tokenizer | str | Path | tokenizers.Tokenizer | PreTrainedTokenizerBase"
+_FIX = "give a directory, a .gguf file or a hub id that has one, a fast tokenizer of transformers, or leave it out"
+
+
+def as_tokenizer(given: object) -> Tokenizer:
+    """The tokenizer; what is given stays as it is.
+
+    Args:
+        given: a `Tokenizer`; a name or a path, as of a model; a fast tokenizer of `transformers`, or one of `tokenizers`.
+
+    Raises:
+        ModelError: it is none of these, is not there, or cannot be used.
+    """
+    if isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, str | Path):
+        try:
+            source = locate(given)
+        except ModelError as error:
+            raise ModelError("there is no such tokenizer", got=error.got, fix=_FIX) from error
+        if (read := load_tokenizer(source)) is None:
+            raise ModelError("there is no tokenizer in this place", got=given, fix=_FIX)
+        return read
+    if isinstance(given, tokenizers.Tokenizer):
+        return Tokenizer(copy.deepcopy(given))
+    if hasattr(given, "special_tokens_map"):
+        return from_transformers(copy.deepcopy(given), set(), "tokenizer")
+    raise ModelError("this is no tokenizer", got=repr(given)[:80], fix=_FIX)
