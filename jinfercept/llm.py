@@ -243,7 +243,9 @@ class LLM:
 
         Raises:
             RequestError: a request can never be served; none is started then.
-            EngineError: a step of the engine failed. It carries the outputs that are complete.
+            EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
+                request alone (its detector or its grammar raises, its logits are NaN) is no exception: its finish reason is
+                "error".
         """
         check_generate(others)
         requests = self.make_requests(prompts, sampling_params, tools, detector, async_calls=async_calls)

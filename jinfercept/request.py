@@ -233,6 +233,7 @@ class Request:
         markup: finds asynchronous calls, and writes their results; None if the request makes none.
         render: writes the results of calls; None: each as its tool's `result` says.
         leader: id of a request with the same prompt that was submitted before; this one starts once that prompt is computed.
+        index: place among the outputs of the prompt, each of which has random numbers of its own.
         follow_up: hint that another request will extend this one's context; None if none is expected.
         follows: id of the finished request whose retained context this one extends.
         priority: requests with a smaller one are served first, whenever they arrived.
@@ -250,6 +251,7 @@ class Request:
     grammar: Grammar | None = None
     render: Renderer | None = None
     leader: str | None = None
+    index: int = 0
     follow_up: FollowUp | None = None
     follows: str | None = None
     priority: int = 0

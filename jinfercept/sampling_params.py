@@ -39,7 +39,9 @@ class SamplingParams:
     Attributes:
         temperature: 0 is greedy.
         max_tokens: tokens to generate; tokens returned by tools do not count. None: until the sequence is full.
-        seed: fixes the draw, whatever else is in the batch; None derives one from the engine's seed and the request's number.
+        seed: fixes the draws; of any size and sign. The random numbers of an output depend on the seed, the prompt's tokens
+            and the output's place among `n`: the same request has the same tokens alone, in any batch and after any pause,
+            and any other one is independent of it. None: they depend on the engine's seed and the request's number instead.
         stop: strings that end the text; they are cut off unless `include_stop_str_in_output`.
         stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
         ignore_eos: continue after an end-of-text token.
@@ -47,7 +49,7 @@ class SamplingParams:
         structured_outputs: the form of the generated text. An end-of-text or stop token comes only where it may end (or
             where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
             cut it.
-        n: outputs for one prompt, drawn apart: the first with the seed, the next with the seed plus 1, and so on; at most
+        n: outputs for one prompt, each with random numbers of its own, the first with those of a request with `n` 1; at most
             1,024. They share the full pages of the prompt. Not for greedy requests.
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
         top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all.

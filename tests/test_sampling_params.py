@@ -120,11 +120,11 @@ def test_a_request_that_asks_for_nothing_costs_the_device_nothing() -> None:
     assert (held.remembered, held.end_token_ids) == (True, (1, 3))
 
 
-def test_forks_have_seeds_and_names_of_their_own_and_follow_the_first() -> None:
+def test_forks_have_places_and_names_of_their_own_and_follow_the_first() -> None:
     request = Request("a", (1, 2), SamplingParams(n=3, seed=5, prompt_logprobs=1))
     first, second, third = forks(request)
     assert [fork.id for fork in (first, second, third)] == ["a", "a/1", "a/2"]
-    assert [fork.params.seed for fork in (first, second, third)] == [5, 6, 7]
+    assert [(fork.params.seed, fork.index) for fork in (first, second, third)] == [(5, 0), (5, 1), (5, 2)]
     assert [fork.leader for fork in (first, second, third)] == [None, "a", "a"]
     assert [fork.params.prompt_logprobs for fork in (first, second, third)] == [1, None, None]
     assert {fork.params.n for fork in (first, second, third)} == {1}

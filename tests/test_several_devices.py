@@ -1,23 +1,26 @@
-"""Runs `on_several_devices.py` in a process of its own, whose CPU is eight devices: those of this process are one."""
+"""Runs files of tests in a process of their own, whose CPU is eight devices: those of this process are one."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).with_name("on_several_devices.py")
+FOLDER = Path(__file__).parent
+FILES = ("on_several_devices.py", "on_random_mixes.py")
 NUM_DEVICES = 8
 
 
-def run_apart(*arguments: str) -> None:
+def run_apart(names: Sequence[str], *arguments: str) -> None:
     flags = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
+    files = [str(FOLDER / name) for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, str(FILE)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, *files],
         capture_output=True,
         text=True,
-        cwd=FILE.parents[1],
+        cwd=FOLDER.parent,
         env=os.environ | {"XLA_FLAGS": flags, "NPROC": str(2 * NUM_DEVICES)},
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
@@ -25,10 +28,16 @@ def run_apart(*arguments: str) -> None:
 
 @pytest.mark.timeout(600)  # a first run compiles for minutes
 def test_several_devices_serve_as_one_does() -> None:
-    run_apart()
+    run_apart(FILES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_number_of_devices_under_every_policy() -> None:
-    run_apart("-m", "slow")
+    run_apart(FILES[:1], "-m", "slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_random_mixes_for_as_long_as_wanted() -> None:
+    run_apart(FILES[1:], "-m", "slow")

@@ -99,7 +99,7 @@ class Work:
         self.prompts, self.params, self.detectors = [], [], []
         for number, asked in enumerate(ASKED * 2):
             drawn = number >= len(ASKED)
-            options: dict[str, Any] = {"temperature": float(drawn), "seed": number, "max_tokens": 120}
+            options: dict[str, Any] = {"temperature": float(drawn), "seed": 100 + number, "max_tokens": 120}
             self.params.append(SamplingParams(structured_outputs=asked, **options))
             self.prompts.append("the same beginning, " + "ab" * number)
             calls = {at: [Call("scripted", "97 98 99")] for at in ((2, 3, 9) if number % 2 else ())}
@@ -137,9 +137,9 @@ def test_what_stops_parses_and_what_is_cut_says_so(alone: list[RequestOutput]) -
     assert sum(len(output.interceptions) for output in alone) >= 10
 
 
-@pytest.mark.parametrize("drafts", [None, DRAFTS])
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", ["discard", "min_waste", "copy_ahead", "swap"])
+@pytest.mark.parametrize(
+    ("policy", "depth", "drafts"), [("min_waste", 1, None), ("discard", 0, DRAFTS), ("copy_ahead", 1, DRAFTS)]
+)
 def test_they_are_the_same_in_one_batch_under_every_policy(
     llm: LLM, alone: list[RequestOutput], policy: str, depth: int, drafts: str | None
 ) -> None:
@@ -175,14 +175,14 @@ def test_a_text_ends_at_any_end_token_or_without_one(llm: LLM, depth: int) -> No
     llm.restart(policy="copy_ahead", pipeline_depth=depth)
     asked, ends = StructuredOutputsParams(regex="[abc]{2,5}"), byte_level().eos_token_ids
     params = [
-        SamplingParams(temperature=1.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=asked)
+        SamplingParams(temperature=3.0, seed=seed, max_tokens=9, ignore_eos=ignore, structured_outputs=asked)
         for ignore in (False, True)
-        for seed in range(8)
+        for seed in range(16)
     ]
-    outputs = [output.outputs[0] for output in llm.generate(["go"] * 16, params)]
+    outputs = [output.outputs[0] for output in llm.generate(["go"] * 32, params)]
     assert all(re.fullmatch("[abc]{2,5}", output.text) and output.finish_reason == "stop" for output in outputs)
-    assert {output.token_ids[-1] for output in outputs[:8]} >= ends
-    assert not {token for output in outputs[8:] for token in output.token_ids} & ends
+    assert {output.token_ids[-1] for output in outputs[:16]} >= ends
+    assert not {token for output in outputs[16:] for token in output.token_ids} & ends
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -48,7 +48,7 @@ class Engine:
         eos_token_ids: end-of-text tokens.
         open_text: makes a request's text; None for a model without a tokenizer.
         encode: text of a result to token ids; None without a tokenizer.
-        seed: derives the seeds of requests that have none.
+        seed: of requests that have none, each of which draws apart.
         check: assert the conservation of pages after every step.
         observe: called with every plan and its result.
         retained: contexts of finished requests; with the default limits if not given.

@@ -4,13 +4,16 @@ Knows requests, tokens and results of calls; no order of plans and no runner. Ev
 list that the caller passes.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
 from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
 from jinfercept.engine.clock import Clock
+from jinfercept.engine.draw_failures import draw_failure, score_failure
 from jinfercept.engine.protocols import CopyableConstraint, Endpoints
+from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, Text
 from jinfercept.errors import RequestError, describe_failure
@@ -25,6 +28,8 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, Sequence, State
 from jinfercept.sched.speculation import kept
 
+log = logging.getLogger(__name__)
+
 MOST_FIRST_TOKENS = 4096
 """First tokens that are kept for those who want to know."""
 
@@ -33,7 +38,7 @@ MOST_FIRST_TOKENS = 4096
 class RequestLifecycle:
     """The unfinished requests of one engine. Used by the engine's thread, except `reserve`.
 
-    What a user's detector, grammar or renderer raises ends its request with the reason "error", and no other request.
+    What a user's detector, grammar or renderer raises, and a failed draw, end their request with the reason "error", no other.
 
     Args:
         scheduler: receives the requests' sequences.
@@ -44,7 +49,7 @@ class RequestLifecycle:
         eos_token_ids: end-of-text tokens.
         open_text: makes a request's text; None for a model without a tokenizer.
         encode: text of a result to token ids; None without a tokenizer.
-        seed: derives the seeds of requests that have none.
+        seed: of requests that have none, each of which draws apart.
 
     Attributes:
         num_finished: requests that have finished, since the engine was made.
@@ -73,10 +78,9 @@ class RequestLifecycle:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._open_text = open_text
         self._encode = encode
-        self._seed = seed
+        self._random_keys = RandomKeys(seed)
         self.num_finished = 0
         self.first_tokens = deque[tuple[str, float | None]](maxlen=MOST_FIRST_TOKENS)
-        self._num_opened = 0
         self._reserved: dict[str, object] = {}  # ids of requests that are not finished, submitted ones included
         self._sessions: dict[str, Session] = {}
         self._constrained: dict[str, Session] = {}  # those of them that have a constraint
@@ -94,9 +98,7 @@ class RequestLifecycle:
     def open(self, request: Request, events: list[Event]) -> None:
         """Queue a request, on a retained context if it follows one."""
         self._retained.drop(request.id, self._clock.now())  # one of the same name
-        params, number = request.params, self._num_opened
-        self._num_opened += 1
-        seed = params.seed if params.seed is not None else self._seed * 1_000_003 + number
+        params = request.params
         stop = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         leader = self._sessions.get(request.leader) if request.leader else None
         sequence = Sequence(
@@ -105,7 +107,7 @@ class RequestLifecycle:
             self._scheduler.kv.open(request.cache_salt),
             max_tokens=self._scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,
-            seed=seed & 0xFFFFFFFF,
+            random_key=self._random_keys.of_next(request),
             arrival_s=self._clock.now(),
             options=draw_options(params, stop),
             num_best=params.prompt_logprobs,
@@ -172,8 +174,13 @@ class RequestLifecycle:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self._clock.now()
         for (sequence, epoch), scores in zip(planned.scored, result.scores, strict=False):
-            if sequence.epoch == epoch:
-                self._sessions[sequence.id].note_scores(scores)
+            if sequence.epoch != epoch:
+                continue
+            session = self._sessions[sequence.id]
+            if (failure := score_failure(scores)) is None:
+                session.note_scores(scores)
+            else:
+                self._fail(session, failure, events)
         reports = result.logprobs or (None,) * len(result.tokens)
         row = 0
         for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):
@@ -184,7 +191,6 @@ class RequestLifecycle:
             if drafts:
                 self._verify(session, drafts, result.tokens[rows], reports[rows], now, events)
             else:
-                self._scheduler.accept(sequence, result.tokens[rows.start])
                 self._accept(session, result.tokens[rows.start], reports[rows.start], now, events)
 
     def _verify(
@@ -207,11 +213,16 @@ class RequestLifecycle:
                 break
             computed = index < len(drafts) and drawn[index] == drafts[index]
             accepted += computed
-            self._scheduler.accept(sequence, drawn[index], computed=computed)
-            self._accept(session, drawn[index], reports[index], now, events)
+            self._accept(session, drawn[index], reports[index], now, events, computed)
             if sequence.epoch != epoch:
                 break
         self._scheduler.speculation.settle(sequence, len(drafts), accepted)
+
+    def _fail(self, session: Session, failure: str, events: list[Event]) -> None:
+        """End a request whose logits are not finite. No other request gets its pages."""
+        log.warning("request %s fails: %s", session.request.id, failure)
+        self._scheduler.kv.forget(session.sequence.context)
+        self._finish(session, "error", failure, events)
 
     def _constrain(self, session: Session) -> None:
         """Begin the constraint of the request's next turn, if its grammar has one."""
@@ -237,9 +248,22 @@ class RequestLifecycle:
         return words
 
     def _accept(
-        self, session: Session, token: int, report: TokenLogprobs | None, now: float, events: list[Event]
+        self,
+        session: Session,
+        token: int,
+        report: TokenLogprobs | None,
+        now: float,
+        events: list[Event],
+        computed: bool = False,  # see `Scheduler.accept`
     ) -> None:
         sequence, text = session.sequence, session.text
+        if (failure := draw_failure(token, report)) is not None:
+            if sequence.context.shared:  # perhaps only because of a page that another request computed
+                self._scheduler.isolate(sequence)
+            else:
+                self._fail(session, failure, events)
+            return
+        self._scheduler.accept(sequence, token, computed=computed)
         if session.first_token_s is None:
             session.first_token_s = now
             self.first_tokens.append((sequence.id, now - sequence.arrival_s))

@@ -14,16 +14,16 @@ def forks(request: Request) -> list[Request]:
     params = request.params
     if params.n == 1:
         return [request]
-    seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
     first = replace(request, params=replace(params, n=1))
     others = [
         replace(
             request,
             id=f"{request.id}/{index}",
-            params=replace(params, n=1, seed=seed, prompt_logprobs=None),
+            params=replace(params, n=1, prompt_logprobs=None),
             leader=request.id,
+            index=index,
         )
-        for index, seed in enumerate(seeds[1:], start=1)
+        for index in range(1, params.n)
     ]
     return [first, *others]
 

@@ -13,7 +13,7 @@ from ray import serve
 from jinfercept.config import EngineOptions
 from jinfercept.errors import JinferceptError
 from jinfercept.fleet.http_call import HttpCall
-from jinfercept.fleet.replica_app import ReplicaApp
+from jinfercept.fleet.replica_app import ReplicaApp, own_seed
 from jinfercept.fleet.replicas import Messages
 from jinfercept.fleet.start_turn import start_turn
 from jinfercept.llm import LLM
@@ -55,14 +55,14 @@ class EngineReplica:
         self._spec = spec
         self._ends = ExitStack()
         sys.setswitchinterval(SWITCH_S)
-        service = await asyncio.to_thread(self._start)
         name = serve.get_replica_context().replica_id.unique_id
+        service = await asyncio.to_thread(self._start, name)
         app = ReplicaApp(name, service, spec.secret, time.monotonic)
         await app.start()
         freeze_heap()
         self._app = app
 
-    def _start(self) -> Service:
+    def _start(self, name: str) -> Service:
         spec = self._spec
         try:
             database = StateDatabase(spec.server.database_url(), spec.server.state_timeout)
@@ -72,6 +72,7 @@ class EngineReplica:
                 if not first and engine.get("profile") in EFFORTS:
                     del engine["profile"]  # the first replica's is remembered
                 llm = self._ends.enter_context(LLM(spec.model, **engine))  # pyright: ignore[reportArgumentType]
+                llm.restart(seed=own_seed(spec.engine.get("seed", 0), name))
                 service = Service(llm, spec.model, spec.server, tools, database)
                 service.check_template()
         except JinferceptError as error:

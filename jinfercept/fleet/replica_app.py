@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from hashlib import sha256
 from typing import Any, Literal, final
 
 from prometheus_client.metrics_core import Metric
@@ -23,6 +24,11 @@ _MOST_BYTES = 2**20
 """Bytes of a response that wait for the front; then the application waits."""
 _CLOSE_S = 10.0
 _FRESH_S = 0.25
+
+
+def own_seed(seed: int, name: str) -> int:
+    """The seed of a replica's engine, for requests that have none: equal requests draw apart on different replicas."""
+    return int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:8], "little")
 
 
 @final

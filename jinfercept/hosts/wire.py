@@ -18,7 +18,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, Sample, Score, StepPlan
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
-VERSION = 2
+VERSION = 3
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -109,15 +109,15 @@ def _chunk(fields: tuple[Any, ...]) -> Chunk:
 
 
 def _sample(
-    temperature: float, seed: int, position: int, numbers: Any, held: bool, entering: Any, forced: int | None
+    temperature: float, random_key: int, position: int, numbers: Any, held: bool, entering: Any, forced: int | None
 ) -> Sample:
     if entering is None:
         options = None if numbers is None else _known_options(numbers)
-        return Sample(temperature, seed, position, options, held, None, forced)
+        return Sample(temperature, random_key, position, options, held, None, forced)
     history, (biases, allowed, bad, end_token_ids) = entering
     slot = {"logit_bias": biases, "allowed_token_ids": allowed, "bad_words_token_ids": bad}
     options = _options(numbers, slot, end_token_ids)
-    return Sample(temperature, seed, position, options, held, TokenHistory(*history), forced)
+    return Sample(temperature, random_key, position, options, held, TokenHistory(*history), forced)
 
 
 def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: tuple[int, ...]) -> DrawOptions:

@@ -5,6 +5,7 @@ A running context holds references on its pages, a paused one evictable referenc
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from secrets import token_bytes
 from typing import final
 
 from jinfercept.kv.context import Context, ContextResidency
@@ -68,6 +69,7 @@ class KVManager:
             else:
                 context.pages.append(found)
             self.store.count(found, evictable_refs=1)
+            context.shared = True
 
     def digests(self, context: Context, tokens: Sequence[int]) -> Sequence[bytes]:
         """The chained digests of the full pages of these tokens, first page first, whether the pages exist or not.
@@ -104,6 +106,18 @@ class KVManager:
                 self.store.count(page, evictable_refs=-1)
         context.pages.clear()
         context.held = False
+
+    def forget(self, context: Context) -> None:
+        """No other context gets the pages from now on; those that have some of them keep them."""
+        for page in context.pages:
+            self.store.forget(page)
+
+    def isolate(self, context: Context) -> None:
+        """Forget the pages and give them back: the context is empty, and shares no page from now on."""
+        self.forget(context)
+        self.close(context)
+        context.root, context.shared, context.ready = token_bytes(), False, 0
+        context.chain.clear()
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""

@@ -155,6 +155,12 @@ class PageStore:
         page.digest = digest
         self._by_digest.setdefault(digest, page)
 
+    def forget(self, page: Page) -> None:
+        """Take the page's digest from it and from the index: it is of use only to the contexts that have it."""
+        if page.digest is not None and self._by_digest.get(page.digest) is page:
+            del self._by_digest[page.digest]
+        page.digest = None
+
     def count(self, page: Page, refs: int = 0, evictable_refs: int = 0) -> None:
         """Add to the page's references; one that has none left is cached or freed."""
         page.refs += refs

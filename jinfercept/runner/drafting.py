@@ -53,7 +53,10 @@ class ModelDrafter:
             rows = tuple(_next(chunk, place) for chunk in awaiting if chunk.num_drafts >= place)
             tickets.append(self.runner.submit(StepPlan(plan.number, self._bucket(rows), rows)))
         drawn = [iter(self.runner.collect(ticket).tokens) for ticket in tickets]
-        drafts = tuple(tuple(next(tokens) for tokens in drawn[: chunk.num_drafts]) for chunk in awaiting)
+        drafts = tuple(
+            tuple(max(0, next(tokens)) for tokens in drawn[: chunk.num_drafts])  # 0 where none could be drawn
+            for chunk in awaiting
+        )
         made = iter(drafts)
         filled = [
             chunk._replace(tokens=(chunk.tokens[0], *next(made))) if chunk.awaits_drafts else chunk
@@ -82,7 +85,7 @@ def _draw(chunk: Chunk, place: int) -> Sample | None:
     """How the draft after a place is drawn; None behind the last, and where none is awaited."""
     if chunk.sample is None or not chunk.awaits_drafts or place == chunk.num_drafts:
         return None
-    return Sample(chunk.sample.temperature, chunk.sample.seed, chunk.sample.position + place)
+    return Sample(chunk.sample.temperature, chunk.sample.random_key, chunk.sample.position + place)
 
 
 def _is_long(chunk: Chunk) -> bool:

@@ -20,7 +20,8 @@ class SampleRows(NamedTuple):
 
     token_index: Int[Array, "R"]  # of the step's tokens, whose logits they are
     slot: Int[Array, "R"]
-    seed: Int[Array, "R"]
+    key_high: Int[Array, "R"]  # of the 64 bits of the request's random key
+    key_low: Int[Array, "R"]
     position: Int[Array, "R"]  # of the token to be drawn, in its sequence
     masked: Int[Array, "R"]  # 1: the row's mask applies
     remembered: Int[Array, "R"]  # 1: the state of its slot applies

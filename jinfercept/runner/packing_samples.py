@@ -29,11 +29,12 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
     if drawn:
         count = len(drawn)
         indices, slots, samples = zip(*drawn, strict=True)
-        temperatures, seeds, positions, options, held, _, _ = zip(*samples, strict=True)
+        temperatures, keys, positions, options, held, _, _ = zip(*samples, strict=True)
         rows[0, :count] = indices
         rows[1, :count] = [scratch_slot if slot is None else slot for slot in slots]
-        rows[2, :count] = np.fromiter(seeds, np.uint32, count).view(np.int32)
-        rows[3, :count] = positions
+        halves = np.fromiter(keys, "<u8", count).view("<i4")
+        rows[2, :count], rows[3, :count] = halves[1::2], halves[::2]
+        rows[4, :count] = positions
         rows[_FIRST_FLOAT, :count] = np.fromiter(temperatures, np.float32, count).view(np.int32)
         if any(options):
             for row, asked in enumerate(options):

@@ -1,6 +1,4 @@
-"""Draws the next tokens from logits, on the device. A row's draw depends on its own seed and position, never on the batch."""
-
-from functools import partial
+"""Draws the next tokens from logits, on the device. A row's draw depends on its own key and position, never on the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ from jinfercept.runner.filters import bounds, is_filtered
 from jinfercept.runner.logits_processors import SampleRows
 from jinfercept.runner.packing_samples import Kind
 from jinfercept.runner.top_k import BLOCK, top_k
+from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED
 
 COLDEST = 1e-5
 """Lower temperatures that are not 0 count as this one: logits divided by it stay finite."""
@@ -17,9 +16,9 @@ COLDEST = 1e-5
 
 def sample(logits: Float[Array, "R V"], rows: SampleRows, kind: Kind) -> Int[Array, "R"]:
     """One token per row: the largest logit's where the temperature is 0, else a draw from `softmax(logits / temperature)` among
-    the tokens that `filters.bounds` keeps.
+    the tokens that `filters.bounds` keeps. `NOT_FINITE` or `NOTHING_ALLOWED` where the largest is no number.
 
-    Drawing is Gumbel-max with the key `fold_in(key(seed), position)`, so that a request's tokens are the same whatever runs
+    Drawing is Gumbel-max with the row's key and `fold_in(key, position)`, so that a request's tokens are the same whatever runs
     beside it and however often it is interrupted.
 
     Args:
@@ -28,48 +27,68 @@ def sample(logits: Float[Array, "R V"], rows: SampleRows, kind: Kind) -> Int[Arr
         kind: what is computed. A row has the same token in every kind that has what it needs.
     """
     if kind == "greedy":
-        return _largest(logits)
+        return _token(logits)
 
-    def noise(seed: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
-        key = jax.random.fold_in(jax.random.key(seed), position)
-        return jax.random.gumbel(key, logits.shape[-1:], jnp.float32)
+    def noise(high: Int[Array, ""], low: Int[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
+        key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32), impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:], jnp.float32)
 
     warm = rows.temperature > 0
     scaled = logits / jnp.where(warm, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
     left = scaled
     if kind == "filtered":
         bound = jnp.where(is_filtered(rows), bounds(scaled, rows), -jnp.inf)
-        left = jnp.where(scaled >= bound[:, None], scaled, -jnp.inf)
-    return _largest(jnp.where(warm[:, None], left + jax.vmap(noise)(rows.seed, rows.position), logits))
+        left = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)  # a NaN stays
+    random = jax.vmap(noise)(rows.key_high, rows.key_low, rows.position)
+    return _token(jnp.where(warm[:, None], left + random, logits))
 
 
 def logprobs(
     logits: Float[Array, "R V"], tokens: Int[Array, "R"], num_best: int
 ) -> tuple[Float[Array, "R"], Int[Array, "R"], Float[Array, "R best"], Int[Array, "R best"]]:
-    """Log probabilities of the tokens, their ranks (1: none is likelier), and the `num_best` largest with their tokens."""
+    """Log probabilities of the tokens, their ranks (1: none is likelier), and the `num_best` largest with their tokens.
+
+    Log probabilities are NaN in a row with a logit that is NaN or plus infinity.
+    """
     total = jax.nn.logsumexp(logits, axis=-1)
+    total = jnp.where(total == jnp.inf, jnp.nan, total)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)
     rank = jnp.sum(logits >= chosen, axis=-1)
     best, ids = top_k(logits, min(num_best, logits.shape[-1]))
     return chosen[:, 0] - total, rank, best - total[:, None], ids
 
 
-def _largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
-    """The column of each row's largest value, the first of equals."""
-    return jax.lax.platform_dependent(values, cpu=_largest_of_blocks, default=partial(jnp.argmax, axis=-1)).astype(
-        jnp.int32
-    )
+def _token(values: Float[Array, "R V"]) -> Int[Array, "R"]:
+    """The column of each row's largest value, the first of equals; a number below 0 where the largest value is not finite."""
+    columns, largest = jax.lax.platform_dependent(values, cpu=_largest_of_blocks, default=_largest)
+    problem = jnp.where(largest == -jnp.inf, NOTHING_ALLOWED, NOT_FINITE)
+    return jnp.where(jnp.isfinite(largest), columns, problem).astype(jnp.int32)
 
 
-def _largest_of_blocks(values: Float[Array, "R V"]) -> Int[Array, "R"]:
-    """As `argmax`, which XLA does not vectorise on a CPU: the first block with the largest maximum, then the place in it."""
+def _largest(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """The column of each row's largest value, and the value; NaN is the largest. The reduction of `argmax`, which has both."""
+
+    def larger(a, b):
+        (x, i), (y, j) = a, b
+        first = (x > y) | (x != x)
+        return jnp.where(first, x, y), jnp.where(first | ((x == y) & (i < j)), i, j)
+
+    columns = jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    start = jnp.array(-jnp.inf, values.dtype), jnp.array(0, jnp.int32)
+    largest, column = jax.lax.reduce((values, columns), start, larger, (1,))
+    return column, largest
+
+
+def _largest_of_blocks(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """As `_largest`, which XLA does not vectorise on a CPU: the first block with the largest maximum, then the place in it."""
     values = jax.lax.optimization_barrier(values)  # computed once
     num_rows, num_columns = values.shape
     padded = jnp.pad(values, ((0, 0), (0, -num_columns % BLOCK)), constant_values=-jnp.inf)
     blocks = padded.reshape(num_rows, -1, BLOCK)
-    block = _first_largest(jnp.max(blocks, axis=-1))
+    maxima = jnp.max(blocks, axis=-1)
+    block = _first_largest(maxima)
     place = _first_largest(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0])
-    return jnp.minimum(block * BLOCK + place, num_columns - 1)  # a row without numbers has no largest
+    return block * BLOCK + place, jnp.max(maxima, axis=-1)
 
 
 def _first_largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:

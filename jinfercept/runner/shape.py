@@ -26,7 +26,7 @@ class RunnerShape:
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
         num_drafts: most drafts of a sequence in a step.
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
-            as many, and its rows have no options but temperature and seed; 0: it serves itself.
+            as many, and its rows have no options but temperature and random key; 0: it serves itself.
     """
 
     num_pages: int

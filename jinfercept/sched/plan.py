@@ -13,6 +13,12 @@ FROM_DEVICE = -1
 FROM_DRAFT_MODEL = -2
 """A draft that the runner's draft model has yet to make."""
 
+NOT_FINITE = -3
+"""In the place of a drawn token: the largest logit is NaN or infinite."""
+
+NOTHING_ALLOWED = -4
+"""In the place of a drawn token: the largest logit is minus infinity."""
+
 Masks = Mapping[int, Any]
 """The tokens that constrained rows may draw, by the row's place among a plan's sampled rows: an array of uint32 words, in
 which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may draw every token."""
@@ -22,15 +28,16 @@ class Sample(NamedTuple):
     """How a chunk's next token is drawn.
 
     Attributes:
-        position: the new token's place in the sequence, which the draw's random key depends on.
-        options: sampling options besides temperature and seed.
+        random_key: 64 bits, from which the draw's random numbers come, with the position.
+        position: the new token's place in the sequence.
+        options: sampling options besides temperature, random key and position.
         held: end tokens are forbidden, since the request has not generated `min_tokens`.
         history: the sequence's tokens, if its slot is new to the device and an option depends on them.
         forced: the token that is drawn whatever the logits are; None: any.
     """
 
     temperature: float
-    seed: int
+    random_key: int
     position: int
     options: DrawOptions | None = None
     held: bool = False
@@ -134,10 +141,13 @@ class StepResult(NamedTuple):
     """The tokens of a plan.
 
     Attributes:
-        tokens: one per sampled row, in the plan's order: one per sampled chunk, and one more for each of its drafts.
+        tokens: one per sampled row, in the plan's order: one per sampled chunk, and one more for each of its drafts;
+            `NOT_FINITE` or `NOTHING_ALLOWED` where none could be drawn.
         elapsed_s: seconds from the dispatch of the forward pass until the tokens were read.
         logprobs: one per sampled row, None where the request asks for none; empty if no request asks for any.
         scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
+
+    A log probability is NaN where a logit is NaN or plus infinity.
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Sampling options besides temperature, seed and position. Plain values: the arrays are the runner's."""
+"""Sampling options besides temperature, random key and position. Plain values: the arrays are the runner's."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class TokenHistory(NamedTuple):
 
 
 def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:
-    """The options of a request; None if it has none besides temperature and seed.
+    """The options of a request; None if it has none besides temperature and random key.
 
     Args:
         params: of the request.

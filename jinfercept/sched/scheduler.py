@@ -135,6 +135,15 @@ class Scheduler:
         self.counters.interceptions += 1
         self._policy.pause(sequence, now)
 
+    def isolate(self, sequence: Sequence) -> None:
+        """Compute a sequence that runs or waits to run anew, on pages that no other sequence shares."""
+        assert sequence.state in (State.RUNNING, State.WAITING)
+        sequence.void_pending()
+        sequence.preemptions += 1
+        self.counters.preemptions += 1
+        self._queues.wait(sequence)
+        self.kv.isolate(sequence.context)
+
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[CallDuration, ...] = ()) -> None:
         """Append the results of a sequence's calls, and queue it by its original arrival (or last, as the policy says).
 

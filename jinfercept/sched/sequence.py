@@ -88,6 +88,7 @@ class Sequence:
         "planned",
         "preemptions",
         "priority",
+        "random_key",
         "rank",
         "recomputed",
         "remembered",
@@ -95,7 +96,6 @@ class Sequence:
         "retained",
         "run_from",
         "scored",
-        "seed",
         "slot",
         "state",
         "table",
@@ -113,7 +113,7 @@ class Sequence:
         *,
         max_tokens: int,
         temperature: float = 0.0,
-        seed: int = 0,
+        random_key: int = 0,
         arrival_s: float = 0.0,
         options: DrawOptions | None = None,
         num_best: int | None = None,
@@ -127,7 +127,8 @@ class Sequence:
         Args:
             context: empty.
             max_tokens: tokens to generate at most.
-            options: sampling options besides temperature and seed; None for the defaults.
+            random_key: 64 bits, which the random numbers of its draws depend on.
+            options: sampling options besides temperature and random key; None for the defaults.
             num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
             leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
             priority: smaller ones are served first, in whatever order the sequences arrived.
@@ -139,7 +140,7 @@ class Sequence:
         self.context = context
         self.max_tokens = max_tokens
         self.temperature = temperature
-        self.seed = seed
+        self.random_key = random_key
         self.arrival_s = arrival_s
         self.options = options
         self.num_best = num_best
@@ -225,14 +226,14 @@ class Sequence:
         """How to draw the token at `position`; with the token history, if the device does not have it under this slot."""
         options = self.options
         if options is None:
-            return Sample(self.temperature, self.seed, position)
+            return Sample(self.temperature, self.random_key, position)
         history = None
         if options.remembered and not self.remembered:
             assert not self.pending, "the host does not know what the device has to remember"
             history, self.remembered = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
         number, params = self.generated + self.pending, options.params
         forced = params.forced_output_ids[number] if number < len(params.forced_output_ids) else None
-        return Sample(self.temperature, self.seed, position, options, number < params.min_tokens, history, forced)
+        return Sample(self.temperature, self.random_key, position, options, number < params.min_tokens, history, forced)
 
     def score(self, start: int, end: int) -> Score | None:
         """The prompt's tokens that a chunk of the tokens `start … end - 1` scores; None if there are none."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.random_key import random_key
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector
@@ -283,18 +284,18 @@ def test_an_id_is_refused_while_its_first_request_lives_and_free_afterwards() ->
     assert len(run_all(engine, [request("a", [2])])) == 1
 
 
-def test_a_request_without_a_seed_gets_one_of_its_own_that_repeats() -> None:
-    def seeds() -> list[int]:
+def test_a_request_without_a_seed_has_random_numbers_of_its_own_that_repeat() -> None:
+    def random_keys() -> list[int]:
         runner = FakeRunner(4, (4, 16))
         engine = serve(preserve(), num_pages=8, runner=runner)
         params = SamplingParams(temperature=1.0, max_tokens=1)
         run_all(engine, [request(name, [1], params=params) for name in "ab"])
         run_all(engine, [request("c", [1], params=replace(params, seed=-5))])
-        return [chunk.sample.seed for plan in runner.plans for chunk in plan.chunks if chunk.sample]
+        return [chunk.sample.random_key for plan in runner.plans for chunk in plan.chunks if chunk.sample]
 
-    assert seeds() == seeds()
-    assert len(set(seeds())) == 3
-    assert seeds()[2] == (-5) & 0xFFFFFFFF
+    assert random_keys() == random_keys()
+    assert len(set(random_keys())) == 3
+    assert random_keys()[2] == random_key(-5, (1,), 0)
 
 
 class ArrivalInAStep(FakeRunner):

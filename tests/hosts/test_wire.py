@@ -41,9 +41,9 @@ def samples(draw: st.DrawFn) -> Sample:
     asked = draw(params)
     options = draw_options(asked, frozenset(draw(some_ids))) if draw(st.booleans()) else None
     history = draw(histories) if options is not None and options.remembered and draw(st.booleans()) else None
-    seed = draw(st.integers(0, 0xFFFFFFFF))
+    random_key = draw(st.integers(0, 2**64 - 1))
     forced = draw(st.none() | numbers)
-    return Sample(asked.temperature, seed, draw(numbers), options, draw(st.booleans()), history, forced)
+    return Sample(asked.temperature, random_key, draw(numbers), options, draw(st.booleans()), history, forced)
 
 
 chunks = st.builds(

@@ -30,7 +30,7 @@ def plans(draw: st.DrawFn) -> tuple[Chunk, ...]:
         known = tuple(range(100 * slot, 100 * slot + length))
         tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else known
         pages = tuple((index, 1 + PAGES * slot + index) for index in range(-(-(start + length) // PAGE_SIZE)))
-        sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 0xFFFFFFFF)), start + length)
+        sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 2**64 - 1)), start + length)
         chunks.append(Chunk(slot, start, tokens, pages, sample if draw(st.booleans()) else None))
     return tuple(chunks)
 
@@ -94,7 +94,8 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
         assert chunk.sample is not None
         assert rows.token_index[row] == end - 1
         assert rows.slot[row] == chunk.slot
-        assert np.uint32(np.int64(rows.seed[row]) & 0xFFFFFFFF) == chunk.sample.seed
+        halves = [int(half[row]) & 0xFFFFFFFF for half in (rows.key_high, rows.key_low)]
+        assert halves[0] << 32 | halves[1] == chunk.sample.random_key
         assert rows.position[row] == chunk.sample.position
         assert np.asarray(rows.temperature)[row : row + 1].view(np.float32)[0] == np.float32(chunk.sample.temperature)
     assert np.all(np.asarray(rows.slot)[len(drawn) :] == SLOTS)

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
+from operator import eq
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jinfercept.engine.streaming import serve
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.request import Call, RequestOutput, SamplingParams
@@ -52,10 +55,17 @@ def workload() -> Workload:
 
 
 @pytest.fixture(scope="module")
-def reference() -> list[RequestOutput]:
-    """The uninterrupted run: everything fits, nothing is ever lost."""
-    with tiny_llm(kv_tokens=4096, max_num_seqs=16, policy="preserve", pipeline_depth=0) as llm:
-        return workload().run(llm)
+def roomy() -> Iterator[LLM]:
+    """A pool in which everything fits."""
+    with tiny_llm(kv_tokens=4096, max_num_seqs=16) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reference(roomy: LLM) -> list[RequestOutput]:
+    """The uninterrupted run: nothing is ever lost."""
+    roomy.restart(policy="preserve", pipeline_depth=0)
+    return workload().run(roomy)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +103,7 @@ def test_the_uninterrupted_run_obeys_every_option(reference: list[RequestOutput]
     assert sum(len(output.interceptions) for output in reference) > 10
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize(("policy", "chunk"), [("copy_ahead", 3), ("discard", 1), ("swap", 16), ("lru", None)])
+@pytest.mark.parametrize(("policy", "chunk", "depth"), [("copy_ahead", 3, 0), ("discard", 1, 1), ("lru", None, 1)])
 def test_draws_are_the_same_under_every_policy_with_interceptions(
     small: LLM, reference: list[RequestOutput], policy: str, chunk: int | None, depth: int
 ) -> None:
@@ -180,47 +189,61 @@ def test_a_prompt_is_scored_whole_whatever_is_cached_and_however_it_is_chunked(s
             check_report(report, token, logits[index])
 
 
-def test_draws_do_not_depend_on_the_batch(small: LLM, reference: list[RequestOutput]) -> None:
-    work = workload()
-    small.restart()
-    for number in range(len(OPTIONS)):
-        [output] = small.generate(
-            work.prompts[number], work.params[number], tools=[TOOL], detector=[work.detectors[number]]
-        )
-        assert streams([output]) == streams([reference[number]])
-
-
-def test_forks_draw_as_requests_of_their_own_and_pause_on_their_own() -> None:
+def test_forks_draw_as_requests_of_their_own_and_pause_on_their_own(small: LLM) -> None:
     prompt = {"prompt_token_ids": [7, 1, 9, 4, 4, 100, 3, 77, 50, 51, 52]}
     detector = ScriptedDetector({3: [Call("scripted", "8 9 10")], 6: [Call("scripted", "11")]})
     params = SamplingParams(n=4, seed=20, max_tokens=9, ignore_eos=True, logprobs=0, prompt_logprobs=0)
-    with tiny_llm(kv_tokens=512) as llm:
-        [output] = llm.generate(prompt, params, tools=[TOOL], detector=detector)
-        assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
-        assert output.prompt_logprobs is not None
-        assert len(output.prompt_logprobs) == 11
-        for index, completion in enumerate(output.outputs):
-            llm.restart()
-            one = replace(params, n=1, seed=20 + index)
-            [alone] = llm.generate(prompt, one, tools=[TOOL], detector=detector)
-            assert completion.token_ids == alone.outputs[0].token_ids
-            assert [pause.span for pause in completion.interceptions] == [(3, 6), (9, 10)]
-        assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
-        unseeded = llm.generate(prompt, SamplingParams(n=3, max_tokens=9, ignore_eos=True))[0]
-        assert len({tuple(completion.token_ids) for completion in unseeded.outputs}) == 3
+    small.restart(policy="copy_ahead", max_chunk_tokens=None)
+    [output] = small.generate(prompt, params, tools=[TOOL], detector=detector)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == 11
+    for index, completion in enumerate(output.outputs):
+        small.restart()
+        [request] = small.make_requests(prompt, replace(params, n=1), [TOOL], detector)
+        [alone] = serve(small.engine.thread, [replace(request, index=index)])
+        assert completion.token_ids == alone.outputs[0].token_ids
+        assert [pause.span for pause in completion.interceptions] == [(3, 6), (9, 10)]
+    assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
+    unseeded = small.generate(prompt, SamplingParams(n=3, max_tokens=9, ignore_eos=True))[0]
+    assert len({tuple(completion.token_ids) for completion in unseeded.outputs}) == 3
+
+
+def test_prompts_outputs_and_seeds_have_random_numbers_of_their_own(small: LLM) -> None:
+    """At this temperature tokens depend on random numbers only."""
+    hot = SamplingParams(temperature=1e6, max_tokens=12, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [first, 5, 6]} for first in range(6)]
+
+    def drawn(params: list[SamplingParams]) -> list[tuple[int, ...]]:
+        outputs = small.generate(prompts[: len(params)], params)
+        return [tuple(completion.token_ids) for output in outputs for completion in output.outputs]
+
+    def check_apart(streams: list[tuple[int, ...]]) -> None:
+        alike = [sum(map(eq, *pair)) for pair in combinations(streams, 2)]
+        assert max(alike) <= 4, "of 12 tokens among 128"
+
+    small.restart(policy="copy_ahead", max_chunk_tokens=None)
+    several = drawn([replace(hot, seed=1, n=3)] * 6)
+    check_apart(several)
+    assert drawn([replace(hot, seed=1)]) == several[:1]
+    [again] = small.generate(prompts[5], replace(hot, seed=1, n=3))
+    assert [tuple(completion.token_ids) for completion in again.outputs] == several[-3:]
+    check_apart(drawn([hot] * 6) + drawn([hot] * 6))
+    seeds = [0, 1, 2, -1, 2**32, 2**32 + 1, 2**64, 10**400]
+    check_apart([*(drawn([replace(hot, seed=seed)])[0] for seed in seeds), *drawn([replace(hot, seed=0, n=3)])[1:]])
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("caching", [True, False])
-def test_forks_share_the_full_pages_of_the_prompt(caching: bool, depth: int) -> None:
+def test_forks_share_the_full_pages_of_the_prompt(roomy: LLM, caching: bool, depth: int) -> None:
     rng = np.random.default_rng(2)
     prompts = [{"prompt_token_ids": rng.integers(0, 128, length).tolist()} for length in (50, 33)]
-    with tiny_llm(kv_tokens=512, max_chunk_tokens=7, enable_prefix_caching=caching, pipeline_depth=depth) as llm:
-        outputs = llm.generate(prompts, SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True))
-        once = 50 + 33
-        tails = 3 * (50 - 48 + 33 - 32)
-        assert llm.counters.computed <= once + tails + 8 * 6
-        assert all(len(output.outputs) == 4 for output in outputs)
+    roomy.restart("copy_ahead", max_chunk_tokens=7, enable_prefix_caching=caching, pipeline_depth=depth)
+    outputs = roomy.generate(prompts, SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True))
+    once = 50 + 33
+    tails = 3 * (50 - 48 + 33 - 32)
+    assert roomy.counters.computed <= once + tails + 8 * 6
+    assert all(len(output.outputs) == 4 for output in outputs)
 
 
 def test_nothing_compiles_whatever_is_asked_for(small: LLM) -> None:

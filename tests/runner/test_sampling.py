@@ -13,7 +13,7 @@ from jaxtyping import Array
 from scipy.stats import chisquare
 
 from jinfercept.runner import filters
-from jinfercept.runner.logits_processors import Slots, mask_words, remember, shape_logits
+from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
@@ -24,10 +24,10 @@ from jinfercept.runner.packing_samples import (
     unpack_samples,
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
-from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.runner.sampling import _largest, _largest_of_blocks, logprobs, sample
 from jinfercept.runner.top_k import BLOCK, top_k_of_blocks
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import Chunk, Sample
+from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, Chunk, Sample
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
 from tests.support.sampling_reference import probabilities, shaped
 
@@ -35,6 +35,7 @@ VOCAB, NUM_DRAWS, NUM_SLOTS = 70, 6000, 3
 PROMPT, OUTPUT = (1, 2, 3, 3, 50, 69), (4, 4, 4, 2, 60, 7, 8)
 ENDS = (0, 5)
 LOGITS = np.random.default_rng(0).normal(0.0, 1.5, VOCAB).astype(np.float32)
+MASKED, TOP_K = map(SampleRows._fields.index, ("masked", "top_k"))
 EMPTY = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), slot_shapes(NUM_SLOTS, VOCAB))
 HISTORY = TokenHistory(PROMPT + OUTPUT, ((0, len(PROMPT)),))
 
@@ -90,8 +91,8 @@ CASES = {
 }
 
 
-def chunks(all_params: Sequence[SamplingParams], first_seed: int = 0) -> tuple[Chunk, ...]:
-    """One sampled chunk for each, with seeds of their own; chunk `i` has the slot `i % NUM_SLOTS`."""
+def chunks(all_params: Sequence[SamplingParams], first_key: int = 0) -> tuple[Chunk, ...]:
+    """One sampled chunk for each, with random keys of their own; chunk `i` has the slot `i % NUM_SLOTS`."""
     return tuple(
         Chunk(
             number % NUM_SLOTS,
@@ -100,7 +101,7 @@ def chunks(all_params: Sequence[SamplingParams], first_seed: int = 0) -> tuple[C
             (),
             Sample(
                 params.temperature,
-                first_seed + number,
+                first_key + number,
                 13,
                 draw_options(params, frozenset(ENDS)),
                 len(OUTPUT) < params.min_tokens,
@@ -114,14 +115,14 @@ def draws(
     all_params: Sequence[SamplingParams],
     allowed: Sequence[int] | None = None,
     rows: int | None = None,
-    first_seed: int = 0,
+    first_key: int = 0,
     kind: Kind | None = None,
 ) -> np.ndarray:
     """One token for each, drawn as in a step of this kind, by default of the simplest that computes all; see `chunks`.
 
     The sequences in one slot must be alike.
     """
-    slots, entered, asked = EMPTY, set(), chunks(all_params, first_seed)
+    slots, entered, asked = EMPTY, set(), chunks(all_params, first_key)
     for chunk in asked:
         assert chunk.sample is not None
         options = chunk.sample.options
@@ -133,7 +134,7 @@ def draws(
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
         mask[: len(asked)] = np.packbits(bits, bitorder="little").view(np.uint32)
-        packed[4] = 1
+        packed[MASKED] = 1
     logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
     if allowed is not None or any_remembered(packed):
         logits = shape(logits, mask, slots, packed)
@@ -181,13 +182,13 @@ def test_what_leaves_nothing_to_draw_gives_way_but_a_mask_never_does() -> None:
 def test_a_row_is_drawn_alike_in_any_batch() -> None:
     kinds = [SamplingParams(**{"max_tokens": 20} | case) for case in CASES.values()]
     for kind in kinds:
-        [alone] = draws([kind], first_seed=5)
+        [alone] = draws([kind], first_key=5)
         plain = SamplingParams(temperature=0.9)
-        assert draws([kind, plain, plain, plain], first_seed=5)[0] == alone
+        assert draws([kind, plain, plain, plain], first_key=5)[0] == alone
     mixed = [kinds[0], SamplingParams(top_p=0.5), SamplingParams(repetition_penalty=1.5)]
     together = draws(mixed, rows=4)  # one row is not used
     for number, params in enumerate(mixed):
-        assert draws([params], first_seed=number)[0] == together[number]
+        assert draws([params], first_key=number)[0] == together[number]
 
 
 def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs() -> None:
@@ -198,6 +199,41 @@ def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs()
         kinds = KINDS[KINDS.index(needed) :]
         first, *others = [draws(params, kind=kind).tolist() for kind in kinds]
         assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [VOCAB, 3 * BLOCK + 1])
+def test_a_row_without_a_finite_largest_logit_has_no_token_and_no_other_row_is_changed(
+    kind: Kind, columns: int
+) -> None:
+    params = {"greedy": {"temperature": 0.0}, "drawn": {}, "filtered": {"top_p": 0.9, "top_k": 50, "min_p": 1e-3}}[kind]
+    rows = [np.random.default_rng(number).normal(size=columns).astype(np.float32) for number in range(8)]
+    packed = pack_samples(chunks([SamplingParams(**params)] * len(rows)), len(rows), NUM_SLOTS)
+    before = np.asarray(draw(kind, jnp.asarray(rows), packed))
+    assert (before >= 0).all()
+    rows[1][:] = np.nan
+    rows[2][-1] = -np.float32(np.nan)
+    rows[4][columns // 2] = np.inf
+    rows[5][:] = -np.inf
+    rows[6][3:] = -np.inf  # some are left
+    broken = {1: NOT_FINITE, 2: NOT_FINITE, 4: NOT_FINITE, 5: NOTHING_ALLOWED}
+    after = np.asarray(draw(kind, jnp.asarray(rows), packed))
+    assert {row: token for row, token in enumerate(after) if token < 0} == broken
+    assert [after[row] for row in (0, 3, 7)] == [before[row] for row in (0, 3, 7)]
+    assert 0 <= after[6] < 3
+    reported, *_ = logprobs(jnp.asarray(rows), jnp.maximum(after, 0), 1)
+    assert np.isnan(reported).tolist() == [row in broken for row in range(8)]
+    for values in (np.asarray(rows), np.round(rows)):  # as other devices than CPUs find it
+        (column, largest), (other, alike) = _largest(jnp.asarray(values)), _largest_of_blocks(jnp.asarray(values))
+        np.testing.assert_array_equal(largest, alike)
+        finite = np.isfinite(largest)
+        np.testing.assert_array_equal(column[finite], other[finite])
+
+
+def test_all_bits_of_a_random_key_count() -> None:
+    hot = SamplingParams(temperature=1e6)
+    drawn = [draws([hot], first_key=1 << bit)[0] for bit in range(64)]
+    assert len(set(drawn)) > 20
 
 
 def test_what_was_drawn_counts_at_once() -> None:
@@ -238,8 +274,8 @@ def test_the_bound_keeps_what_the_reference_keeps(
     logits[1, rng.integers(0, VOCAB, 30)] = -np.inf
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
     packed = pack_positions((), 2, NUM_SLOTS)
-    packed[7] = top_k
-    packed[8:11] = np.array([[1.0], [top_p], [min_p]], np.float32).view(np.int32)
+    packed[TOP_K] = top_k
+    packed[TOP_K + 1 : TOP_K + 4] = np.array([[1.0], [top_p], [min_p]], np.float32).view(np.int32)
     for way in WAYS:
         bound = np.asarray(way(logits, unpack_samples(jnp.asarray(packed))))
         for row, limit in zip(logits, bound, strict=True):
@@ -252,8 +288,10 @@ def test_the_bound_keeps_what_the_reference_keeps(
 def test_the_bound_of_a_large_vocabulary_does_not_depend_on_how_it_is_found() -> None:
     logits = np.random.default_rng(3).normal(0.0, [[1.0], [3.0], [0.01], [8.0]], (4, 5000)).astype(np.float32)
     packed = pack_positions((), 4, NUM_SLOTS)
-    packed[7] = [0, 40, 3000, 0]
-    packed[8:11] = np.array([[1.0] * 4, [0.9, 0.95, 1.0, 1.0], [0.0, 0.0, 0.0, 0.05]], np.float32).view(np.int32)
+    packed[TOP_K] = [0, 40, 3000, 0]
+    packed[TOP_K + 1 : TOP_K + 4] = np.array(
+        [[1.0] * 4, [0.9, 0.95, 1.0, 1.0], [0.0, 0.0, 0.0, 0.05]], np.float32
+    ).view(np.int32)
     rows = unpack_samples(jnp.asarray(packed))
     by_best, *others = (np.asarray(way(logits, rows)) for way in WAYS)
     assert all(np.array_equal(by_best, other) for other in others)

@@ -9,16 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.models.protocol import Params
 from jinfercept.server.app import create_app
 from jinfercept.server.log_lines import JsonFormatter, StderrHandler
 from jinfercept.server.options import ServerOptions
@@ -163,6 +166,25 @@ def test_the_line_of_a_request_that_the_engine_lost_says_so(
         until(lambda: any(record.name == "jinfercept.server" for record in caplog.records))
     [record] = [record for record in caplog.records if record.name == "jinfercept.server"]
     assert json.loads(JsonFormatter().format(record))["finish_reason"] == "error"
+
+
+def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    embed, layers, head = whole = scripted.runner.params
+    scripted.runner.params = Params(embed, layers, {"zero": head["zero"] + np.nan})
+    message = {"role": "user", "content": "Hi"}
+    asked: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": [message], "n": 2, "temperature": 1},
+        "completions": {"prompt": ["a", "b"], "logprobs": 1},
+        "responses": {"input": "a"},
+        "messages": {"messages": [message], "max_tokens": 5},
+    }
+    for (path, body), stream in product(asked.items(), (False, True)):
+        answer = served.http.post(f"/v1/{path}", json={"model": MODEL, "stream": stream, **body})
+        assert "the model's logits are NaN or infinite" in answer.text, path
+        assert answer.status_code == (200 if stream else 500)
+    scripted.runner.params = whole
+    assert served.chat().status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
