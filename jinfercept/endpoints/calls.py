@@ -189,7 +189,8 @@ def endpoint_tool(
     """
 
     async def answer(arguments: str, request_id: str, owner: str, expires_s: float, trace: Mapping[str, str]) -> str:
-        request, begun_s = CallRequest(_object(arguments), request_id, owner, expires_s, trace), expires_s
+        request, came_s = CallRequest(_object(arguments), request_id, owner, expires_s, trace), time.monotonic()
+        begun_s: float | None = None
 
         async def begin() -> str:
             nonlocal begun_s
@@ -202,7 +203,7 @@ def endpoint_tool(
         except TimeoutError as error:
             if time.monotonic() < expires_s:
                 raise
-            waited_s = limits.timeout_s - (expires_s - begun_s)
+            waited_s = (expires_s if begun_s is None else begun_s) - came_s
             others = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
             raise TimeoutError(f"{late} {limits.timeout_s:g} s{others}") from error
         return _cut(text, limits.max_result_bytes)
