@@ -104,7 +104,7 @@ def _params(rng: Random) -> SamplingParams:
 
 
 def _plain(rng: Random, drawn: MixedRequest) -> MixedRequest:
-    return drawn
+    return drawn._replace(params=replace(drawn.params, max_tokens=40))
 
 
 def _repetitive(rng: Random, drawn: MixedRequest) -> MixedRequest:
