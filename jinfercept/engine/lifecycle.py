@@ -11,7 +11,7 @@ from typing import Any, final
 
 from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
 from jinfercept.engine.clock import Clock
-from jinfercept.engine.draw_failures import draw_failure, score_failure
+from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CopyableConstraint, Endpoints
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
@@ -174,13 +174,8 @@ class RequestLifecycle:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self._clock.now()
         for (sequence, epoch), scores in zip(planned.scored, result.scores, strict=False):
-            if sequence.epoch != epoch:
-                continue
-            session = self._sessions[sequence.id]
-            if (failure := score_failure(scores)) is None:
-                session.note_scores(scores)
-            else:
-                self._fail(session, failure, events)
+            if sequence.epoch == epoch and (failure := self._sessions[sequence.id].note_scores(scores)):
+                self._fail(self._sessions[sequence.id], failure, events)
         reports = result.logprobs or (None,) * len(result.tokens)
         row = 0
         for (sequence, epoch), drafts in zip(planned.sampled, planned.drafts_by_sample, strict=True):

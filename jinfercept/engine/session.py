@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jinfercept.engine.draw_failures import score_failure
 from jinfercept.engine.protocols import CopyableConstraint
 from jinfercept.request import (
     Call,
@@ -150,11 +151,12 @@ class Session:
         self.logprobs.append(named)
         return named
 
-    def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> None:
-        """Add the reports of the prompt's next tokens."""
+    def note_scores(self, scores: tuple[TokenLogprobs, ...]) -> str | None:
+        """Add the reports of the prompt's next tokens; returns why if they are no numbers."""
         first = len(self.prompt_logprobs)
         tokens = self.request.prompt_token_ids[first : first + len(scores)]
         self.prompt_logprobs += map(self._named, tokens, scores)
+        return score_failure(scores)
 
     def _sum_of_logprobs(self) -> float:
         """Of the tokens that the model generated."""
