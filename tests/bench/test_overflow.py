@@ -10,7 +10,16 @@ from jinfercept.bench.overflow import MODES, QUICK_EFFORT, SIZES, OverflowEngine
 from jinfercept.cli.overflow import measured_report
 from jinfercept.sched.plan_builder import Counters
 from jinfercept.sim.batch_run import BatchRequest
-from jinfercept.sim.overflow import AUTO, OUR_RECOMPUTE, OUR_SWAP, OUR_SWAP_BY_LAYER, Overflow, at_once, shared
+from jinfercept.sim.overflow import (
+    AUTO,
+    OUR_RECOMPUTE,
+    OUR_SWAP,
+    OUR_SWAP_BY_LAYER,
+    OUR_SWAP_PAGEABLE,
+    Overflow,
+    at_once,
+    shared,
+)
 from jinfercept.sim.overflow_agreement import agreement
 from jinfercept.sim.overflow_checks import Ways
 from jinfercept.sim.overflow_figures import OverflowFigure, OverflowPoint
@@ -40,7 +49,7 @@ def engine() -> Iterator[OverflowEngine]:
 
 def test_every_mode_makes_the_simulators_plans_and_the_tokens_of_a_pool_for_all(engine: OverflowEngine) -> None:
     short = shared(TINY.batch, 0.5)
-    for mode in MODES:
+    for mode in (*MODES, OUR_SWAP_PAGEABLE):
         free, run, priced = (
             engine.run(mode, TINY.batch, 0),
             engine.run(mode, short, 0),
