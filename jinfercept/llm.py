@@ -197,9 +197,7 @@ class LLM:
         self.engine.restart(policy, record, estimator, order, options)
 
     def update_weights(self, params: Params) -> None:
-        """Serve other weights of the same model from now on; starts over as `restart` does: the old pages are empty.
-
-        The old weights are freed once the new ones are on the device: both have to fit for a moment.
+        """Serve other weights of the same model from now on; starts over as `restart`. For a moment both have to fit.
 
         Args:
             params: of the same structure and shapes, in any dtype, on any devices; tied embeddings need not be in the head.
@@ -333,8 +331,7 @@ class LLM:
 
         Raises:
             RequestError: as `generate` and `chat`.
-            EngineError: where the iteration would end, if a step of the engine failed; the requests that were lost have their
-                `Finished` with finish reason "error" before.
+            EngineError: where the iteration would end, after a `Finished` of "error" for each request that a step lost.
         """
         chats = self._either(prompt, sampling_params, tools, detector, options)
         return Stream(self.engine.thread, *chats)
@@ -384,11 +381,7 @@ class LLM:
         ids: Iterable[str] | None = None,
         tenant: str = "",
     ) -> Chats:
-        """What `chat` serves, not submitted, and the readers of its events. From any thread.
-
-        Args:
-            ids, tenant: as of `make_requests`.
-        """
+        """What `chat` serves, not submitted, and the readers of its events; `ids` and `tenant` as of `make_requests`."""
         self.engine.thread.check_process()
         params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
         ends = end_token_ids(self.model.config, self.tokenizer)

@@ -24,8 +24,8 @@ READER = "<reader>"
 
 def check_tool_name(name: str) -> None:
     """Raise `RequestError` if a tool cannot have this name."""
-    if name == READER:
-        raise RequestError(f"no tool may be called {READER}", got=name, fix="give it another name")
+    if not isinstance(name, str) or name == READER:
+        raise RequestError(f"no tool may be called {READER}, or by what is no text", got=repr(name), fix="another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,7 @@ class Tool:
                 fix="give the text that opens a call and the text that ends it",
             )
         if not isinstance(self.result, str) or "{}" not in self.result:
-            raise RequestError(
-                f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="put {} into it"
-            )
+            raise RequestError(f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="add {}")
         if not (is_number(self.timeout_s) and self.timeout_s > 0):
             raise RequestError(f"tool {self.name!r} needs a time-out", got=repr(self.timeout_s), fix="seconds, above 0")
         if type(room := self.max_result_tokens) is not int or room < 1:

@@ -181,7 +181,7 @@ def own_options(
             if name == "dtype" and not isinstance(value, str | None):
                 value = getattr(value, "__name__", str(value)).removeprefix("torch.")
             ours = own_value(f"--{name.replace('_', '-')}", value)
-            if ours != value:
+            if ours is not value:
                 notes.append(f"{given}={value!r} is {name}={ours!r} here")
             own |= {} if ours is None else {name: ours}
         elif flag in RENAMED:

@@ -21,7 +21,9 @@ from jinfercept import (
     RequestError,
     SamplingParams,
     ScriptedDetector,
+    StopStringDetector,
     Tool,
+    load_tools,
 )
 from jinfercept.config import ALIASES, OPTIONS
 from jinfercept.startup.chosen_tokenizer import as_tokenizer
@@ -260,3 +262,53 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
     names = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert set(names) == ATTRIBUTES.keys() | RENAMED_CALLS.keys() | RENAMED_SAMPLING.keys()
     assert len(names) == len(set(names))
+
+
+# -- what strangers type -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda llm: llm.generate("a", SHORT, on_event="print"), "on_event is called"),
+        (lambda llm: llm.generate("a", SHORT, detector=ScriptedDetector(None)), "a script has calls"),  # pyright: ignore
+        (lambda llm: llm.generate("a", SHORT, detector=StopStringDetector("<<")), "stop strings are of tools"),  # pyright: ignore
+        (lambda llm: llm.generate(["a", None], SHORT), "a prompt is a text or a list"),
+        (lambda llm: llm.generate([[1], [[2]]], SHORT), "prompt_token_ids are whole numbers"),
+        (lambda llm: llm.generate({"input_ids": [1], "attention_mask": [1]}, SHORT), "a prompt has no such key"),
+        (lambda llm: llm.stream(["a", "b"], SHORT), "prompt_token_ids are whole numbers"),
+        (lambda llm: llm.stream(3, SHORT), "a prompt is a text or a list of token ids; got 3"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a", "tool_calls": 3}]), "tool_calls are a list"),
+        (lambda llm: llm.chat(QUESTION, SHORT, tool_call_parser=["hermes"]), "tool_call_parser is a name"),
+        (lambda llm: llm.chat(QUESTION, SHORT, max_prompt_chars="9"), "max_prompt_chars is a whole number"),
+        (lambda llm: llm.chat(QUESTION, SHORT, add_generation_prompt="no"), "is True or False"),
+        (lambda llm: llm.tokenizer.encode(None), "a text is a string; got None"),
+        (lambda llm: llm.tokenizer.decode("abc"), "token ids are whole numbers; got 'abc'"),
+        (lambda llm: llm.tokenizer.decode(3), "token ids are whole numbers; got 3"),
+        (lambda llm: Tool(str, name=3), "by what is no text; got 3"),  # pyright: ignore
+        (lambda llm: load_tools(None), "tools come from a file; got None"),  # pyright: ignore
+        (lambda llm: LLM(GOLDEN / "llama_gqa", profile="\ud800"), "no such profile"),
+        (lambda llm: LLM(GOLDEN / "llama_gqa", tensor_parallel_size=10**30), "JAX has fewer devices"),
+    ],
+)
+def test_a_mistake_that_is_easily_made_is_named(make_scripted: Make, call: Any, said: str) -> None:
+    llm = make_scripted(TEMPLATE).llm
+    with pytest.raises(JinferceptError, match=re.escape(said)):
+        call(llm)
+    assert not engine_state(llm).has_work
+
+
+def test_what_programs_hand_on_from_one_call_to_the_next_is_taken(make_scripted: Make) -> None:
+    llm = make_scripted(TEMPLATE).llm
+    said = {
+        "role": "assistant",
+        "content": "hi",
+        "tool_calls": None,
+        "reasoning_content": None,
+    }  # as OpenAI's client dumps it
+    [output] = llm.chat([*QUESTION, said], SHORT)
+    assert output.prompt == "<s>user: hi</s><s>assistant: hi</s><s>a: "
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(np.array(output.prompt_token_ids), skip_special_tokens=False) == output.prompt
+    [salted] = llm.generate({"prompt": "a", "cache_salt": "\ud800"}, SHORT)
+    assert salted.outputs[0].finish_reason == "length"

@@ -35,7 +35,12 @@ def checked_message(message: object) -> dict[str, Any]:
     checked = {**message, "content": content or ""}
     if thought := message.get("reasoning_content") or message.get("reasoning"):
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
-    if calls := message.get("tool_calls"):
+    calls = checked.pop("tool_calls", None) or ()
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise RequestError(
+            "a message's tool_calls are a list", got=repr(calls)[:80], fix="leave them out, or give calls"
+        )
+    if calls:
         checked["tool_calls"] = [_call_with_object(call) for call in calls]
     return checked
 

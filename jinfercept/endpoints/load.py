@@ -94,6 +94,8 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         ConfigError: the file is wrong, or a server, a variable or a package is missing.
         RequestError: a Python function cannot be a tool, or two tools have one name.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError("tools come from a file", got=repr(path)[:80], fix="give its path")
     path, inbox = Path(path), inbox or Inbox()
     if path.suffix not in (".toml", ".py"):
         raise ConfigError(

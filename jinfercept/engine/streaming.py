@@ -41,6 +41,10 @@ def serve(
     Raises:
         EngineError: a step of the engine failed; the error carries the complete outputs.
     """
+    if on_event is not None and not callable(on_event):
+        raise RequestError(
+            "on_event is called with events", got=repr(on_event)[:80], fix="pass a function, or leave it out"
+        )
     with Stream(thread, requests, readers, ends_only=on_event is None) as stream:
         for event in stream:
             if on_event is not None:

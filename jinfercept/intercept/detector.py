@@ -1,9 +1,10 @@
 """Finds calls in a request's generated tokens, by stop strings or by a script. Knows no models and no endpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
+from jinfercept.errors import RequestError
 from jinfercept.request import Call, Tool, Watch
 
 MAX_ARGUMENT_CHARS = 8192
@@ -19,7 +20,12 @@ class StopStringDetector:
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._marks = [(tool.start, tool.stop, tool.name) for tool in tools if tool.start and tool.stop]
+        listed = list(tools) if isinstance(tools, Iterable) else [tools]
+        if not all(isinstance(tool, Tool) for tool in listed):
+            raise RequestError(
+                "stop strings are of tools", got=repr(tools)[:80], fix="[Tool(function, start=…, stop=…)]"
+            )
+        self._marks = [(tool.start, tool.stop, tool.name) for tool in listed if tool.start and tool.stop]
 
     def watch(self) -> Watch:
         return _StopStringWatch(self._marks)
@@ -86,7 +92,12 @@ class ScriptedDetector:
     """
 
     def __init__(self, script: Mapping[int, Sequence[Call]]) -> None:
-        self.script = {count: tuple(calls) for count, calls in script.items()}
+        try:
+            self.script = {count: tuple(calls) for count, calls in script.items()}
+        except (AttributeError, TypeError):
+            raise RequestError(
+                "a script has calls by number of tokens", got=repr(script)[:80], fix="{3: [Call(…)]}"
+            ) from None
 
     def watch(self) -> Watch:
         return _ScriptedWatch(self.script)

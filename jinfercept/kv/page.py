@@ -79,7 +79,7 @@ class Page:
 
 def root_digest(*parts: object) -> bytes:
     """The root of a chain: contexts share pages only under equal roots (model, dtype, page size, isolation salt)."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).digest()
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -236,7 +236,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     path = Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # the name or the text is not Unicode
         raise ConfigError(
             "no such profile", got=name_or_path, fix=f"a JSON file, or one of {', '.join(PROFILES)}"
         ) from None

@@ -29,16 +29,14 @@ def choose_devices(options: ModelOptions, mesh: Mesh | None, *, across_hosts: bo
     if ids is None and size in (None, 1):
         return ModelMesh.default()
     devices = jax.local_devices()
-    wanted = range(size or 1) if ids is None else ids
-    if missing := [index for index in wanted if index >= len(devices)]:
-        more = max(missing) + 1
+    if (more := max(ids) + 1 if ids else size or 1) > len(devices):
         raise ConfigError(
             "JAX has no such device" if ids else "JAX has fewer devices",
             got=f"{', '.join(map(str, ids)) if ids else f'tensor_parallel_size={size}'}; JAX has {len(devices)}, of platform "
             f"{devices[0].platform}",
             fix=_more_devices(more) if devices[0].platform == "cpu" else f"use at most {len(devices)}, counted from 0",
         )
-    return ModelMesh(tuple(devices[index] for index in wanted))
+    return ModelMesh(tuple(devices[index] for index in ids or range(more)))
 
 
 def on_devices(model: ServedModel, mesh: ModelMesh) -> ServedModel:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.errors import ModelError, RequestError
+from jinfercept.plain_values import plain
 from jinfercept.tokenizer.byte_encoding import read_byte_encoding
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
 from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
@@ -218,8 +219,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        given = plain(ids)
+        listed: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+        if not all(type(id_) is int for id_ in listed):
+            raise RequestError("token ids are whole numbers", got=repr(ids)[:80], fix="give a list of them")
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens)
-        return "".join([*map(detokenizer.add, ids), detokenizer.flush()])
+        return "".join([*map(detokenizer.add, listed), detokenizer.flush()])
 
     def token_text(self, token_id: int) -> str:
         """One token as readable text: special tokens by name, half characters as U+FFFD."""
