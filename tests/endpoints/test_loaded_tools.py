@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_pat
         runner.dispatcher.cancel("waits")
         until(lambda: shop()["cancelled"] == 1)
         began_s = time.monotonic()
-    assert time.monotonic() - began_s < 3, "closing does not wait for what goes on for ever"
+    assert time.monotonic() - began_s < 8, "closing does not wait for what goes on for ever"
 
 
 @pytest.mark.parametrize("file", ["shop.py", "tools.toml"])

@@ -29,6 +29,12 @@ def on(cpu: CPU) -> Iterator[None]:
         yield
 
 
+def int8_kernels_are_usable() -> bool:
+    from jinfercept.pallas import cpu_int8_product
+
+    return cpu_int8_product.usable()
+
+
 @settings(max_examples=10)
 @given(
     rows=st.sampled_from([1, 3, 8, 9, 40, 257]),
@@ -66,9 +72,10 @@ def test_a_product_is_that_of_the_rounded_rows(
     assert np.all(np.abs(got - near @ numbers) <= tolerance * size + 1e-6)
 
 
-@pytest.mark.skipif(not cpu_kernels.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_has_the_same_bits_whatever_is_beside_it(bits: int) -> None:
+    if not cpu_kernels.usable() or not int8_kernels_are_usable():
+        pytest.skip("this CPU has no kernels, or no instructions for bytes")
     packed, _ = weight(96, 64, bits=bits, group=32, offset=True)
     x = jax.random.normal(jax.random.key(0), (300, 96), jnp.bfloat16)
     multiply = jax.jit(lambda x: product(x, packed, jnp.float32, int8_rows=True))
