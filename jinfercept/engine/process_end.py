@@ -9,13 +9,15 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import Final
 from weakref import WeakMethod, finalize
 
-LONGEST_END_S: Final = 10.0
+LONGEST_END_S: Final = 30.0
 """Seconds that the end of the process waits for a thread, at most: a step or a compilation cannot be interrupted."""
+_UNWINDING_S: Final = 3.0
+"""The same for a thread that frees what it had begun to compile, if the user's code does not go on with it."""
 
 
 def call_at_exit(method: MethodType) -> Callable[[], None]:
@@ -24,7 +26,6 @@ def call_at_exit(method: MethodType) -> Callable[[], None]:
     Returns:
         A function that cancels this.
     """
-
     reference = WeakMethod(method)
 
     def call() -> None:
@@ -43,18 +44,23 @@ def ending_at_exit() -> Iterator[None]:
 
     The exception is raised between two steps of Python code.
     """
-    if threading.current_thread() is threading.main_thread():
+    thread, thread_id = threading.current_thread(), threading.get_ident()
+    process_id, ended = os.getpid(), threading.Event()
+    if thread is threading.main_thread():
         yield
         return
-    thread_id, process_id, ended = threading.get_ident(), os.getpid(), threading.Event()
 
     def end() -> None:
         if os.getpid() == process_id:  # a forked child does not have this thread
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(SystemExit))
             ended.wait(LONGEST_END_S)
+            with suppress(AssertionError):  # a thread that Python did not start
+                thread.join(_UNWINDING_S)
 
     atexit.register(end)
     try:
+        if not threading.main_thread().is_alive():  # what is registered now may not be called
+            raise SystemExit
         yield
     finally:
         ended.set()

@@ -86,10 +86,11 @@ class Executables:
                     results.put(self._failure(keys.popleft()))
 
         # not an executor's threads: at the end of the interpreter these would compile all of the rest first
-        threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(os.cpu_count() or 1)]
-        for thread in threads:
-            thread.start()
+        num_threads = min(count, os.cpu_count() or 1)
+        threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(num_threads)]
         try:
+            for thread in threads:
+                thread.start()
             for done in range(count):
                 failure = results.get()
                 progress("compiling", done, count)
@@ -98,7 +99,8 @@ class Executables:
         finally:
             keys.clear()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():  # else it finds no key, if an interrupt came while it was started
+                    thread.join()
         progress("compiling", count, count)
 
     def compile_behind(self) -> None:

@@ -52,7 +52,7 @@ def tokens(llm: LLM) -> list[int]:
 @contextmanager
 def set_globally(settings: dict[str, Any]) -> Iterator[None]:
     """These settings of JAX for all threads."""
-    before = {name: getattr(jax.config, name) for name in settings}
+    before = {name: jax.config.values[name] for name in settings}
     if "jax_transfer_guard" in before:  # sets those of the three directions, too
         before |= {
             f"jax_transfer_guard_{way}": None for way in ("host_to_device", "device_to_device", "device_to_host")
@@ -164,7 +164,9 @@ def test_what_cannot_be_set_for_one_thread_is_refused_by_name(started: tuple[LLM
 
 def other_values(name: str) -> list[Any]:
     """What a setting can be instead, where its values can be counted."""
-    value, (kind, _, options) = getattr(jax.config, name), jax.config.meta[name]
+    if name == "jax_num_cpu_devices" or "topology_timeout" in name:  # of a backend that has not started
+        return []
+    value, (kind, _, options) = jax.config.values[name], jax.config.meta[name]
     if isinstance(value, enum.Enum):
         return [other for other in type(value) if other is not value]
     if kind is bool:
@@ -175,6 +177,7 @@ def other_values(name: str) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_setting_of_jax_gives_the_same_tokens_or_is_refused_by_name(
     started: tuple[LLM, list[int], Params],
 ) -> None:
@@ -182,10 +185,6 @@ def test_every_setting_of_jax_gives_the_same_tokens_or_is_refused_by_name(
     num_tried = 0
     for name in sorted(jax.config.values):
         for value in other_values(name):
-            try:
-                jax.config.update(name, getattr(jax.config, name))
-            except RuntimeError:  # a setting of the backend, which runs
-                continue
             with set_globally({name: value}):
                 check(llm, expected, weights)
                 if name in REFUSED:
