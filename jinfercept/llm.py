@@ -70,8 +70,8 @@ class LLM:
             `devices`; `params` that lie there as the model is cut are not copied.
         lazy: an executable is compiled by the first step that needs it, unless there is no profile yet, or on several hosts.
         progress: called with (what, done, total) while starting.
-        options: those of the command line, by the same names: `dtype`, `max_model_len`, `kv_tokens`, … (`config.py`). Those of
-            vLLM that need nothing here are accepted, and logged (`docs/migration.md`); None is a default.
+        options: those of the command line, by the same names (`config.py`); those of vLLM that need nothing here are logged
+            (`docs/migration.md`); None is a default.
 
     Attributes:
         model: the model.
@@ -234,7 +234,6 @@ class LLM:
                 by default if one of them has `calls="async"`. The model goes on while they run, and reads their results as
                 interrupts.
             on_event: called with tokens, calls, results and ends as they happen.
-            others: of vLLM, as `use_tqdm`: nothing is done for them.
 
         Returns:
             One output per prompt, in order. The finish reason is "error" where a request's own detector or grammar raised.
@@ -320,8 +319,7 @@ class LLM:
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
 
-        It starts now and runs whether or not events are read; closing or dropping the iterator aborts it. Of `options` a prompt
-        takes `async_calls` only.
+        It starts now, read or not; closing or dropping the iterator aborts it. A prompt takes the option `async_calls` only.
 
         Returns:
             `Token`, `Intercepted`, `Resumed` and last `Finished`, of asynchronous calls `Called` and `Interrupted` too; in a
@@ -364,7 +362,6 @@ class LLM:
         Args:
             ids: names for them, one for each prompt; made up by default.
             tenant: whose grammars they are.
-            async_calls: see `generate`.
         """
         params = self.get_default_sampling_params() if params is None else params
         self.engine.thread.check_process()  # in a forked child a tokenizer may hang
