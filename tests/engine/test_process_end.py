@@ -76,7 +76,7 @@ def test_a_script_that_ends_with_requests_in_flight_has_its_own_exit_code() -> N
     [
         ("for _ in begin(make()): raise RuntimeError('mine')", 1, "RuntimeError: mine"),
         ("llm = make(); stream = begin(llm); sys.exit(5)", 5, ""),
-        ("stream = begin(make()); signal.default_int_handler()", -signal.SIGINT, "KeyboardInterrupt"),
+        ("stream = begin(make()); raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
         ("stream = begin(make()); signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM, ""),
     ],
 )
