@@ -68,7 +68,7 @@ def one_trace(*, sampled: bool) -> float:
     provider = TracerProvider(shutdown_on_exit=False)
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing = Tracing(provider, provider.shutdown)
+    tracing = Tracing(provider, lambda timeout_s: provider.shutdown())
     request = Request("chatcmpl-1", (1, 2, 3), SamplingParams())
     flags = b"01" if sampled else b"00"
     headers = [(b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-" + flags)]
