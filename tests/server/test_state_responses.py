@@ -157,6 +157,7 @@ def test_a_response_whose_server_is_lost_fails_by_name_and_is_never_in_progress_
     seen: Any = pair.second.client.responses.retrieve(begun.id)
     assert (seen.status, seen.error.code) == ("failed", "server_lost")
     until(lambda: not pair.first.state.has_work)  # it has heard of it
+    until(lambda: pair.first.client.responses.retrieve(begun.id).status == "failed")  # and stored it
     for server in pair:
         last: Any = server.client.responses.retrieve(begun.id)
         assert (last.status, last.error.code) == ("failed", "server_lost")

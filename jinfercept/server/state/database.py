@@ -268,7 +268,7 @@ def _is_absent(error: DBAPIError) -> bool:
 
 
 def parse_url(url: str) -> URL:
-    """The URL of a database, with its driver. Raises `ConfigError` for one that cannot be used."""
+    """The URL of a database, with its driver, a path as an absolute one. Raises `ConfigError` for one that cannot be used."""
     try:
         url.encode()  # bytes of a flag that are not UTF-8 cannot be
         is_url = "://" in url or _SCHEME.match(url)
@@ -289,7 +289,7 @@ def parse_url(url: str) -> URL:
         )
     if parsed.host is not None or parsed.query:
         raise ConfigError("a URL of SQLite has a path only", got="a host, or parameters", fix=_FIX)
-    return parsed.set(drivername="sqlite+pysqlite")
+    return parsed.set(drivername="sqlite+pysqlite", database=os.path.abspath(path))  # a tool may change the directory
 
 
 def _engine(url: URL, timeout_s: float) -> Engine:

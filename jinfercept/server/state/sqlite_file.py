@@ -55,8 +55,6 @@ def sqlite_engine(url: URL, timeout_s: float, num_connections: int) -> Engine:
         ConfigError: the file cannot be written.
     """
     memory = url.database is None
-    if url.database is not None:
-        url = url.set(database=os.path.abspath(url.database))  # a tool may change the working directory
     opened = None if url.database is None else _create_private(url.database)
     arguments = {"check_same_thread": False, "timeout": timeout_s}
     engine = (
