@@ -100,7 +100,7 @@ def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
 
 def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
-    toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 3')
+    toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 60')
     with tool_runner(
         tmp_path, toml + python("bad") + python("wait") + '[[tool]]\nkind="python"\nfunction="os.path:basename"'
     ) as runner:

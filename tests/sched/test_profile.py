@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import timeit
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,8 @@ def test_a_plan_costs_its_step_and_what_its_chunks_look_back_at() -> None:
 def test_a_step_is_priced_in_no_time() -> None:
     many = replace(MEASURED, bucket_tokens=tuple(range(1, 101)), bucket_s=(0.05,) * 100)
     for profile in (MEASURED, many):
-        assert min(timeit.repeat(lambda profile=profile: profile.step_s(70, 9000), number=1000, repeat=9)) < 2e-3
+        timer = timeit.Timer(lambda profile=profile: profile.step_s(70, 9000), timer=time.thread_time)
+        assert min(timer.repeat(number=1000, repeat=9)) < 5e-3
 
 
 def test_the_link_is_counted_at_its_worse_direction() -> None:

@@ -213,7 +213,7 @@ def test_at_the_end_of_a_drain_what_is_prepared_is_503(scripted: Scripted, monke
 
 
 def test_what_was_prepared_when_a_drain_began_is_answered(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(scripted.llm, drain_timeout=10.0) as server, held_texts(monkeypatch) as holding:
+    with running(scripted.llm, drain_timeout=60.0) as server, held_texts(monkeypatch) as holding:
         connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         body = json.dumps({"prompt": HELD, "max_tokens": 1})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})

@@ -68,7 +68,7 @@ class Postgres:
         found = psutil.Process(self._postmaster())
         processes = [found, *found.children(recursive=True)]
         self._signal(signal.SIGKILL)
-        psutil.wait_procs(processes, timeout=10)
+        psutil.wait_procs(processes, timeout=60)
 
     def pause(self) -> None:
         """Have it answer nothing, with all its connections open."""
