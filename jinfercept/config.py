@@ -371,10 +371,10 @@ def without_none(hint: Any) -> Any:
 
 def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
-    found = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
+    section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
-        check_type(name, getattr(found, name), hint)
-    return found
+        check_type(name, getattr(section, name), hint)
+    return section
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:

@@ -80,8 +80,8 @@ class Hosts:
     def _check(self, host: str, port: int, scheme: str) -> AllowedHost:
         """The entry that allows a host and its port, one without a pattern if there is one. Raises `CallFailed`."""
         key = host_key(host)
-        same = [one for one in self._entries if one.host == key and not one.is_pattern]
-        same += [one for one in self._entries if one.is_pattern and key.endswith(f".{one.host}")]
+        same = [entry for entry in self._entries if entry.host == key and not entry.is_pattern]
+        same += [entry for entry in self._entries if entry.is_pattern and key.endswith(f".{entry.host}")]
         if not same:
             raise CallFailed(f"{host} is not among the hosts that this tool may talk to")
         for entry in same:

@@ -259,9 +259,9 @@ class FleetFront:
 
     async def _holder(self, kind: Any, name: str, owner: str) -> str:
         """The replica that holds a stored response or a waiting call; "": none."""
-        known = self.routes.maker(owner, name)
-        if known in self.routes.names:
-            return known
+        maker = self.routes.maker(owner, name)
+        if maker in self.routes.names:
+            return maker
         watched = self.keys.watched_by(owner) if kind == "call" else owner
         asked = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
         held, replica = max(((held, replica) for replica, held in asked), default=(0, ""))

@@ -34,7 +34,8 @@ MOST_BLOCKED = 8
 MOST_OWN = 16
 """Tools with a loop of their own at the same time."""
 MOST_LEFT_THREADS = 64
-"""Threads of a tool whose calls were given up. While so many run, further calls of the tool fail."""
+"""Threads of a tool that still run after the timeout or the cancellation of their calls. While a tool has so many, further
+calls of it fail."""
 _BEAT_S = 0.1
 _CLOSED = "these tools are closed"
 
@@ -166,9 +167,7 @@ class ToolExecutor:
         elif not in_thread:
             self._place(tool, function, context, run)
         elif self._left_threads[tool] >= MOST_LEFT_THREADS:
-            run.fail(
-                ToolFailed(f"{MOST_LEFT_THREADS} earlier calls of {tool} have not ended, though they were given up")
-            )
+            run.fail(ToolFailed(f"{MOST_LEFT_THREADS} cancelled or timed-out calls of {tool} still run"))
         else:
             args = self._run_in_thread, tool, function, run
             try:

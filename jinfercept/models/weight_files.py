@@ -116,6 +116,6 @@ def _named(index: Path) -> list[str]:
         raise ModelError(
             "the model's index names files outside its directory",
             got=", ".join(strangers)[:200],
-            fix="download the model again from somebody you trust",
+            fix="download the model again, from a publisher you trust",
         )
     return names

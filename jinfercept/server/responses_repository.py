@@ -362,15 +362,15 @@ class ResponseRepository:
             self.open.pop(stored.name, None)  # a row that is still open fails at a heartbeat
 
     async def _settle(self, mine: _OpenResponse, documents: ResponseDocuments, num_bytes: int, *, frees: bool) -> None:
-        response, asked = documents
-        said = [*asked, *response["output"]] if response["status"] in _ANSWERED else []
+        response, inputs = documents
+        turn_items = [*inputs, *response["output"]] if response["status"] in _ANSWERED else []
 
         def settle(session: Session) -> None:
             settled = not mine.is_inserted or response_rows.settle_response(
                 session, self._server, mine.owner, documents, mine.begun_bytes
             )
             if settled and mine.conversation_id is not None:
-                turn = mine.conversation_id, mine.owner, response["id"], said, self._ttl_s
+                turn = mine.conversation_id, mine.owner, response["id"], turn_items, self._ttl_s
                 settled = conversation_rows.end_turn(session, *turn)
             if not settled:
                 raise ApiError(503, LOST["message"], code=LOST["code"])

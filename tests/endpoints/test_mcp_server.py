@@ -102,7 +102,7 @@ def test_a_server_that_does_not_end_is_killed_with_its_children_in_time(tmp_path
 
 
 def _is_gone(process_id: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet is a zombie."""
+    """Whether a process has ended; a process that has ended before its parent waited for it is a zombie."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

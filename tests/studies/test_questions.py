@@ -11,9 +11,13 @@ from jinfercept.studies.deciding import contenders
 from jinfercept.studies.questions import QUESTIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SAMPLE = ("waste", "swap_or_preserve", "overload")
+"""Questions whose answers are made in every run; the others with `-m slow`."""
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(
+    "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in QUESTIONS]
+)
 def test_a_quick_answer_has_a_table_and_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "questions", name, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert "written: " in capsys.readouterr().out

@@ -187,12 +187,12 @@ class SpareRoom:
         return self._num_bytes > 0
 
     def _write(self, num_bytes: int) -> None:
-        with ExitStack() as held:
-            file = held.enter_context(tempfile.TemporaryFile(dir=self._folder, buffering=0))
+        with ExitStack() as stack:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=self._folder, buffering=0))
             if file.write(os.urandom(num_bytes)) != num_bytes:  # a file system that compresses must not find it small
                 raise OSError("only a part was written")
             os.fsync(file.fileno())
-            self._held, self._num_bytes = held.pop_all(), num_bytes
+            self._held, self._num_bytes = stack.pop_all(), num_bytes
 
     def _release(self) -> None:
         self._held.close()
@@ -229,7 +229,7 @@ def _create_private(path: str) -> tuple[int, int] | None:
 def _identity(path: str) -> tuple[int, int] | None:
     """Device and inode of a file; None: there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
