@@ -1,7 +1,7 @@
 """What happens to a request, as frozen values in the order in which it happens. Imports nothing heavy.
 
-`Event`s are the engine's. In a chat a parser makes `Piece`s of the text: content, reasoning, and calls as they are written. A
-`StreamEvent` is either. Each has the `request_id` of the request that it belongs to.
+In a chat a parser makes `Piece`s of the text: content, reasoning, and calls as they are written; they follow the `Token` with
+which they are certain. Each event has the `request_id` of the request that it belongs to.
 """
 
 from collections.abc import Mapping
@@ -149,6 +149,5 @@ class CallEnded:
     request_id: str = ""
 
 
-Event = Token | Called | Interrupted | Intercepted | Resumed | Finished
 Piece = Content | Reasoning | CallStarted | Arguments | CallEnded
-StreamEvent = Event | Piece
+Event = Token | Piece | Called | Interrupted | Intercepted | Resumed | Finished

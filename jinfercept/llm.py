@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
 
 from jax.sharding import Mesh
 
-from jinfercept.chat.chats import DEFAULT_PARAMS, Chats, is_single_chat, make_chats
+from jinfercept.chat.chats import DEFAULT_PARAMS, is_single_chat, make_chats
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatArguments, ChatOptions, VllmArguments, check_generate
@@ -18,7 +18,7 @@ from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.errors import ConfigError, ModelError
-from jinfercept.events import Event, StreamEvent
+from jinfercept.events import Event
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.models.config import ModelConfig
@@ -269,7 +269,7 @@ class LLM:
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         tools: Iterable[ChatToolLike] | None = None,
-        on_event: Callable[[StreamEvent], None] | None = None,
+        on_event: Callable[[Event], None] | None = None,
         **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """Answer conversations, running the tools that the model calls until it has answered.
@@ -295,7 +295,7 @@ class LLM:
             ModelError: the model has no chat template.
             EngineError: as `generate`.
         """
-        return serve(self.engine.thread, *self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
+        return serve(self.engine.thread, self.make_chats(messages, sampling_params, tools, options), on_event=on_event)
 
     async def achat(
         self,
@@ -306,7 +306,7 @@ class LLM:
         **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
-        return await aserve(self.engine.thread, *self.make_chats(messages, sampling_params, tools, options))
+        return await aserve(self.engine.thread, self.make_chats(messages, sampling_params, tools, options))
 
     def stream(
         self,
@@ -331,8 +331,7 @@ class LLM:
             RequestError: as `generate` and `chat`.
             EngineError: where the iteration would end, after a `Finished` of "error" for each request that a step lost.
         """
-        chats = self._either(prompt, sampling_params, tools, detector, options)
-        return Stream(self.engine.thread, *chats)
+        return Stream(self.engine.thread, self._either(prompt, sampling_params, tools, detector, options))
 
     def astream(
         self,
@@ -344,8 +343,7 @@ class LLM:
         **options: Unpack[ChatArguments],
     ) -> AsyncStream:
         """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
-        chats = self._either(prompt, sampling_params, tools, detector, options)
-        return AsyncStream(self.engine.thread, *chats)
+        return AsyncStream(self.engine.thread, self._either(prompt, sampling_params, tools, detector, options))
 
     def make_requests(
         self,
@@ -377,20 +375,20 @@ class LLM:
         options: ChatOptions,
         ids: Iterable[str] | None = None,
         tenant: str = "",
-    ) -> Chats:
-        """What `chat` serves, not submitted, and the readers of its events; `ids` and `tenant` as of `make_requests`."""
+    ) -> list[Request]:
+        """What `chat` serves, not submitted; several of a conversation with `n` outputs; `ids` and `tenant` as of
+        `make_requests`."""
         self.engine.thread.check_process()
         params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
         ends = end_token_ids(self.model.config, self.tokenizer)
         grammars = self.grammars and self.grammars.of(tenant)
         return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
 
-    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> Chats:
+    def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """A single prompt or a single conversation."""
         if is_single_chat(prompt, detector, options):
             return self.make_chats([prompt], params, tools, options)
-        calls = options.get("async_calls")
-        return Chats(self.make_requests([prompt], params, tools, detector, async_calls=calls), {})
+        return self.make_requests([prompt], params, tools, detector, async_calls=options.get("async_calls"))
 
     def close(self) -> None:
         """Abort what is running and free the weights and the pages. Does nothing in a forked child: they are the parent's."""

@@ -11,6 +11,7 @@ from jinfercept.short_repr import short_repr
 
 if TYPE_CHECKING:
     from jinfercept.engine.protocols import CallMarkup
+    from jinfercept.engine.session import Transcript
 
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool", "started"]
@@ -222,7 +223,8 @@ class Request:
         prompt_token_ids: at least one.
         params: how to sample.
         tools: tools that may be called, by name.
-        detector: finds calls; None if the request never calls.
+        detector: finds calls; None if the request never calls, or if its transcript finds them.
+        transcript: opens the transcript of a chat; None: the request is no chat.
         cache_salt: requests with different salts share no pages.
         prompt: the prompt's text, given back in the output.
         grammar: `params.structured_outputs`, compiled, or the grammar of a turn that has to call. The text continues after a
@@ -256,6 +258,7 @@ class Request:
     tenant: str = ""
     weight: float = 1.0
     markup: "CallMarkup | None" = None
+    transcript: "Callable[[Request], Transcript] | None" = None
 
 
 class ContextUse(NamedTuple):

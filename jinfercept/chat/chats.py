@@ -1,13 +1,13 @@
-"""Makes requests of conversations, and for each request a reader that turns its events into messages.
+"""Makes requests of conversations, each with a transcript that reads its turns.
 
 A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and continues. The
-engine runs all of that; this file makes its requests, and `reader` reads its events. Knows no engine.
+engine runs all of that; this file makes its requests. Knows no engine.
 """
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
 from jinfercept.chat.futures import Futures
@@ -21,12 +21,12 @@ from jinfercept.chat.options import (
     tool_call_format,
 )
 from jinfercept.chat.per_turn_grammar import PerTurnGrammar
-from jinfercept.chat.reader import ChatReader
 from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
+from jinfercept.chat.transcript import ChatTranscript
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
@@ -41,13 +41,6 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 """Defaults of a chat; a completion's 16 tokens would end most answers early."""
-
-
-class Chats(NamedTuple):
-    """Requests, and the reader of each by its request's id."""
-
-    requests: list[Request]
-    readers: dict[str, ChatReader]
 
 
 def is_conversation(prompt: object) -> bool:
@@ -78,8 +71,8 @@ def make_chats(
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
     eos_token_ids: Sequence[int],
-) -> Chats:
-    """One request per conversation and output, and its reader.
+) -> list[Request]:
+    """One request per conversation and output.
 
     Args:
         ids: names for the requests, at least as many as conversations.
@@ -116,9 +109,8 @@ def make_chats(
         form=form,
         reasoning=reasoning,
         beginnings=(later, later),
-        seed=f"{uuid.uuid4()}",
         ends=ends,
-        hidden=_hidden(tokenizer, form, reasoning),
+        markup=_markup(tokenizer, form, reasoning),
         tools=offered,
         max_rounds=options.get("max_rounds", MAX_ROUNDS),
         parallel=choice.parallel,
@@ -129,14 +121,19 @@ def make_chats(
         ids,
         [{"prompt": text, "prompt_token_ids": template.encode(text)} for text in texts],
         DEFAULT_PARAMS if params is None else params,
-        executed.values(),
-        all_turns if form else [None] * len(listed),
+        (),
+        None,
         tokenizer,
         grammars,
     )
     calls = compile_calls(choice, form, template.source, tokenizer, grammars) if form and grammars else None
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
-    return _chats(requests, all_turns, ToolMessages(template, tokenizer, limits) if form else None, calls)
+    renderer = ToolMessages(template, tokenizer, limits) if form else None
+    return [
+        _chat(fork, turns, executed, renderer, calls)
+        for request, turns in zip(requests, all_turns, strict=True)
+        for fork in forks(request)
+    ]
 
 
 def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
@@ -199,10 +196,10 @@ def _later_beginning(
     return reasoning.beginning(after) if reasoning else "undecided"
 
 
-def _hidden(tokenizer: Tokenizer, form: ToolCallFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
-    """Special tokens that are no markup of calls or reasoning."""
+def _markup(tokenizer: Tokenizer, form: ToolCallFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
+    """Special tokens that mark calls or reasoning."""
     marks = (*(form.tags if form else ()), *((reasoning.opening, reasoning.closing) if reasoning else ()))
-    return tokenizer.special_ids - set(_tokens_of(marks, tokenizer))
+    return frozenset(_tokens_of(marks, tokenizer))
 
 
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
@@ -211,23 +208,13 @@ def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
     return [ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.special_ids]
 
 
-def _chats(
-    requests: Sequence[Request], all_turns: Sequence[ChatTurns], renderer: ToolMessages | None, calls: Grammar | None
-) -> Chats:
-    """The requests, one for each of their outputs, and their readers."""
-    chats = Chats([], {})
-    for request, turns in zip(requests, all_turns, strict=True):
-        for fork in forks(request):
-            own = replace(turns, seed=f"{turns.seed}/{fork.id}")
-            chats.requests.append(_chat(fork, own, renderer, calls))
-            chats.readers[fork.id] = ChatReader(own, fork.params)
-    return chats
-
-
-def _chat(request: Request, turns: ChatTurns, renderer: ToolMessages | None, calls: Grammar | None) -> Request:
+def _chat(
+    request: Request, turns: ChatTurns, tools: Mapping[str, Tool], renderer: ToolMessages | None, calls: Grammar | None
+) -> Request:
     """A request with its own grammar, which counts its turns.
 
     Args:
+        tools: that the engine runs.
         calls: grammar of its first turn, if that has to call.
     """
     if calls is not None and request.params.ignore_eos:
@@ -239,4 +226,5 @@ def _chat(request: Request, turns: ChatTurns, renderer: ToolMessages | None, cal
         for grammar, beginning in zip((calls or request.grammar, request.grammar), turns.beginnings, strict=True)
     )
     grammar = PerTurnGrammar(first, later) if first else None
-    return replace(request, grammar=grammar, detector=turns if renderer else None, render=renderer)
+    transcript = partial(ChatTranscript, turns)
+    return replace(request, tools=tools, grammar=grammar, transcript=transcript, render=renderer)

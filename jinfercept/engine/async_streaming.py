@@ -6,18 +6,16 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.engine.streaming import Reader, Received, ends_only_sink
+from jinfercept.engine.streaming import Received, ends_only_sink
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
-from jinfercept.events import Event, StreamEvent
+from jinfercept.events import Event
 from jinfercept.request import Request, RequestOutput
 
 
-async def aserve(
-    thread: EngineThread, requests: Sequence[Request], readers: Mapping[str, Reader] | None = None
-) -> list[RequestOutput]:
+async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[RequestOutput]:
     """Serve requests to the end, in an event loop."""
-    async with AsyncStream(thread, requests, readers, ends_only=True) as stream:
+    async with AsyncStream(thread, requests, ends_only=True) as stream:
         async for _ in stream:
             pass
         return joined(requests, stream.outputs)
@@ -39,12 +37,11 @@ class AsyncStream:
         self,
         thread: EngineThread,
         requests: Sequence[Request],
-        readers: Mapping[str, Reader] | None = None,
         *,
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
     ) -> None:
-        self._received = Received(requests, readers)
+        self._received = Received(requests)
         self._thread = thread
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._listener: asyncio.Task[object] | None = None
@@ -68,7 +65,7 @@ class AsyncStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> StreamEvent:
+    async def __anext__(self) -> Event:
         received = self._received
         self._watch(asyncio.current_task())
         while not received.ready:

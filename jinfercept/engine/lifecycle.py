@@ -7,6 +7,7 @@ list that the caller passes.
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 
 from jinfercept.engine.async_calls import AsyncCallQueue, CallsInFlight
@@ -15,12 +16,12 @@ from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CopyableConstraint, Endpoints
 from jinfercept.engine.random_key import RandomKeys
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Session, Text
+from jinfercept.engine.session import Session, Text, Transcript
 from jinfercept.errors import RequestError, describe_failure
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.dispatcher import lasted_s
 from jinfercept.intercept.rendering import render_each
-from jinfercept.request import Call, FinishReason, Interception, Request, Result
+from jinfercept.request import Call, FinishReason, Interception, Request, RequestOutput, Result
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sampling_options import draw_options
@@ -120,8 +121,12 @@ class RequestLifecycle:
         if not self._retained.extend(request, sequence, self._clock.now()):
             self._scheduler.add(sequence)
         try:
-            session.text = self._open_text(request) if self._open_text else None
-            session.watch = request.detector.watch() if request.detector else None
+            if request.transcript is not None:
+                session.transcript = request.transcript(request)
+                session.text = session.transcript.text
+            else:
+                session.text = self._open_text(request) if self._open_text else None
+                session.watch = request.detector.watch() if request.detector else None
             if request.markup is not None:
                 session.flight = CallsInFlight(
                     request.markup, request.markup.watch(request.prompt, request.prompt_token_ids)
@@ -269,9 +274,9 @@ class RequestLifecycle:
         logprobs = None if report is None else session.note_logprobs(token, report)
         events.append(Token(sequence.id, token, shown, logprobs))
         calls: tuple[Call, ...] = ()
-        if session.watch is not None or session.constraint is not None or session.flight is not None:
+        if session.reads_tokens:
             try:
-                calls = session.watched(token)
+                calls = session.read(token, shown, events)
                 if session.constraint is not None:
                     session.constraint.accept(token)
                 if session.flight is not None:
@@ -344,6 +349,8 @@ class RequestLifecycle:
         shown = session.append_external(tokens)
         waited_s = self._clock.now() - sequence.paused_s
         session.resumed = True
+        if session.transcript is not None:
+            session.transcript.resumed(pause.calls, rendered)
         session.interceptions[-1] = Interception(
             pause.calls,
             rendered,
@@ -396,4 +403,22 @@ class RequestLifecycle:
         self._reserved.pop(request.id, None)
         rest = session.text.finish() if session.text else ""
         done = session.output(reason, stop, now, paused_s)
+        if session.transcript is not None:
+            done = _with_messages(session.transcript, done, rest, events)
         events.append(Finished(request.id, done, rest, failure))
+
+
+def _with_messages(transcript: Transcript, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
+    """The output of a finished chat with its messages; `events` receives the last pieces.
+
+    Args:
+        rest: the text that was held back until now.
+    """
+    [completion] = output.outputs
+    is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None
+    try:
+        events += transcript.end(rest, is_cut)
+        return replace(output, outputs=[transcript.completed(completion)])
+    except Exception:
+        log.exception("the end of a chat could not be read: request %s", output.request_id)
+        return output

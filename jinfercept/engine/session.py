@@ -1,11 +1,12 @@
 """One request in the engine: its text, its tokens, its interceptions and its output. Knows no pages and no plans."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jinfercept.engine.draw_failures import score_failure
 from jinfercept.engine.protocols import CopyableConstraint
+from jinfercept.events import Event, Piece
 from jinfercept.request import (
     Call,
     CompletionOutput,
@@ -18,6 +19,7 @@ from jinfercept.request import (
     Request,
     RequestMetrics,
     RequestOutput,
+    Result,
     Watch,
 )
 from jinfercept.sched.plan import TokenLogprobs
@@ -51,12 +53,36 @@ class Text(Protocol):
     def token_text(self, token_id: int) -> str: ...
 
 
+class Transcript(Protocol):
+    """A chat while it is generated; see `chat.transcript.ChatTranscript`.
+
+    Attributes:
+        text: the request's text.
+        finds_calls: whether it looks for calls.
+    """
+
+    @property
+    def text(self) -> Text: ...
+
+    @property
+    def finds_calls(self) -> bool: ...
+
+    def read(self, index: int, token_id: int, text: str) -> tuple[Iterable[Piece], tuple[Call, ...]]: ...
+
+    def resumed(self, calls: tuple[Call, ...], results: tuple[Result, ...]) -> None: ...
+
+    def end(self, text: str, cut: bool) -> Iterable[Piece]: ...
+
+    def completed(self, completion: CompletionOutput) -> CompletionOutput: ...
+
+
 @dataclass(slots=True)
 class Session:
     """The state of a request that the scheduler does not know; mutable, owned by the `RequestLifecycle`.
 
     Attributes:
         stop_token_ids: tokens that end the request.
+        transcript: reads the text of a chat; None if the request is no chat.
         stream: token ids after the prompt: generated ones, and results of tools.
         logprobs: one entry per token of `stream`; None for results of tools.
         prompt_logprobs: one entry per scored token of the prompt; None for the first.
@@ -73,6 +99,7 @@ class Session:
     stop_token_ids: frozenset[int]
     text: Text | None = None
     watch: Watch | None = None
+    transcript: Transcript | None = None
     constraint: Constraint | None = None
     stream: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
@@ -94,7 +121,17 @@ class Session:
     def complete(self) -> bool:
         """Whether the grammar ends the request: it allows no further token, and no detector waits for an end token."""
         constraint = self.constraint
-        return constraint is not None and constraint.ended and not (self.watch and self.stop_token_ids)
+        return constraint is not None and constraint.ended and not (self.finds_calls and self.stop_token_ids)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether generated tokens mean more than text: calls, pieces of a chat, or the state of a grammar."""
+        return (self.transcript or self.watch or self.constraint or self.flight) is not None
+
+    @property
+    def finds_calls(self) -> bool:
+        """Whether calls are looked for in what the request generates."""
+        return self.watch is not None or (self.transcript is not None and self.transcript.finds_calls)
 
     def allowed_after(self, words: Any, drafts: tuple[int, ...]) -> Iterator[Any]:
         """The masks of the tokens after each draft, up to a draft that the grammar refuses: no drawn token equals that one.
@@ -116,13 +153,22 @@ class Session:
                 return
             yield words
 
-    def watched(self, token: int) -> tuple[Call, ...]:
-        """The calls that the detector finds in the newest token and that the server answers."""
-        if self.watch is None:
-            return ()
-        calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
-        if not all(isinstance(call, Call) for call in calls):
-            raise TypeError(f"a detector returns calls, not {calls!r}")
+    def read(self, token: int, text: str, events: list[Event]) -> tuple[Call, ...]:
+        """The calls that are complete with the newest token and that the server answers.
+
+        Args:
+            token: the token.
+            text: the text that is certain with it.
+            events: receives the pieces of a chat that are complete with it.
+        """
+        calls: tuple[Call, ...] = ()
+        if self.transcript is not None:
+            pieces, calls = self.transcript.read(len(self.stream) - 1, token, text)
+            events += pieces
+        elif self.watch is not None:
+            calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
+            if not all(isinstance(call, Call) for call in calls):
+                raise TypeError(f"a detector returns calls, not {calls!r}")
         if any(call.by_caller for call in calls):
             self.asked, calls = tuple(call for call in calls if call.by_caller), ()
         return calls

@@ -1,42 +1,32 @@
 """Waits for requests that the engine's thread serves, to the end or event by event; for event loops see `async_streaming`.
 
 A stream submits its requests when it is made, and aborts the unfinished ones when it is closed or garbage-collected. It knows
-no event but `Finished`; a reader may replace events by others. If a step of the engine fails, each lost request still has its
+no event but `Finished`. If a step of the engine fails, each lost request still has its
 `Finished`, with finish reason "error", and the iteration ends with `EngineError`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import complete, joined
 from jinfercept.engine.thread import EngineThread, Sink
 from jinfercept.errors import EngineError, RequestError, describe_failure
-from jinfercept.events import Event, Finished, StreamEvent
+from jinfercept.events import Event, Finished
 from jinfercept.request import Request, RequestOutput
-
-
-class Reader(Protocol):
-    """Reads one request's events."""
-
-    def read(self, event: Event) -> Iterable[StreamEvent]:
-        """The events that replace an event; those of a `Finished` end with a `Finished`."""
-        ...
 
 
 def serve(
     thread: EngineThread,
     requests: Sequence[Request],
-    readers: Mapping[str, Reader] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> list[RequestOutput]:
     """Serve requests to the end. An interrupt aborts them, and their pages are free when it is raised.
 
     Args:
-        readers: by request id.
-        on_event: called on this thread with every `StreamEvent`.
+        on_event: called on this thread with every `Event`.
 
     Raises:
         EngineError: a step of the engine failed; the error carries the complete outputs.
@@ -45,7 +35,7 @@ def serve(
         raise RequestError(
             "on_event is called with events", got=repr(on_event)[:80], fix="pass a function, or leave it out"
         )
-    with Stream(thread, requests, readers, ends_only=on_event is None) as stream:
+    with Stream(thread, requests, ends_only=on_event is None) as stream:
         for event in stream:
             if on_event is not None:
                 on_event(event)
@@ -61,13 +51,13 @@ class Received:
         ready: events that were not yielded yet.
     """
 
-    def __init__(self, requests: Sequence[Request], readers: Mapping[str, Reader] | None) -> None:
-        self._requests, self._readers = requests, readers or {}
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
         self._lost: set[str] = set()
         self._failure: BaseException | None = None
         self.open = {request.id for request in requests}
         self.outputs: dict[str, RequestOutput] = {}
-        self.ready: deque[StreamEvent] = deque()
+        self.ready: deque[Event] = deque()
 
     def submit(self, thread: EngineThread, requests: Sequence[Request], sink: Sink) -> None:
         """Submit the requests; none stays open if that raises."""
@@ -86,15 +76,13 @@ class Received:
                 raise event
             self._failure = event
             return
-        if isinstance(event, Finished) and event.failure is not None:
-            self._failure = event.failure
-            self._lost.add(event.request_id)
-        reader = self._readers.get(event.request_id)
-        for read in (event,) if reader is None else reader.read(event):
-            self.ready.append(read)
-            if isinstance(read, Finished):
-                self.outputs[read.request_id] = read.output
-                self.open.discard(read.request_id)
+        self.ready.append(event)
+        if isinstance(event, Finished):
+            if event.failure is not None:
+                self._failure = event.failure
+                self._lost.add(event.request_id)
+            self.outputs[event.request_id] = event.output
+            self.open.discard(event.request_id)
 
     def check(self) -> None:
         """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
@@ -114,7 +102,6 @@ class Stream:
     Args:
         thread: serves the requests.
         requests: submitted at once.
-        readers: by request id.
         ends_only: yield `Finished` events only.
 
     Raises:
@@ -126,11 +113,10 @@ class Stream:
         self,
         thread: EngineThread,
         requests: Sequence[Request],
-        readers: Mapping[str, Reader] | None = None,
         *,
         ends_only: bool = False,
     ) -> None:
-        self._received = Received(requests, readers)
+        self._received = Received(requests)
         self._thread = thread
         self._events: deque[Event | BaseException] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()
@@ -150,7 +136,7 @@ class Stream:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> StreamEvent:
+    def __next__(self) -> Event:
         received = self._received
         while not received.ready:
             if not received.open:

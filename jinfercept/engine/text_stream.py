@@ -21,6 +21,7 @@ class TextStream:
         stopped: the stop string that was found, if any; no token may follow.
         last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: the input
             of detectors.
+        num_taken: characters that the last generated token adds to the text, whether shown or held back.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class TextStream:
         include_stop: bool,
         skip_special_tokens: bool,
         min_tokens: int = 0,
+        markup: frozenset[int] = frozenset(),
+        turn_ends: frozenset[int] = frozenset(),
     ) -> None:
         """An empty text.
 
@@ -39,9 +42,12 @@ class TextStream:
             include_stop: whether the stop string itself is shown.
             skip_special_tokens: whether special tokens are left out of the text.
             min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
+            markup: special tokens that are never left out.
+            turn_ends: tokens that are always left out, and behind which no text is held back.
         """
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
+        self._turn_ends = turn_ends
         self._finders = [_Finder(pattern) for pattern in stop]
         self._include_stop = include_stop
         self._num_early = min_tokens
@@ -49,6 +55,7 @@ class TextStream:
         self._shown: list[str] = []
         self.stopped: str | None = None
         self.last_raw = ""
+        self.num_taken = 0
 
     @property
     def text(self) -> str:
@@ -64,15 +71,16 @@ class TextStream:
     def add(self, token_id: int) -> str:
         """Add a generated token; returns the new text to show."""
         assert self.stopped is None, "a token after the stop string"
+        if token_id in self._turn_ends:
+            self._num_early -= 1
+            self.last_raw, self.num_taken = "", 0
+            return self.finish()
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
-        shown = self._take(text)
-        self.skip()
-        return shown
-
-    def skip(self) -> None:
-        """Count a generated token without adding its text."""
+        self.num_taken = len(text)
+        shown = self._take(text) if self._finders else self._show(text)
         self._num_early -= 1
+        return shown
 
     def inject(self, token_ids: Iterable[int]) -> str:
         """Add the tokens of a tool's result; returns the new text to show, which includes all of them.
@@ -94,8 +102,6 @@ class TextStream:
         return self._tokenizer.token_text(token_id)
 
     def _take(self, text: str) -> str:
-        if not self._finders:
-            return self._show(text)
         held = self._held + text
         for offset, char in enumerate(text, start=len(self._held) + 1):
             complete = [finder.pattern for finder in self._finders if finder.push(char)]

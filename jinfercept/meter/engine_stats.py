@@ -291,7 +291,7 @@ class EngineStats:
     def _finish(self, output: RequestOutput) -> None:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
-        counts.finished[reason] += 1
+        counts.finished["stop" if reason == "tool_calls" else reason] += 1
         is_retained = self.interceptions.keep(output.request_id, completion.text)
         if self.timelines.open and (timeline := self.timelines.finish(output.request_id)) is not None and is_retained:
             self.interceptions.open[output.request_id].mark = timeline.mark

@@ -6,21 +6,20 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from jinfercept.chat.chats import Chats
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.events import (
     Arguments,
     CallStarted,
     Content,
+    Event,
     Finished,
     Intercepted,
     Reasoning,
     Resumed,
-    StreamEvent,
     Token,
 )
-from jinfercept.request import Call, CompletionOutput, Logprob, RequestOutput
+from jinfercept.request import Call, CompletionOutput, Logprob, Request, RequestOutput
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprob_limits import SMALL_ENTRIES, is_small, num_reported
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
@@ -78,7 +77,7 @@ class ChatAnswer:
         name: id of the completion.
         model: name of the model in the body.
         body: of the HTTP request.
-        chats: the requests made of the body, and their readers.
+        requests: made of the body.
         tool_calls: runs the calls of the server's tools.
         tokenizer: of the model.
         details: fields of the log line; filled in as they become known.
@@ -92,16 +91,15 @@ class ChatAnswer:
         name: str,
         model: str,
         body: ChatBody,
-        chats: Chats,
+        requests: Sequence[Request],
         tool_calls: ServerToolCalls,
         tokenizer: Tokenizer,
         details: dict[str, Any],
     ) -> None:
-        requests = chats.requests
         self._tool_calls = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
-        self._body, self._requests, self._readers, self._tokenizer = body, requests, chats.readers, tokenizer
+        self._body, self._requests, self._tokenizer = body, requests, tokenizer
         self._prompt = list(requests[0].prompt_token_ids)
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
@@ -169,26 +167,25 @@ class ChatAnswer:
         options = self._body.stream_options
         try:
             async for event in stream:
-                assert isinstance(event, Token | Intercepted | Resumed | Finished), "a stream without readers"
                 choice = self._choices[event.request_id]
                 if isinstance(event, Token):
                     self.usage.count(1)
                     choice.add_token(event, self._body)
-                for shown in self._readers[event.request_id].read(event):
-                    if isinstance(shown, Finished):
-                        self.usage.add(shown.output)
-                        check_finish(shown.output)
-                        shown = replace(shown, output=await self._tool_calls.settled(shown.output))
-                    is_long = num_reported(len(choice.logprobs), self._body.top_logprobs or 0) > SMALL_ENTRIES
-                    for chunk in self._chunks(choice, shown):
-                        yield await encode_long_event(chunk) if is_long else encode_event(chunk)
+                    continue
+                if isinstance(event, Finished):
+                    self.usage.add(event.output)
+                    check_finish(event.output)
+                    event = replace(event, output=await self._tool_calls.settled(event.output))
+                is_long = num_reported(len(choice.logprobs), self._body.top_logprobs or 0) > SMALL_ENTRIES
+                for chunk in self._chunks(choice, event):
+                    yield await encode_long_event(chunk) if is_long else encode_event(chunk)
             if options is not None and options.include_usage:
                 yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
             yield DONE
         finally:
             await service.close(stream)
 
-    def _chunks(self, choice: _StreamedMessage, shown: StreamEvent) -> Iterator[dict[str, Any]]:
+    def _chunks(self, choice: _StreamedMessage, shown: Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
         match shown:
             case Finished():
@@ -231,7 +228,7 @@ class ChatAnswer:
         more = {"cancelled": cancelled} if self._are_async and ended else {}
         return {"jinfercept": {"server_calls": reports, **more}}
 
-    def _delta(self, choice: _StreamedMessage, shown: StreamEvent) -> dict[str, Any] | None:
+    def _delta(self, choice: _StreamedMessage, shown: Event) -> dict[str, Any] | None:
         """The delta of a message; None if the event adds nothing that the client sees."""
         match shown:
             case Content():

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jinfercept.chat.chats import Chats
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.async_calls import async_calls
 from jinfercept.server.chat_answer import ChatAnswer
@@ -44,19 +44,19 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     check_extras(body, service.ignored)
     hints = read_hints(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
-    chats = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
-    tool_calls = server_tool_calls(service, body, chats, recorder(service, body, hints))
-    answer = ChatAnswer(name, model, body, chats, tool_calls, service.tokenizer, request.scope[DETAILS])
+    requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
+    tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
+    answer = ChatAnswer(name, model, body, requests, tool_calls, service.tokenizer, request.scope[DETAILS])
     if body.stream:
-        stream = service.submit(chats.requests)
+        stream = service.submit(requests)
         return EventStream(answer.stream(service, stream), lambda: service.close(stream))
-    outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
+    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
     whole = await unless_disconnected(request, answer.whole(outputs))
     return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
 
 
-def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> Chats:
-    """The requests of a body and the readers of their outputs. Slow: renders, tokenises, compiles grammars.
+def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+    """The requests of a body. Slow: renders, tokenises, compiles grammars.
 
     Args:
         name: id of the first request.
@@ -64,14 +64,14 @@ def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) 
     Raises:
         ApiError: 400.
     """
-    chats = rendered_chat(service, body, hints, name)
-    check_requests(service, chats.requests, "messages")
+    requests = rendered_chat(service, body, hints, name)
+    check_requests(service, requests, "messages")
     report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
-    check_report(chats.requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
-    return chats._replace(requests=with_hints(chats.requests, hints))
+    check_report(requests, service.max_model_len, [("prompt_logprobs", body.prompt_logprobs)], report)
+    return with_hints(requests, hints)
 
 
-def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> Chats:
+def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
     """As `make_chat`, but the prompt may be longer than the model's context, and the requests have no hints."""
     params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
     if body.stream_options is not None and not body.stream:
@@ -115,10 +115,12 @@ def check_conversation(service: Service, messages: Sequence[Message], tools: Seq
         service.check_chars(texts, param)
 
 
-def server_tool_calls(service: Service, body: ChatBody, chats: Chats, remember: Remember) -> ServerToolCalls:
+def server_tool_calls(
+    service: Service, body: ChatBody, requests: Sequence[EngineRequest], remember: Remember
+) -> ServerToolCalls:
     """Runs the calls of the server's tools in the outputs of a body's requests."""
     return ServerToolCalls(
-        chats.requests,
+        requests,
         _client_tools(body),
         _max_rounds(service, body),
         service.max_model_len,

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
-from jinfercept.events import Called, Finished, Intercepted, Interrupted, Resumed, StreamEvent, Token
+from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.async_calls import answer_report, event_report
 from jinfercept.server.completion_protocol import CompletionBody
@@ -162,7 +162,7 @@ class CompletionAnswer:
         finally:
             await service.close(stream)
 
-    def _chunks(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+    def _chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event of one request."""
         if isinstance(event, Token):
             choice = self._choices[event.request_id]

@@ -39,13 +39,13 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
     made = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    chats, tool_calls, is_kept = made
-    answer = MessageAnswer(name, model, body, chats.requests, tool_calls, is_kept, request.scope[DETAILS])
+    requests, tool_calls, is_kept = made
+    answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
     if body.stream:
-        stream = service.submit(*chats)
+        stream = service.submit(requests)
         events, form = answer.stream(service, stream), stream_format(request.scope[REQUEST_ID])
         return EventStream(events, lambda: service.close(stream), form)
-    outputs = await finished(service, request, service.submit(*chats, ends_only=True), answer.usage.add)
+    outputs = await finished(service, request, service.submit(requests, ends_only=True), answer.usage.add)
     return EncodedReply(await unless_disconnected(request, answer.whole(outputs)))
 
 

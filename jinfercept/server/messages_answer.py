@@ -7,7 +7,7 @@ from typing import Any, final
 from pydantic_core import from_json
 
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.events import Arguments, CallStarted, Content, Finished, Reasoning, Resumed, StreamEvent, Token
+from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Resumed, Token
 from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.anthropic_dialect import anthropic_error
 from jinfercept.server.errors import ApiError
@@ -118,7 +118,7 @@ class MessageAnswer:
         finally:
             await service.close(stream)
 
-    def _events(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+    def _events(self, event: Event) -> Iterator[dict[str, Any]]:
         match event:
             case Token():
                 self.usage.count(1)

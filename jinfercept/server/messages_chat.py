@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jinfercept.chat.chats import Chats
+from jinfercept.request import Request
 from jinfercept.server.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
@@ -64,14 +64,14 @@ def check_message_fields(body: CountTokensBody) -> None:
 
 def make_message_chat(
     service: Service, body: MessagesBody, hints: RequestHints, name: str
-) -> tuple[Chats, ServerToolCalls, bool]:
+) -> tuple[list[Request], ServerToolCalls, bool]:
     """The request of a body. Slow, as `make_chat`.
 
     Args:
         name: id of the request.
 
     Returns:
-        The request with the reader of its output, the runner of its calls of server tools, and whether the body has
+        The request, the runner of its calls of server tools, and whether the body has
         `cache_control` and its context is retained.
 
     Raises:
@@ -82,9 +82,9 @@ def make_message_chat(
         raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
     try:
         chat = _chat_body(body)
-        chats = make_chat(service, chat, hints, name)
-        tool_calls = server_tool_calls(service, chat, chats, recorder(service, chat, hints))
-        return chats, tool_calls, _is_marked(body) and not hints.release
+        requests = make_chat(service, chat, hints, name)
+        tool_calls = server_tool_calls(service, chat, requests, recorder(service, chat, hints))
+        return requests, tool_calls, _is_marked(body) and not hints.release
     except ApiError as error:
         raise _renamed(error) from error
 
@@ -96,7 +96,7 @@ def count_prompt_tokens(service: Service, body: CountTokensBody, hints: RequestH
         ApiError: 400, with the field of `/v1/messages/count_tokens`.
     """
     try:
-        [request] = rendered_chat(service, _chat_body(body), hints, "count").requests
+        [request] = rendered_chat(service, _chat_body(body), hints, "count")
         return len(request.prompt_token_ids)
     except ApiError as error:
         raise _renamed(error) from error

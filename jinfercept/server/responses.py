@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jinfercept.chat.chats import Chats
 from jinfercept.events import Token
+from jinfercept.request import Request as EngineRequest
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.disconnection import unless_disconnected
@@ -95,23 +95,23 @@ async def _begun(
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(body.conversation_id)
 
-    def make() -> tuple[Chats, ServerToolCalls, StoredResponse]:
+    def make() -> tuple[list[EngineRequest], ServerToolCalls, StoredResponse]:
         before = turn.items if turn else previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
-        chats, tool_calls = make_response_chat(service, body, messages, hints, name)
+        requests, tool_calls = make_response_chat(service, body, messages, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         num_bytes = 0 if body.store is False else measured(asked, response)
-        return chats, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
+        return requests, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
 
     num_bytes = _CHARS_PER_TOKEN * _num_tokens(previous)
-    chats, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
+    requests, tool_calls, stored = await service.prepare(request, make, 1, num_bytes)
     await responses.begin(stored)
     if body.background:
         responses.check_background(owner)  # other requests may have begun meanwhile
-    usage = UsageCount(chats.requests, request.scope[DETAILS])
+    usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tool_calls, _logprobs(service, body))
-    stream = service.submit(*chats, patient=bool(body.background))
+    stream = service.submit(requests, patient=bool(body.background))
     generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = name
     if body.background:

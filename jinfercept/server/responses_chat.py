@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.chat.chats import Chats
+from jinfercept.request import Request
 from jinfercept.server.chat_completions import make_chat, server_tool_calls
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
@@ -70,8 +70,8 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 def make_response_chat(
     service: Service, body: ResponsesBody, messages: list[Message], hints: RequestHints, name: str
-) -> tuple[Chats, ServerToolCalls]:
-    """The request of a body with the reader of its output, and the runner of its calls of server tools. Slow, as `make_chat`.
+) -> tuple[list[Request], ServerToolCalls]:
+    """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`.
 
     Args:
         messages: the whole conversation.
@@ -84,10 +84,12 @@ def make_response_chat(
         raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
     try:
         chat = _chat_body(body, messages)
-        chats = make_chat(service, chat, hints, name)
+        requests = make_chat(service, chat, hints, name)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
-        check_report(chats.requests, service.max_model_len, (), ("top_logprobs", best), copies=_REPORTS)
-        return chats, server_tool_calls(service, chat, chats, lambda turns: None)  # the stored response has all turns
+        check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=_REPORTS)
+        return requests, server_tool_calls(
+            service, chat, requests, lambda turns: None
+        )  # the stored response has all turns
     except ApiError as error:
         error.param = _FIELDS.get(error.param, error.param) if error.param else None
         raise

@@ -11,11 +11,11 @@ from jinfercept.events import (
     CallEnded,
     CallStarted,
     Content,
+    Event,
     Finished,
     Intercepted,
     Reasoning,
     Resumed,
-    StreamEvent,
     Token,
 )
 from jinfercept.request import Call, CompletionOutput, Interception, RequestOutput, Result
@@ -77,7 +77,7 @@ class ResponseWriter:
         yield self._event("response.created", response=self.response)
         yield self._event(f"response.{self.response['status']}", response=self.response)
 
-    def take(self, event: StreamEvent) -> Iterator[dict[str, Any]]:
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """The events of the response for an event of the request."""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"

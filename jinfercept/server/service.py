@@ -18,7 +18,6 @@ from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.engine.streaming import Reader
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.llm import LLM
 from jinfercept.request import Call, Request, Result
@@ -293,7 +292,6 @@ class Service:
     def submit(
         self,
         requests: Sequence[Request],
-        readers: Mapping[str, Reader] | None = None,
         *,
         ends_only: bool = False,
         patient: bool = False,
@@ -302,7 +300,6 @@ class Service:
 
         Args:
             requests: are started together.
-            readers: of their outputs, by request id.
             ends_only: whether the stream has only the last event of each request.
             patient: no client waits for the first token, so that there is no limit of its seconds.
 
@@ -321,7 +318,7 @@ class Service:
         timelines = None if trace is None else trace.attach(requests)
         post = self._event_bridge.post
         try:
-            stream = self.llm.engine.submit(requests, readers, ends_only=ends_only, post=post, timelines=timelines)
+            stream = self.llm.engine.submit(requests, ends_only=ends_only, post=post, timelines=timelines)
         except RequestError as error:
             raise ApiError.of(error) from error
         if trace is not None:

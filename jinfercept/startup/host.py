@@ -9,7 +9,6 @@ from typing import Any, NoReturn, final
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.engine.state import EngineState
-from jinfercept.engine.streaming import Reader
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
 from jinfercept.meter.engine_stats import EngineStats
@@ -72,7 +71,6 @@ class EngineHost:
     def submit(
         self,
         requests: Sequence[Request],
-        readers: Mapping[str, Reader] | None = None,
         *,
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
@@ -86,7 +84,7 @@ class EngineHost:
         timelines = timelines or {}
         self._stats.timelines.add(timelines)
         try:
-            return AsyncStream(self.thread, requests, readers, ends_only=ends_only, post=post)
+            return AsyncStream(self.thread, requests, ends_only=ends_only, post=post)
         except BaseException:
             self._stats.timelines.discard(timelines)
             raise

@@ -25,9 +25,21 @@ class IncrementalDetokenizer:
     text is held back; and it raises an exception where SentencePiece's bytes break off behind a whole character.
     """
 
-    def __init__(self, tokenizer: TokenVocabulary, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenVocabulary,
+        skip_special_tokens: bool = True,
+        markup: frozenset[int] = frozenset(),
+    ) -> None:
+        """An empty text.
+
+        Args:
+            tokenizer: of the model.
+            skip_special_tokens: whether special tokens are left out.
+            markup: special tokens that are never left out.
+        """
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - markup if skip_special_tokens else frozenset()
         self._leading_spaces = tokenizer.leading_spaces
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 

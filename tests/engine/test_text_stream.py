@@ -157,7 +157,8 @@ def test_no_stop_string_ends_within_the_first_tokens_but_one_that_began_there_co
     early = TextStream(vocabulary(), ("ab",), False, True, min_tokens=2)
     assert [early.add(token(text)) for text in ("ab", "bab", "a", "ba")] == ["ab", "bab", "", ""]
     assert (early.text, early.stopped) == ("abbab", "ab")
-    across = TextStream(vocabulary(), ("ab",), False, True, min_tokens=2)
-    across.skip()
+    end = token("<call>")
+    across = TextStream(vocabulary(), ("ab",), False, True, min_tokens=2, turn_ends=frozenset({end}))
+    across.add(end)
     assert [across.add(token("ba")), across.add(token("b"))] == ["b", ""]
     assert (across.text, across.stopped) == ("b", "ab")

@@ -59,7 +59,7 @@ def test_an_agent_calls_its_tool_and_each_result_finds_the_context(
         """Writes the script, since only the program knows its prompts."""
         made = make_message_chat(service, body, *rest)
         chats, *_ = made
-        [request] = chats.requests
+        [request] = chats
         assert request.prompt is not None
         streams.append(request.prompt + turns[len(streams)] + END)
         scripted.follow(*streams)

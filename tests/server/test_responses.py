@@ -55,7 +55,7 @@ def test_two_follow_ups_of_one_response_both_go_on_from_it(served: Running, scri
 
 
 def test_the_request_follows_that_of_the_previous_response(scripted: Scripted) -> None:
-    [request] = scripted.llm.make_chats([ASKED], None, (), {}).requests
+    [request] = scripted.llm.make_chats([ASKED], None, (), {})
     [followed] = with_hints([request], RequestHints(follows="resp_1"))
     assert followed.follows == "resp_1"
 

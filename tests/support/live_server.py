@@ -95,6 +95,6 @@ def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Itera
 
 def prompt_of(scripted: Scripted, messages: Any, tools: Any = (), **options: Unpack[ChatOptions]) -> str:
     """A conversation as the template writes it."""
-    [request] = scripted.llm.make_chats([messages], None, tools, options).requests
+    [request] = scripted.llm.make_chats([messages], None, tools, options)
     assert request.prompt is not None
     return request.prompt

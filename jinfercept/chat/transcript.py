@@ -1,0 +1,156 @@
+"""The transcript of one chat while it is generated: its text, its pieces, its calls and its messages.
+
+Each token is decoded once and each character parsed once; what every client sees of the chat is made of these pieces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from jinfercept.chat.futures import unread_calls
+from jinfercept.chat.messages import Message, call_message
+from jinfercept.chat.turns import ChatTurns
+from jinfercept.engine.text_stream import TextStream
+from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
+from jinfercept.intercept.parsed_turn import ParsedTurn
+from jinfercept.request import Call, CompletionOutput, Request, Result
+
+
+@final
+class ChatTranscript:
+    """A `Transcript`, see the module. Fed by the engine with one request's tokens; it may be used by one thread at a time.
+
+    Args:
+        turns: how the chat's turns are parsed.
+        request: of the chat.
+
+    Attributes:
+        text: the request's text as the model writes it, markup included.
+        finds_calls: whether the chat has a format of calls.
+    """
+
+    def __init__(self, turns: ChatTurns, request: Request) -> None:
+        params = request.params
+        self._turns, self._request_id = turns, request.id
+        self._ends = frozenset(turns.ends)
+        self.finds_calls = turns.form is not None
+        self.text = TextStream(
+            turns.tokenizer,
+            tuple(params.stop or ()),
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            params.min_tokens,
+            markup=turns.markup,
+            turn_ends=self._ends,
+        )
+        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0]))
+        self._message = _TurnMessage()
+        self._messages: list[Message] = []
+        self._rounds = 0
+        self._unread = turns.futures.reader() if turns.futures is not None else None
+
+    def read(self, index: int, token_id: int, text: str) -> tuple[list[Piece], tuple[Call, ...]]:
+        """Read the next generated token.
+
+        Args:
+            index: place of the token in the request's `token_ids`.
+            token_id: the token.
+            text: the text that is certain with it: what `text.add` has returned.
+
+        Returns:
+            The pieces that are complete with it, and the calls for which the request pauses, or ends if one is `by_caller`:
+            those of a turn, at the token that ends it, and earlier ones whose results follow the turn.
+        """
+        if token_id not in self._ends:
+            return self._noted(self._parsed.feed(index, self.text.num_taken, text)), ()
+        pieces = self._noted(self._parsed.finish(text))
+        calls = self._calls()
+        self._parsed = ParsedTurn(self._turns.parser("answering"))  # of a text that goes on: it ignores its end
+        return pieces, calls
+
+    def resumed(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
+        """The next turn begins, behind the results of calls."""
+        self._messages.append(self._message.closed(self._message.calls))
+        self._messages += [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        self._parsed, self._message = ParsedTurn(self._turns.parser(self._turns.beginnings[1])), _TurnMessage()
+
+    def end(self, text: str, cut: bool) -> list[Piece]:
+        """The last pieces.
+
+        Args:
+            text: the rest of the text.
+            cut: whether the request ends before its turn does.
+        """
+        return self._noted(self._parsed.finish(text, cut))
+
+    def completed(self, completion: CompletionOutput) -> CompletionOutput:
+        """The output of the finished request with its messages, and with the finish reason of a chat."""
+        calls, reason, stop = self._message.calls, completion.finish_reason, completion.stop_reason
+        if reason == "stop" and calls:
+            reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
+        pending = self._message.all_calls if reason not in ("abort", "error") else ()  # else no results will follow
+        unread = unread_calls(completion.interceptions)
+        messages = (*self._messages, self._message.closed(pending))
+        return replace(completion, finish_reason=reason, stop_reason=stop, messages=messages, cancelled=unread)
+
+    def _calls(self) -> tuple[Call, ...]:
+        """The calls of the turn that has ended, and earlier ones whose results follow it; none after `max_rounds` turns."""
+        turns, calls = self._turns, self._parsed.spanning_tokens()
+        if not self.finds_calls or self._rounds == turns.max_rounds or not (calls or self._unread):
+            return ()
+        if turns.for_the_caller(calls):
+            return tuple(replace(call, by_caller=turns.for_the_caller([call])) for call in calls)
+        if self._unread is not None:
+            calls = self._unread.take(calls)
+        self._rounds += bool(calls)
+        return calls
+
+    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+        for piece in pieces:
+            self._message.add(piece)
+        return [replace(piece, request_id=self._request_id) for piece in pieces]
+
+
+@final
+class _TurnMessage:
+    """The pieces of one turn as a message."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._begun: CallStarted | None = None
+        self._arguments: list[str] = []
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case Content():
+                self._content.append(piece.text)
+            case Reasoning():
+                self._reasoning.append(piece.text)
+            case CallStarted():
+                self._begun, self._arguments = piece, []
+            case Arguments():
+                self._arguments.append(piece.text)
+            case CallEnded():
+                self.calls.append(piece.call)
+                self._begun = None
+
+    @property
+    def all_calls(self) -> list[Call]:
+        """The complete calls, and the one within which the turn was cut off, with incomplete arguments."""
+        if self._begun is None:
+            return self.calls
+        return [*self.calls, Call(self._begun.name, "".join(self._arguments), id=self._begun.id)]
+
+    def closed(self, calls: Sequence[Call]) -> Message:
+        """The message with these calls; reasoning is `reasoning_content`, which chat templates read."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if calls:
+            message["tool_calls"] = [call_message(call) for call in calls]
+        return message
