@@ -5,7 +5,6 @@ Declarations are OpenAI's. One without a function is a tool that the caller runs
 
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from jinfercept.errors import RequestError
+from jinfercept.plain_values import strict_json
 from jinfercept.request import Tool, check_tool_name
 
 _MOST_VALUES = 2**16
@@ -207,7 +207,7 @@ def _checked(function: Callable[..., object], name: str) -> Callable[[str], obje
 
 def _object(arguments: str, name: str) -> dict[str, Any]:
     try:
-        values = json.loads(arguments)
+        values = strict_json(arguments)
     except (ValueError, RecursionError) as error:  # too many brackets are no JSONDecodeError
         raise RequestError(
             f"the arguments of {name} are not JSON", got=f"{arguments[:200]} ({error})", fix="write a JSON object"

@@ -4,7 +4,6 @@ An endpoint is a function of a call; its exceptions become results that the mode
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from jinfercept.endpoints.tool_tables import Limits
 from jinfercept.intercept.dispatcher import CALLER
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
+from jinfercept.plain_values import strict_json
 from jinfercept.request import Tool
 
 OWNER = ContextVar("jinfercept_owner", default="")
@@ -241,7 +241,7 @@ def _cut(text: str, max_bytes: int | None) -> str:
 
 def _object(arguments: str) -> dict[str, Any]:
     try:
-        values = json.loads(arguments or "{}")
+        values = strict_json(arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise CallFailed(f"the arguments are no JSON: {error}") from error
     if not isinstance(values, dict):

@@ -79,8 +79,9 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         answered = [reply for reply in replies if reply.status == 200]
         if not answered:
             return _response(replies[0])
-        calls = [call for reply in answered for call in json.loads(reply.body)["data"]]
-        return EncodedReply({"data": sorted(calls, key=lambda call: call["asked_at"])})
+        replied = [call for reply in answered for call in json.loads(reply.body)["data"]]
+        calls = {call["id"]: call for call in replied}  # a replica lists those of all that share its database
+        return EncodedReply({"data": sorted(calls.values(), key=lambda call: call["asked_at"])})
 
     @router.get("/live")
     async def live(request: Request, replica: str = "") -> Response:

@@ -106,13 +106,14 @@ def _check_whole_schema(schema: Any) -> None:
 
 
 def _check_multiples(schema: Any) -> None:
-    numbers = [Fraction(text) for text in _MULTIPLE.findall(json.dumps(schema))]
+    texts = _MULTIPLE.findall(json.dumps(schema))
+    numbers = [abs(Fraction(text)) for text in texts]
     finest = math.lcm(*(number.denominator for number in numbers))
     common = math.lcm(*(int(number * finest) for number in numbers if number > 0))
     if common > MAX_MULTIPLE:
         raise RequestError(
             "structured_outputs.json: multipleOf too large",
-            got=", ".join(str(float(number)) for number in numbers)[:80],
+            got=", ".join(texts)[:80],
             fix=f"numbers whose least common multiple is at most {MAX_MULTIPLE} of their finest decimal place",
         )
 

@@ -1,5 +1,6 @@
 """A route class that checks the API key, and then reads a JSON body within limits of time and size."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.anthropic_dialect import authorizations
+from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError, invalid_body
 from jinfercept.server.request_body import read_body
 from jinfercept.server.service import BODY_BYTES, Service, service_of
@@ -18,6 +20,8 @@ from jinfercept.server.tracing.current import TRACE
 
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
+_LARGE_NUMBER = re.compile(rb"[eE]\+?0*[1-9][0-9]{2}|[0-9]{300}")
+"""Perhaps a number so large that it is read as infinite, which JSON does not have."""
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -79,6 +83,8 @@ class _JsonRequest(Request):
 def _parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
     try:
         data = from_json(body, allow_inf_nan=False)
+        if _LARGE_NUMBER.search(body):
+            encode(data)
     except ValueError as error:
         surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
         raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None

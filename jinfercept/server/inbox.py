@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from jinfercept.endpoints.inbox import Inbox
 from jinfercept.errors import RequestError
+from jinfercept.server.encoding import EncodedReply
 from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.protocol import Body, Text
@@ -61,8 +63,8 @@ class Taken(BaseModel):
     id: str
 
 
-@router.get("/inbox")
-async def list_calls(request: Request) -> WaitingCalls:
+@router.get("/inbox", response_model=WaitingCalls)
+async def list_calls(request: Request) -> Response:
     """The waiting calls, of all servers that share a database."""
     calls = [asdict(pending) for pending in _inbox(request).pending(_watched(request))]
     service, watched = service_of(request), _watched(request)
@@ -72,7 +74,8 @@ async def list_calls(request: Request) -> WaitingCalls:
             owner, lambda session: inbox_rows.other_calls(session, service.server, watched), only_reads=True
         )
         calls.sort(key=lambda call: call["asked_at"])
-    return WaitingCalls(data=[WaitingCall.model_validate(call) for call in calls])
+    shown = [{name: call[name] for name in WaitingCall.model_fields} for call in calls]
+    return EncodedReply({"data": shown})
 
 
 @router.post("/inbox/{call_id}/answer")

@@ -10,6 +10,7 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Resumed, Token
 from jinfercept.request import CompletionOutput, Request, RequestOutput
 from jinfercept.server.anthropic_dialect import anthropic_error
+from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
 from jinfercept.server.merged_turns import TextJoiner, merged_message
 from jinfercept.server.messages_protocol import MessagesBody
@@ -206,7 +207,8 @@ def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str
 def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it."""
     try:
-        value = from_json(arguments, allow_partial=True)
+        value = from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        encode(value)  # a number too large for JSON is read as infinite
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

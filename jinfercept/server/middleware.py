@@ -31,5 +31,5 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
             expose_headers=[*_NAMES, *shown],
         )
     if (hosts := options.hosts()) is not None:
-        app.add_middleware(HostCheck, hosts=hosts)
+        app.add_middleware(HostCheck, hosts=hosts, origins=options.allowed_origins)
     app.add_middleware(AccessLog, service=counter)

@@ -106,7 +106,7 @@ class StateUpkeep:
         beat = self._attempt(lambda session: upkeep.beat(session, self._server, self._responses.open))
         if beat is None:
             return None, []
-        answers = [] if inbox is None else self._attempt(lambda session: self._mirrored(session, inbox))
+        answers = [] if inbox is None else self._answers(inbox)
         now = time.monotonic()
         much = self._database.written_bytes * _SWEEP_PART > self._limits.most_bytes
         if much or now - self._swept_s >= _SWEEP_S:
@@ -117,6 +117,14 @@ class StateUpkeep:
                     break
                 self._attempt(lambda session: upkeep.beat(session, self._server, self._responses.open))
         return beat, answers or []
+
+    def _answers(self, inbox: Inbox) -> list[TakenAnswer] | None:
+        """Answers that other servers have taken; a call that cannot be mirrored keeps nothing else from its upkeep."""
+        try:
+            return self._attempt(lambda session: self._mirrored(session, inbox))
+        except Exception:
+            log.exception("the calls that wait for a person could not be stored")
+            return None
 
     def _mirrored(self, session: Session, inbox: Inbox) -> list[TakenAnswer]:
         calls = {call.id: (call.owner, asdict(call)) for call in inbox.pending()}

@@ -1,6 +1,7 @@
 """Calls that wait for a person."""
 
 import json
+import math
 import threading
 import time
 from dataclasses import asdict
@@ -30,6 +31,12 @@ def test_a_call_waits_until_somebody_answers(tmp_path: Path) -> None:
         assert inbox.pending() == []
         with pytest.raises(RequestError, match="no call of this id waits"):
             inbox.answer(pending.id, "No.")
+
+
+def test_a_number_that_json_does_not_have_reaches_no_inbox(tmp_path: Path) -> None:
+    number = """parameters = {type = "object", properties = {n = {type = "number"}}}\n"""
+    with tool_runner(tmp_path, PERSON + number) as runner:
+        assert "Infinity is no finite number" in runner.ask("boss", n=math.inf).text
 
 
 def test_a_declined_call_says_why(tmp_path: Path) -> None:

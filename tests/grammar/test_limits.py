@@ -139,6 +139,8 @@ def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_c
     doubled: dict[str, Any] = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(200)}
     for schema, said in (
         ({"type": "integer", "multipleOf": 99_999_999}, "multipleOf too large"),
+        ({"type": "integer", "multipleOf": -99_999_999}, "multipleOf too large"),
+        ({"type": "integer", "multipleOf": 10**400}, "multipleOf too large"),
         ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf too large"),
         ({"type": "string", "allOf": [{"pattern": f".*a.{{{i}}}b.*"} for i in range(30)]}, "too many patterns"),
         ({"$ref": "#/$defs/a0", "$defs": chain | {"a20": {"type": "string"}}}, "too many patterns"),

@@ -82,3 +82,30 @@ def test_with_keys_hosts_are_checked_if_some_are_named(served: Running) -> None:
         for host, status in ((EVIL, 421), ("llm.example:80", 200), ("localhost", 200)):
             answer = server.http.get("/v1/models", headers={"host": host, "authorization": "Bearer one"})
             assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, 403),
+        ({"Origin": "http://evil.example", "Content-Type": "application/x-www-form-urlencoded"}, 403),
+        (
+            {"Origin": "http://evil.example", "Content-Type": "application/json"},
+            200,
+        ),  # a browser asks before it sends this
+        ({}, 200),
+    ],
+)
+def test_a_page_of_another_site_can_send_nothing_of_which_no_browser_asks_before(
+    served: Running, headers: dict[str, str], status: int
+) -> None:
+    reply = served.http.post("/v1/conversations", headers=headers)
+    assert reply.status_code == status
+    if status == 403:
+        assert reply.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_a_page_of_the_server_itself_may_post(served: Running) -> None:
+    assert served.http.post("/v1/conversations", headers={"Origin": served.url}).status_code == 200

@@ -105,3 +105,11 @@ def test_a_call_at_one_server_is_listed_and_answered_at_another_with_its_databas
         until(lambda: listed() == [])  # its server has ended
         here.answer(here.pending()[0].id, "late")
         assert answer.result(60) == "late"
+
+
+def test_an_argument_with_half_a_character_is_listed_with_a_question_mark(asking: Running) -> None:
+    assert asking.service.inbox is not None
+    ask(asking.service.inbox, question="\ud800")
+    [call] = asking.http.get("/inbox").json()["data"]
+    assert call["arguments"] == {"question": "?"}
+    asking.http.post(f"/inbox/{call['id']}/decline")

@@ -114,6 +114,15 @@ def test_a_call_that_is_cut_off_has_the_arguments_so_far(served: Running, script
     assert done.content[0].input in ({}, {"item": "la"})
 
 
+@pytest.mark.parametrize("number", ["1e400", "NaN"])
+def test_arguments_with_a_number_that_json_does_not_have_are_none(
+    served: Running, scripted: Scripted, number: str
+) -> None:
+    says(scripted, CALL.replace('"lamp"', number) + END, tools=[CHAT_PRICE])
+    [call] = create(served, tools=[PRICE]).content
+    assert (call.name, call.input) == ("price", {})
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "price"}])
 def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
     schema = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}

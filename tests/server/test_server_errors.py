@@ -35,6 +35,8 @@ LONG = "x" * 70_000
         b'{"temperature": NaN, "messages": []}',
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"temperature": 1e999, "messages": [{"role": "user", "content": "Hi"}]}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "metadata": {"a": [-1e400]}}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "metadata": {"a": 1' + b"0" * 400 + b".5}}",
         b'{"seed": ' + b"9" * 5000 + b', "messages": [{"role": "user", "content": "Hi"}]}',
         b"[]",
         b"3",
