@@ -7,6 +7,7 @@ copied: their messages, attributes and notes stay, and of an attribute that cann
 
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +124,12 @@ def _is_picklable(value: object) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {error}"
+    """An exception as text; of one whose own methods raise, as much as they let be read."""
+    text = "an exception without a name"
+    with suppress(BaseException):
+        text = type(error).__name__
+        text = f"{text}: {error}"
+    return text
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

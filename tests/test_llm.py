@@ -154,24 +154,34 @@ def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(
         assert [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)] == expected
 
 
-def test_a_detector_that_raises_ends_its_own_request_only(smollm2: LLM) -> None:
+class Odd(BaseException):
+    """An exception that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Odd()], ids=repr
+)
+def test_a_detector_that_raises_ends_its_own_request_only(smollm2: LLM, error: BaseException) -> None:
     class Raises:
         def __init__(self, at_once: bool) -> None:
             self.at_once = at_once
 
         def watch(self) -> "Raises":
             if self.at_once:
-                raise RuntimeError("no watch")
+                raise error
             return self
 
         def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-            raise RuntimeError("no calls")
+            raise error
 
     detectors = [None, Raises(True), Raises(False), None]
     outputs = smollm2.generate(["One", "Two", "Three", "Four"], SamplingParams(max_tokens=3), detector=detectors)
     reasons = [output.outputs[0].finish_reason for output in outputs]
     assert reasons == ["length", "error", "error", "length"]
-    assert outputs[1].outputs[0].stop_reason == "RuntimeError: no watch"
+    assert str(outputs[1].outputs[0].stop_reason).startswith(type(error).__name__)
 
 
 def test_a_refused_restart_changes_nothing(smollm2: LLM) -> None:

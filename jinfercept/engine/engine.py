@@ -206,7 +206,7 @@ class Engine:
             self.failure = error
             self._fail(error, events)  # if this raises, the engine is not usable any more
             self.failure = None
-            if not isinstance(error, Exception):
+            if isinstance(error, KeyboardInterrupt):
                 raise
             log.exception("a step failed; all requests in the engine are lost")
         if self._check:

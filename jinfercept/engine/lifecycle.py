@@ -132,8 +132,8 @@ class RequestLifecycle:
                     request.markup, request.markup.watch(request.prompt, request.prompt_token_ids)
                 )
             self._constrain(session)
-        except Exception as error:
-            self._finish(session, "error", describe_failure(error), events)
+        except BaseException as error:
+            self._fail_by_own_code(session, error, events)
 
     def abort(self, request_id: str, events: list[Event]) -> None:
         """End a request in whatever state it is; an id that is not open is ignored."""
@@ -224,6 +224,12 @@ class RequestLifecycle:
         self._scheduler.kv.forget(session.sequence.context)
         self._finish(session, "error", failure, events)
 
+    def _fail_by_own_code(self, session: Session, error: BaseException, events: list[Event]) -> None:
+        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
+        if issubclass(type(error), KeyboardInterrupt):
+            raise error
+        self._finish(session, "error", describe_failure(error), events)
+
     def _constrain(self, session: Session) -> None:
         """Begin the constraint of the request's next turn, if its grammar has one."""
         grammar = session.request.grammar
@@ -239,8 +245,8 @@ class RequestLifecycle:
         assert session.constraint is not None
         try:
             words = session.constraint.allowed()
-        except Exception as error:
-            self._finish(session, "error", describe_failure(error), events)
+        except BaseException as error:
+            self._fail_by_own_code(session, error, events)
             return None
         if session.complete:
             self._end_text(session, events)
@@ -281,8 +287,8 @@ class RequestLifecycle:
                     session.constraint.accept(token)
                 if session.flight is not None:
                     self._async.accept(session, token, now, events)
-            except Exception as error:
-                self._finish(session, "error", describe_failure(error), events)
+            except BaseException as error:
+                self._fail_by_own_code(session, error, events)
                 return
         if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
             not calls or token in (session.request.params.stop_token_ids or ())
@@ -342,8 +348,8 @@ class RequestLifecycle:
                 tokens, rendered = renderer.render(pause.calls, results, room)
             else:
                 tokens, rendered = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
-        except Exception as error:
-            self._finish(session, "error", describe_failure(error), events)
+        except BaseException as error:
+            self._fail_by_own_code(session, error, events)
             return
         start = len(session.stream)
         shown = session.append_external(tokens)
@@ -376,8 +382,8 @@ class RequestLifecycle:
         """Change a request by code of its own, which ends it if it raises."""
         try:
             change()
-        except Exception as error:
-            self._finish(session, "error", describe_failure(error), events)
+        except BaseException as error:
+            self._fail_by_own_code(session, error, events)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class Session:
             try:
                 ahead.accept(draft)
                 words = ahead.allowed()
-            except Exception:  # the request fails at this place once its tokens lead there
+            except BaseException:  # the request fails at this place once its tokens lead there
                 return
             yield words
 

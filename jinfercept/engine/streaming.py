@@ -68,11 +68,11 @@ class Received:
             raise
 
     def take(self, event: Event | BaseException) -> None:
-        """Take an event, or an error, which ends all open requests; one that is no `Exception` is raised at once."""
+        """Take an event, or an error, which ends all open requests; a `KeyboardInterrupt` is raised at once."""
         if isinstance(event, BaseException):
             self._lost |= self.open
             self.open.clear()
-            if not isinstance(event, Exception):
+            if isinstance(event, KeyboardInterrupt):
                 raise event
             self._failure = event
             return

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, final
 
 from jinfercept.engine.engine import Engine
@@ -188,8 +188,7 @@ class EngineThread:
     def check_caller(self, what: str) -> None:
         """Raise `RequestError` on the engine's own thread, which would wait for itself, and in a forked child."""
         self.check_process()
-        thread = self._thread
-        if thread is not None and thread.ident == threading.get_ident():
+        if self._thread is threading.current_thread():
             raise RequestError(
                 f"{what} on the engine's own thread", got="a detector that uses its own LLM", fix="do it in a tool"
             )
@@ -202,8 +201,26 @@ class EngineThread:
                 self._engine.abort(request_id)
 
     def _run(self) -> None:
-        with self._settings():
-            self._serve()
+        try:
+            with self._settings():
+                self._serve()
+        except BaseException as error:  # of code that the engine calls and does not own, such as a handler of logs
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """The thread cannot go on: fail what waits for it. It calls nothing that is not the engine's own before it has."""
+        with self._lock:
+            self._failure, self._thread = error, None
+            lost, self._sinks = self._sinks, {}
+            questions, self._questions = self._questions, []
+        failure = EngineError(describe_failure(error), fix="`restart()` begins with a new engine")
+        for sink in {id(sink): sink for sink in lost.values()}.values():
+            with suppress(BaseException):
+                sink(error)
+        for _, answer in questions:
+            with suppress(BaseException):
+                answer.set_exception(failure)
+        self._close_engine()
 
     def _serve(self) -> None:
         while True:
@@ -243,23 +260,24 @@ class EngineThread:
 
     def _fail(self, error: BaseException) -> None:
         """A step raised: all requests are lost. The thread goes on only if the engine has recovered from an interrupt."""
-        log.error("the engine failed; its requests are lost", exc_info=error)
         worse = self._close_engine()
-        cause = self._engine.failure or (error if isinstance(error, Exception) else worse)
+        cause = self._engine.failure or (worse if isinstance(error, KeyboardInterrupt) else error)
         with self._lock:
             self._failure = cause
             lost, self._sinks = self._sinks, {}
         for sink in {id(sink): sink for sink in lost.values()}.values():
             self._call_sink(sink, cause or error)
+        log.error("the engine failed; its requests are lost", exc_info=error)
 
     def _call_sink(self, sink: Sink, event: Event | BaseException) -> None:
         """Pass an event to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""
         try:
             sink(event)
         except Exception as error:
-            log.warning("the sink of a request failed, and its requests are aborted: %s", error)
             with self._lock:
                 self._abort([name for name, other in self._sinks.items() if other is sink], silent=True)
+            with suppress(Exception):  # of a handler of logs
+                log.warning("the sink of a request failed, and its requests are aborted: %s", describe_failure(error))
 
 
 def _ignore(event: Event | BaseException) -> None:

@@ -3,9 +3,9 @@
 A value of a user's class can block or raise whenever it is printed, so that it never leaves the tool's thread or event loop.
 """
 
-from contextlib import suppress
 from typing import cast, final
 
+from jinfercept.errors import describe_failure
 from jinfercept.request import Result
 
 MOST_CHARS = 2**24
@@ -45,13 +45,11 @@ def plain_value(value: object) -> ToolValue:
 
 def plain_failure(error: BaseException) -> ToolFailed:
     """Anything that was raised, as an exception that is safe to raise anywhere."""
-    if isinstance(error, ToolFailed):
-        return error
-    text = "an exception without a name"
-    with suppress(BaseException):
-        text = _plain_text(type(error).__name__)
-        text = _plain_text(f"{text}: {error}")
-    return ToolTimeout(text) if isinstance(error, TimeoutError) else ToolFailed(text)
+    kind = type(error)  # not by `isinstance`, which may ask the exception itself
+    if issubclass(kind, ToolFailed):
+        return cast(ToolFailed, error)
+    text = _plain_text(describe_failure(error))
+    return ToolTimeout(text) if issubclass(kind, TimeoutError) else ToolFailed(text)
 
 
 def value_result(value: ToolValue, duration_s: float, most_tokens: int) -> Result:

@@ -213,6 +213,8 @@ class _Calls:
     def __call__[T](self, name: str, method: Callable[..., T], *arguments: object) -> T:
         try:
             return method(*arguments)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             problem = f"raises {describe_failure(error)} in {name}{source_line(error, __file__)}"
             raise PluginError(self.plugin, problem) from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import random
 import threading
 import time
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept import LLM, RequestError, SamplingParams, ScriptedDetector, Tool
+from jinfercept import LLM, EngineError, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
-from jinfercept.request import Call, RequestOutput
+from jinfercept.request import Call, Request, RequestOutput
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate
@@ -397,7 +398,55 @@ def test_an_engine_that_fails_tells_everybody_and_serves_on(llm: LLM, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("jinfercept.runner.runner.pack", broken)
         gate.open()
-        with pytest.raises(SystemExit):
+        with pytest.raises(EngineError, match="SystemExit: the end of the world"):
             list(stream)
     [output] = llm.generate(prompt(1), PARAMS)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_an_engine_whose_thread_cannot_go_on_says_so_until_it_is_restarted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [expected] = llm.generate(prompt(1), PARAMS)
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit("the log is full")
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no step")
+
+    handler = Full()
+    logging.getLogger("jinfercept").addHandler(handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("jinfercept.runner.runner.pack", broken)
+            with pytest.raises(EngineError, match="the engine failed"):
+                llm.generate(prompt(1), PARAMS)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="restart"):
+                llm.generate(prompt(1), PARAMS)
+    finally:
+        logging.getLogger("jinfercept").removeHandler(handler)
+    llm.restart()
+    [output] = llm.generate(prompt(1), PARAMS)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_a_sink_that_fails_while_the_log_fails_ends_its_own_requests_only(llm: LLM) -> None:
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the log is full")
+
+    def closed(news: object) -> None:
+        raise RuntimeError("the loop is closed")
+
+    handler = Full()
+    logging.getLogger("jinfercept").addHandler(handler)
+    try:
+        llm.engine.thread.submit([Request("left", (1, 2, 3), LONG)], closed)
+        [output] = llm.generate(prompt(1), PARAMS)
+    finally:
+        logging.getLogger("jinfercept").removeHandler(handler)
+    assert output.outputs[0].finish_reason == "length"
+    settle(llm)

@@ -19,6 +19,12 @@ class Deadly(BaseException):
     __repr__ = __str__
 
 
+class Faceless(Exception):
+    @property
+    def __class__(self) -> Any:
+        raise SystemExit("no class")
+
+
 class DiesWhenCollected:
     def __del__(self) -> None:
         raise SystemExit("collected")
@@ -150,7 +156,7 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
     "infinite": (itertools.count, "count(0)"),
     "generator function": (lambda: (number for number in "ab"), "<generator"),
 }
-for kind in (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, Deadly):
+for kind in (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, Deadly, Faceless):
 
     async def raises(kind: type[BaseException] = kind) -> str:
         raise kind
