@@ -30,7 +30,7 @@ from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.request import Request, SamplingParams
 from jinfercept.runner.packing import enter, pack
-from jinfercept.runner.packing_samples import pack_samples
+from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
@@ -189,7 +189,7 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
     """What a runner packs for a plan."""
     enter(plan.chunks, tables)
     pack(plan.chunks, tables, shape.page_size, shape.bucket(plan.bucket))
-    pack_samples(plan.chunks, shape.max_num_seqs, shape.max_num_seqs)
+    pack_samples(sampled_rows(plan.chunks), shape.max_num_seqs, shape.max_num_seqs)
 
 
 def decode(

@@ -26,8 +26,8 @@ class AsyncStream:
     """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
 
     Args:
-        post: called on the engine's thread with a function and an event; has the loop call the function with the event. By
-            default `call_soon_threadsafe`, once per event.
+        post: called on the engine's thread with a function and what to call it with on the loop; `call_soon_threadsafe` by
+            default.
 
     Raises:
         RequestError: as `Stream`, or if no event loop runs.
@@ -43,7 +43,7 @@ class AsyncStream:
     ) -> None:
         self._received = Received(requests)
         self._thread = thread
-        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._events: asyncio.Queue[list[Event] | BaseException] = asyncio.Queue()
         self._listener: asyncio.Task[object] | None = None
         try:
             loop = asyncio.get_running_loop()
@@ -52,8 +52,8 @@ class AsyncStream:
             raise RequestError("no event loop runs here", got="an async stream", fix="use stream()") from None
         put, later = self._events.put_nowait, post or loop.call_soon_threadsafe
 
-        def sink(event: Event | BaseException) -> None:
-            later(put, event)
+        def sink(news: list[Event] | BaseException) -> None:
+            later(put, news)
 
         self._received.submit(thread, requests, ends_only_sink(sink) if ends_only else sink)
 
@@ -67,7 +67,8 @@ class AsyncStream:
 
     async def __anext__(self) -> Event:
         received = self._received
-        self._watch(asyncio.current_task())
+        if (task := asyncio.current_task()) is not self._listener:
+            self._watch(task)
         while not received.ready:
             if not received.open:
                 received.check()
@@ -102,9 +103,9 @@ class AsyncStream:
 
     def _watch(self, task: "asyncio.Task[object] | None") -> None:
         """Abort the requests if the iterating task is cancelled, even while it does not wait for this stream."""
-        if task is None or task is self._listener:
-            return
         self._listener = task
+        if task is None:
+            return
         thread, received = self._thread, self._received
 
         def ended(task: "asyncio.Task[object]") -> None:

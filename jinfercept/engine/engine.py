@@ -187,10 +187,12 @@ class Engine:
             if self._in_flight and self.scheduler.waits:
                 self._collect_all(events)
             self._poll(events)
-            self._retained.expire(self._clock.now())
-            planned = self.scheduler.plan(self._clock.now())
-            self._quiescent_at = None if planned.plan else self._requests.num_finished
-            if planned.plan:
+            now = self._clock.now()
+            self._retained.expire(now)
+            planned = self.scheduler.plan(now)
+            has_work = bool(planned.plan)
+            self._quiescent_at = None if has_work else self._requests.num_finished
+            if has_work:
                 forward = self._runner.forward(planned.plan)
                 if planned.plan.awaits_drafts:
                     planned = planned.with_drafts(self._runner.drafts(forward))
@@ -198,9 +200,9 @@ class Engine:
                 self._in_flight.append((planned, self._runner.sample(forward, masks)))
             if planned.drafts:
                 self._collect_all(events)
-            elif self._in_flight and (len(self._in_flight) > self._depth or not planned.plan):
+            elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
                 self._collect(events)
-            elif not planned.plan and not events and self._requests:
+            elif not has_work and not events and self._requests:
                 self._idle()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
             self.failure = error

@@ -169,7 +169,7 @@ class Session:
             calls = tuple(self.watch.feed(len(self.stream) - 1, token, self.text.last_raw if self.text else ""))
             if not all(isinstance(call, Call) for call in calls):
                 raise TypeError(f"a detector returns calls, not {calls!r}")
-        if any(call.by_caller for call in calls):
+        if calls and any(call.by_caller for call in calls):
             self.asked, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
 

@@ -67,22 +67,23 @@ class Received:
             self.open.clear()
             raise
 
-    def take(self, event: Event | BaseException) -> None:
-        """Take an event, or an error, which ends all open requests; a `KeyboardInterrupt` is raised at once."""
-        if isinstance(event, BaseException):
+    def take(self, news: Sequence[Event] | BaseException) -> None:
+        """Take events, or an error, which ends all open requests; a `KeyboardInterrupt` is raised at once."""
+        if isinstance(news, BaseException):
             self._lost |= self.open
             self.open.clear()
-            if isinstance(event, KeyboardInterrupt):
-                raise event
-            self._failure = event
+            if isinstance(news, KeyboardInterrupt):
+                raise news
+            self._failure = news
             return
-        self.ready.append(event)
-        if isinstance(event, Finished):
-            if event.failure is not None:
-                self._failure = event.failure
-                self._lost.add(event.request_id)
-            self.outputs[event.request_id] = event.output
-            self.open.discard(event.request_id)
+        self.ready.extend(news)
+        for event in news:
+            if isinstance(event, Finished):
+                if event.failure is not None:
+                    self._failure = event.failure
+                    self._lost.add(event.request_id)
+                self.outputs[event.request_id] = event.output
+                self.open.discard(event.request_id)
 
     def check(self) -> None:
         """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
@@ -120,10 +121,10 @@ class Stream:
         self._thread = thread
         self._events: deque[Event | BaseException] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        put, wake = self._events.append, self._arrived.put
+        put, wake = self._events.extend, self._arrived.put
 
-        def sink(event: Event | BaseException) -> None:
-            put(event)
+        def sink(news: list[Event] | BaseException) -> None:
+            put([news] if isinstance(news, BaseException) else news)
             wake(None)
 
         self._received.submit(thread, requests, ends_only_sink(sink) if ends_only else sink)
@@ -150,7 +151,8 @@ class Stream:
         while not self._events:
             self._thread.check_process()
             self._arrived.get()
-        self._received.take(self._events[0])
+        first = self._events[0]
+        self._received.take(first if isinstance(first, BaseException) else (first,))
         self._events.popleft()
 
     def abort(self) -> None:
@@ -182,8 +184,9 @@ class Stream:
 def ends_only_sink(sink: Sink) -> Sink:
     """A sink that passes on `Finished` events and errors only."""
 
-    def filtered(event: Event | BaseException) -> None:
-        if isinstance(event, Finished | BaseException):
-            sink(event)
+    def filtered(news: list[Event] | BaseException) -> None:
+        ends = news if isinstance(news, BaseException) else [event for event in news if isinstance(event, Finished)]
+        if ends:
+            sink(ends)
 
     return filtered

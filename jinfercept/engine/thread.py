@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 LINGER_S = 1.0
 """Seconds that the thread waits for more work before it ends; the next request starts another."""
 
-Sink = Callable[[Event | BaseException], None]
-"""Called on the engine's thread with each of a request's events, or with an error if the engine failed. Must not block."""
+Sink = Callable[[list[Event] | BaseException], None]
+"""Called on the engine's thread with a request's next events, or with an error if the engine failed. Must not block."""
 
 
 @final
@@ -248,15 +248,17 @@ class EngineThread:
         return bool(self._sinks or self._closed or self._questions or self._failure)
 
     def _deliver(self, events: list[Event]) -> None:
+        last, batches = None, list[tuple[Sink, list[Event]]]()
         with self._lock:
-            deliveries = [
-                (self._sinks.pop(event.request_id, _ignore), event)
-                if isinstance(event, Finished)
-                else (self._sinks.get(event.request_id, _ignore), event)
-                for event in events
-            ]
-        for sink, event in deliveries:
-            self._call_sink(sink, event)
+            for event in events:
+                take = self._sinks.pop if isinstance(event, Finished) else self._sinks.get
+                sink = take(event.request_id, _ignore)
+                if sink is not last:
+                    last = sink
+                    batches.append((sink, []))
+                batches[-1][1].append(event)
+        for sink, batch in batches:
+            self._call_sink(sink, batch)
 
     def _fail(self, error: BaseException) -> None:
         """A step raised: all requests are lost. The thread goes on only if the engine has recovered from an interrupt."""
@@ -269,10 +271,10 @@ class EngineThread:
             self._call_sink(sink, cause or error)
         log.error("the engine failed; its requests are lost", exc_info=error)
 
-    def _call_sink(self, sink: Sink, event: Event | BaseException) -> None:
-        """Pass an event to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""
+    def _call_sink(self, sink: Sink, news: list[Event] | BaseException) -> None:
+        """Pass events to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""
         try:
-            sink(event)
+            sink(news)
         except Exception as error:
             with self._lock:
                 self._abort([name for name, other in self._sinks.items() if other is sink], silent=True)
@@ -280,7 +282,7 @@ class EngineThread:
                 log.warning("the sink of a request failed, and its requests are aborted: %s", describe_failure(error))
 
 
-def _ignore(event: Event | BaseException) -> None:
+def _ignore(news: list[Event] | BaseException) -> None:
     """The sink of a discarded request."""
 
 

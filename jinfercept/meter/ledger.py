@@ -106,9 +106,10 @@ class Ledger:
             used = self._kv.store.occupancy().used * size
             waste.stall += used * seconds.stall_s
             waste.recompute += used * seconds.recompute_s
-        waste.recompute += _num_pages(planned.recomputing) * size * rest_s
-        awaits = [one for one in self._running if not one.planned and one.context.ready < one.length - 1]
-        waste.fetch += _num_pages(awaits) * size * rest_s
+        if planned.recomputing:
+            waste.recompute += _num_pages(planned.recomputing) * size * rest_s
+        if awaits := [one for one in self._running if not one.planned and one.context.ready < one.length - 1]:
+            waste.fetch += _num_pages(awaits) * size * rest_s
         return seconds
 
     def settle(self, now: float) -> None:

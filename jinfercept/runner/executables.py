@@ -131,7 +131,7 @@ class Executables:
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
         """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
-        key = self._whole(key)
+        key = (*self._prefix, key) if self._prefix else key  # not by `_whole`: several times per step
         self._called_s[0] = time.monotonic()
         return self._compiled.get(key) or self._obtain(key)
 

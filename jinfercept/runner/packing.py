@@ -3,7 +3,8 @@
 For kernels with work schedules the vector has these too, and they read it where it lies.
 """
 
-from itertools import chain
+from functools import lru_cache
+from itertools import accumulate, chain
 from math import prod
 from typing import NamedTuple
 
@@ -50,10 +51,11 @@ def pack(
         tables: device slots of every sequence slot's pages.
     """
     num_tokens, num_rows, *_ = shape
-    vector = np.zeros(_size(shape), np.int32)
-    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode, *scheduled = (
-        vector[part.first : part.first + prod(part.shape)].reshape(part.shape) for part in _parts(vector, shape)
-    )
+    places = _places(shape)
+    vector = np.zeros(places[-1].end, np.int32)
+    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode, *scheduled = [
+        vector[first:end].reshape(dims) for first, end, dims in places
+    ]
     write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
@@ -113,23 +115,25 @@ def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
 _BATCH_PARTS = 8
 
 
-def _shapes(shape: PackedShape) -> list[tuple[int, ...]]:
+class _Place(NamedTuple):
+    """Where a part of the vector lies, and its shape."""
+
+    first: int
+    end: int
+    shape: tuple[int, ...]
+
+
+@lru_cache
+def _places(shape: PackedShape) -> tuple[_Place, ...]:
     """The parts of the vector: those of the batch, then the schedules field by field."""
     num_tokens, num_rows, pages_per_row, cut, decode_only, _ = shape
     shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
     assert len(shapes) == _BATCH_PARTS
     if cut is not None:
         shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
-    return shapes
+    ends = list(accumulate(map(prod, shapes)))
+    return tuple(map(_Place, [0, *ends], ends, shapes))
 
 
-def _size(shape: PackedShape) -> int:
-    return sum(map(prod, _shapes(shape)))
-
-
-def _parts(vector, shape: PackedShape) -> list[Part]:
-    parts, first = [], 0
-    for dims in _shapes(shape):
-        parts.append(Part(vector, first, dims))
-        first += prod(dims)
-    return parts
+def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> list[Part]:
+    return [Part(vector, place.first, place.shape) for place in _places(shape)]

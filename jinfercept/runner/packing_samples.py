@@ -1,7 +1,7 @@
 """Packs a plan's sampled rows into one int32 matrix, so that sampling needs one upload, and unpacks it on the device."""
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,23 @@ Kind = Literal["greedy", "drawn", "filtered"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
-    """The sampled rows of a plan, in its order. Rows of a chunk with drafts write to no slot: the host sends its next token."""
+class SampledRow(NamedTuple):
+    """One draw of a plan.
+
+    Attributes:
+        token_index: the token whose logits it draws from, counted over the chunks.
+        slot: of the sequence; None where the chunk has drafts.
+        sample: how the token is drawn.
+    """
+
+    token_index: int
+    slot: int | None
+    sample: Sample
+
+
+def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
+    """The parameters of sampled rows. Rows of a chunk with drafts write to no slot: the host sends its next token."""
     rows = _blank(num_rows, scratch_slot)
-    drawn = list(sampled_rows(chunks))
     if drawn:
         count = len(drawn)
         indices, slots, samples = zip(*drawn, strict=True)
@@ -43,22 +56,21 @@ def pack_samples(chunks: tuple[Chunk, ...], num_rows: int, scratch_slot: int) ->
     return rows
 
 
-def sampled_rows(chunks: tuple[Chunk, ...]) -> Iterator[tuple[int, int | None, Sample]]:
-    """Of every sampled row the token whose logits it draws from, counted over the chunks; the slot; and the draw.
-
-    The slot is None where the chunk has drafts.
-    """
+def sampled_rows(chunks: tuple[Chunk, ...]) -> list[SampledRow]:
+    """The sampled rows of a plan, in its order."""
+    rows: list[SampledRow] = []
     end = 0
     for chunk in chunks:
         end += len(chunk.tokens)
         if chunk.sample is None:
             continue
         if not chunk.num_drafts:
-            yield end - 1, chunk.slot, chunk.sample
+            rows.append(SampledRow(end - 1, chunk.slot, chunk.sample))
             continue
         for row in range(1 + chunk.num_drafts):
             sample = chunk.sample._replace(position=chunk.sample.position + row)
-            yield end - 1 - chunk.num_drafts + row, None, sample
+            rows.append(SampledRow(end - 1 - chunk.num_drafts + row, None, sample))
+    return rows
 
 
 def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:

@@ -7,6 +7,7 @@ The host chooses executables by what a step's rows ask for, see `Sampler._sample
 host wait for the predicate.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from itertools import accumulate
@@ -132,7 +133,7 @@ class Sampler:
             chunks: of the plan.
             params: `Params.head`.
         """
-        samples = list(sampled_rows(chunks))
+        samples = sampled_rows(chunks)
         if not samples:
             return Hidden(x, chunks, None)
         num_best: list[int | None] = []
@@ -145,8 +146,8 @@ class Sampler:
                 vector = pack_slot(asked.options, asked.history, self._vocab_size)
                 self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
             num_best.append(None if asked.options is None else asked.options.params.logprobs)
-        num_rows = next(rows for rows in self._row_counts if rows >= len(samples))
-        packed = pack_samples(chunks, num_rows, self._num_slots)
+        num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
+        packed = pack_samples(samples, num_rows, self._num_slots)
         values = self._run["head", x.shape[0], num_rows](params, x, packed)
         return Hidden(x, chunks, Logits(values, packed, tuple(num_best), forced))
 
@@ -159,7 +160,7 @@ class Sampler:
             masks: of the plan's constrained rows.
         """
         drawn = Drawn() if hidden.logits is None else self._sample(hidden.logits, masks)
-        if any(chunk.score is not None for chunk in hidden.chunks):
+        if [chunk for chunk in hidden.chunks if chunk.score is not None]:
             drawn = drawn._replace(scores=tuple(self._scores(hidden.x, hidden.chunks, params)))
         return drawn
 

@@ -71,6 +71,8 @@ class CopyAhead(Policy):
 
     def moves(self, budget: Budget, now: float) -> Iterable[Move]:
         """Copies, longest expected remaining first."""
+        if not self._paused:  # as mostly: the other groups have no other members
+            return
         for group in self._groups:
             group.refresh(now)
         if budget.link_tokens <= 0:

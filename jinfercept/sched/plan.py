@@ -118,12 +118,12 @@ class StepPlan:
     @property
     def awaits_drafts(self) -> bool:
         """Whether the runner's draft model has to make drafts of the plan."""
-        return any(chunk.awaits_drafts for chunk in self.chunks)
+        return FROM_DRAFT_MODEL in [chunk.tokens[-1] for chunk in self.chunks if chunk.num_drafts]
 
     @property
     def num_tokens(self) -> int:
         """Query tokens, without padding."""
-        return sum(len(chunk.tokens) for chunk in self.chunks)
+        return sum([len(chunk.tokens) for chunk in self.chunks])
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.offload or self.fetch or self.scatter or self.drop)

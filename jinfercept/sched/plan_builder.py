@@ -64,7 +64,7 @@ class PlanBuilder:
         plan = StepPlan(
             number=number,
             bucket=bucket,
-            chunks=tuple(chunk for _, chunk in self.chunks),
+            chunks=tuple([chunk for _, chunk in self.chunks]),
             offload=tuple(self.offload),
             fetch=tuple(self.fetch),
             scatter=tuple(self.fetch),

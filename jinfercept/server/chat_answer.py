@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -19,11 +19,11 @@ from jinfercept.events import (
     Resumed,
     Token,
 )
-from jinfercept.request import Call, CompletionOutput, Logprob, Request, RequestOutput
+from jinfercept.request import CompletionOutput, Logprob, Request, RequestOutput
+from jinfercept.server.answer_state import AnswerState, merged_message
 from jinfercept.server.chat_protocol import ChatBody, NamedTool
 from jinfercept.server.logprob_limits import SMALL_ENTRIES, is_small, num_reported
 from jinfercept.server.logprobs import chat_logprobs, prompt_logprobs
-from jinfercept.server.merged_turns import TextJoiner, merged_message
 from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports, round_reports
 from jinfercept.server.service import Service
@@ -33,40 +33,21 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class _StreamedMessage:
-    """State of one of `n` streamed answers.
+class _StreamedChoice:
+    """One of `n` streamed answers.
 
     Attributes:
         index: of the choice.
+        state: of its message.
         begun: whether its first chunk is sent.
-        rounds: rounds of calls that the server has run.
-        asked: the calls of the current round.
-        content, reasoning: join the texts of its turns.
-        calls: the client's calls of this turn: their place in the message, by the index that the parser gives them.
         token_ids, logprobs: reported with the next chunk.
     """
 
     index: int
+    state: AnswerState
     begun: bool = False
-    rounds: int = 0
-    asked: tuple[Call, ...] = ()
-    content: TextJoiner = field(default_factory=TextJoiner)
-    reasoning: TextJoiner = field(default_factory=TextJoiner)
-    calls: dict[int, int] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
-
-    def add_token(self, token: Token, body: ChatBody) -> None:
-        if body.logprobs:
-            self.logprobs.append((token.token_id, token.logprobs))
-        if body.return_token_ids:
-            self.token_ids.append(token.token_id)
-
-    def next_turn(self) -> None:
-        self.rounds += 1
-        self.calls.clear()
-        self.content.next_turn()
-        self.reasoning.next_turn()
 
 
 @final
@@ -104,7 +85,10 @@ class ChatAnswer:
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
-        self._choices = {request.id: _StreamedMessage(index) for index, request in enumerate(requests)}
+        self._choices = {
+            request.id: _StreamedChoice(index, AnswerState(tool_calls.client_tools))
+            for index, request in enumerate(requests)
+        }
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
         """The whole completion; pending calls of the server's tools are run first.
@@ -169,14 +153,14 @@ class ChatAnswer:
             async for event in stream:
                 choice = self._choices[event.request_id]
                 if isinstance(event, Token):
-                    self.usage.count(1)
-                    choice.add_token(event, self._body)
+                    self._count(choice, event)
                     continue
                 if isinstance(event, Finished):
                     self.usage.add(event.output)
                     check_finish(event.output)
                     event = replace(event, output=await self._tool_calls.settled(event.output))
-                is_long = num_reported(len(choice.logprobs), self._body.top_logprobs or 0) > SMALL_ENTRIES
+                best = self._body.top_logprobs or 0
+                is_long = bool(choice.logprobs) and num_reported(len(choice.logprobs), best) > SMALL_ENTRIES
                 for chunk in self._chunks(choice, event):
                     yield await encode_long_event(chunk) if is_long else encode_event(chunk)
             if options is not None and options.include_usage:
@@ -185,34 +169,43 @@ class ChatAnswer:
         finally:
             await service.close(stream)
 
-    def _chunks(self, choice: _StreamedMessage, shown: Event) -> Iterator[dict[str, Any]]:
-        """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
-        match shown:
-            case Finished():
-                [completion] = shown.output.outputs
-                yield from self._begun(choice)
-                self.usage.add(shown.output)
-                yield self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
-            case Intercepted():
-                choice.asked = shown.calls
-                yield from self._begun(choice)
-                yield self._chunk(choice, {}) | self._extension(round_reports(choice.rounds, shown.calls))
-            case Resumed():
-                reports = round_reports(choice.rounds, choice.asked, shown.results)
-                choice.next_turn()
-                yield self._chunk(choice, {}) | self._extension(reports)
-            case _ if (delta := self._delta(choice, shown)) is not None:
-                yield from self._begun(choice)
-                yield self._chunk(choice, delta)
-            case _:
-                pass
+    def _count(self, choice: _StreamedChoice, token: Token) -> None:
+        self.usage.count(1)
+        if self._body.logprobs:
+            choice.logprobs.append((token.token_id, token.logprobs))
+        if self._body.return_token_ids:
+            choice.token_ids.append(token.token_id)
 
-    def _begun(self, choice: _StreamedMessage) -> Iterator[dict[str, Any]]:
-        """The first chunk of a choice, unless it is sent already."""
-        if not choice.begun:
-            choice.begun = True
-            prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
-            yield self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt
+    def _chunks(self, choice: _StreamedChoice, event: Event) -> list[dict[str, Any]]:
+        """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
+        number, ran = choice.state.num_rounds, choice.state.running
+        match choice.state.take(event):
+            case Content(text):
+                chunk = self._chunk(choice, {"content": text})
+            case Reasoning(text):
+                chunk = self._chunk(choice, _thought(text))
+            case CallStarted() as call:
+                function = {"name": call.name, "arguments": ""}
+                delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
+                chunk = self._chunk(choice, {"tool_calls": [delta]})
+            case Arguments() as piece:
+                delta = {"index": piece.index, "function": {"arguments": piece.text}}
+                chunk = self._chunk(choice, {"tool_calls": [delta]})
+            case Intercepted(calls=calls):
+                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, calls))
+            case Resumed(results=results):
+                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, ran, results))
+            case Finished(output=output):
+                [completion] = output.outputs
+                self.usage.add(output)
+                chunk = self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
+            case _:
+                return []
+        if choice.begun:
+            return [chunk]
+        choice.begun = True
+        prompt = {"prompt_token_ids": self._prompt} if self._body.return_token_ids else {}
+        return [self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt, chunk]
 
     def _extension(
         self, reports: Sequence[Mapping[str, Any]], ended: Sequence[CompletionOutput] = ()
@@ -228,38 +221,23 @@ class ChatAnswer:
         more = {"cancelled": cancelled} if self._are_async and ended else {}
         return {"jinfercept": {"server_calls": reports, **more}}
 
-    def _delta(self, choice: _StreamedMessage, shown: Event) -> dict[str, Any] | None:
-        """The delta of a message; None if the event adds nothing that the client sees."""
-        match shown:
-            case Content():
-                return {"content": choice.content.add(shown.text)}
-            case Reasoning():
-                return _thought(choice.reasoning.add(shown.text))
-            case CallStarted() if shown.name in self._tool_calls.client_tools:
-                place = choice.calls[shown.index] = len(choice.calls)
-                function = {"name": shown.name, "arguments": ""}
-                return {"tool_calls": [{"index": place, "id": shown.id, "type": "function", "function": function}]}
-            case Arguments() if shown.index in choice.calls:
-                return {"tool_calls": [{"index": choice.calls[shown.index], "function": {"arguments": shown.text}}]}
-        return None
-
     def _chunk(
-        self, choice: _StreamedMessage, delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
+        self, choice: _StreamedChoice, delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
     ) -> dict[str, Any]:
-        one: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "index": choice.index,
             "delta": delta,
             "logprobs": None,
             "finish_reason": self._finish_reason(end) if end else None,
         }
         if end is not None:
-            one["stop_reason"] = end.stop_reason
+            shown["stop_reason"] = end.stop_reason
         if carry and choice.logprobs:
-            one["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
+            shown["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
             choice.logprobs = []
         if carry and choice.token_ids:
-            one["token_ids"], choice.token_ids = choice.token_ids, []
-        chunk = self._head | {"choices": [one]}
+            shown["token_ids"], choice.token_ids = choice.token_ids, []
+        chunk = self._head | {"choices": [shown]}
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None

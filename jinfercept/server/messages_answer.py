@@ -7,12 +7,12 @@ from typing import Any, final
 from pydantic_core import from_json
 
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Resumed, Token
+from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.request import CompletionOutput, Request, RequestOutput
+from jinfercept.server.answer_state import AnswerState, merged_message
 from jinfercept.server.anthropic_dialect import anthropic_error
 from jinfercept.server.encoding import encode
 from jinfercept.server.errors import ApiError
-from jinfercept.server.merged_turns import TextJoiner, merged_message
 from jinfercept.server.messages_protocol import MessagesBody
 from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports
@@ -71,10 +71,9 @@ class MessageAnswer:
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
-        self._texts = {"text": TextJoiner(), "thinking": TextJoiner()}
+        self._state = AnswerState(tool_calls.client_tools)
         self._number = 0
         self._open = ""  # type of the open block; "" if none is open
-        self._call: int | None = None  # number of the call that the open block has
         self._blank = ""  # white space before the first visible text of a block
 
     async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
@@ -120,23 +119,19 @@ class MessageAnswer:
             await service.close(stream)
 
     def _events(self, event: Event) -> Iterator[dict[str, Any]]:
-        match event:
-            case Token():
-                self.usage.count(1)
-            case Reasoning():
-                yield from self._say("thinking", event.text)
-            case Content():
-                yield from self._say("text", event.text)
-            case CallStarted() if event.name in self._tool_calls.client_tools:
-                yield from self._begin(_tool_use(event.id, event.name, {}))
-                self._call = event.index
-            case Arguments() if event.index == self._call:
-                yield self._delta("input_json_delta", partial_json=event.text)
-            case Resumed():
-                for joiner in self._texts.values():
-                    joiner.next_turn()
-                self._call = None
-            case Finished():
+        if isinstance(event, Token):
+            self.usage.count(1)
+            return
+        match self._state.take(event):
+            case Reasoning(text):
+                yield from self._say("thinking", text)
+            case Content(text):
+                yield from self._say("text", text)
+            case CallStarted(name=name, id=call_id):
+                yield from self._begin(_tool_use(call_id, name, {}))
+            case Arguments(text=text) if self._open == "tool_use":
+                yield self._delta("input_json_delta", partial_json=text)
+            case Finished() as event:
                 yield from self._end()
                 [completion] = event.output.outputs
                 self.usage.add(event.output)
@@ -148,7 +143,6 @@ class MessageAnswer:
 
     def _say(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         """Add to a block of text or reasoning. White space alone makes no block."""
-        text = self._texts[kind].add(text)
         if self._open != kind:
             text, self._blank = self._blank + text, ""
             if not text.strip():
@@ -170,7 +164,7 @@ class MessageAnswer:
         if self._open == "thinking":
             yield self._delta("signature_delta", signature=_SIGNATURE)
         yield {"type": "content_block_stop", "index": self._number}
-        self._number, self._open, self._call = self._number + 1, "", None
+        self._number, self._open = self._number + 1, ""
 
     def _delta(self, kind: str, **fields: str) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._number, "delta": {"type": kind, **fields}}

@@ -12,8 +12,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple, final
 
 from jinfercept.quota import Quota, num_bytes_of
+from jinfercept.server.answer_state import merged_message
 from jinfercept.server.encoding import encode
-from jinfercept.server.merged_turns import merged_message
 
 MOST = 16384
 MOST_BYTES = 2**27

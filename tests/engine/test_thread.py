@@ -63,14 +63,14 @@ def test_a_process_without_threads_refuses_a_request_and_serves_the_next_one(mon
         raise RuntimeError("can't start new thread")
 
     thread = EngineThread(make_engine(POLICIES["copy_ahead"](), num_pages=20), lambda events: None)
-    events: queue.Queue[object] = queue.Queue()
+    events: queue.Queue[Any] = queue.Queue()
     params = SamplingParams(temperature=0.0, max_tokens=3)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(EngineError, match="can't start new thread"):
             thread.submit([Request("refused", (1, 2), params)], events.put)
     thread.submit([Request("served", (1, 2), params)], events.put)
-    while not isinstance(event := events.get(timeout=10), Finished):
+    while not isinstance(event := events.get(timeout=10)[-1], Finished):
         pass
     assert (event.request_id, event.output.outputs[0].finish_reason) == ("served", "length")
     thread.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.kv.store import PageCopy
-from jinfercept.runner.packing_samples import pack_samples
+from jinfercept.runner.packing_samples import pack_samples, sampled_rows
 from jinfercept.runner.packing_slots import pack_slot
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample, Score, StepPlan
@@ -93,7 +93,7 @@ def slot_states(plan: StepPlan) -> list[bytes]:
 def test_a_runner_packs_the_same_for_a_plan_that_crossed_the_wire(plan: StepPlan) -> None:
     arrived = decode_plan(encode_plan(plan))
     assert bare(arrived) == bare(plan)
-    assert (pack_samples(arrived.chunks, 8, 9) == pack_samples(plan.chunks, 8, 9)).all()
+    assert (pack_samples(sampled_rows(arrived.chunks), 8, 9) == pack_samples(sampled_rows(plan.chunks), 8, 9)).all()
     assert slot_states(arrived) == slot_states(plan)
     reported = [
         [chunk.sample.options and chunk.sample.options.params.logprobs for chunk in one.chunks if chunk.sample]

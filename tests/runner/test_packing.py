@@ -10,7 +10,7 @@ from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.layout import OUT_OF_RANGE, Part, as_array
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, enter, in_place, pack, unpack
-from jinfercept.runner.packing_samples import pack_samples, unpack_samples
+from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Sample
 from jinfercept.sched.sampling_options import draw_options
@@ -87,7 +87,7 @@ def test_kernels_read_in_place_what_the_batch_says_and_its_schedules(
 
 @given(plans())
 def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
-    rows = unpack_samples(pack_samples(chunks, SLOTS, SLOTS))  # pyright: ignore[reportArgumentType]
+    rows = unpack_samples(pack_samples(sampled_rows(chunks), SLOTS, SLOTS))  # pyright: ignore[reportArgumentType]
     ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
     drawn = [(end, chunk) for end, chunk in zip(ends, chunks, strict=True) if chunk.sample is not None]
     for row, (end, chunk) in enumerate(drawn):
@@ -106,7 +106,7 @@ def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     options = draw_options(params, frozenset({2}))
     asked, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
     chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, asked)))
-    rows = unpack_samples(jnp.asarray(pack_samples(chunks, 3, SLOTS)))
+    rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
     assert rows.remembered.tolist() == rows.held.tolist() == [0, 1, 0]
     assert rows.masked.tolist() == [0, 0, 0]
     assert rows.top_k.tolist() == [0, 7, 0]

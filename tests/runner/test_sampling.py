@@ -21,6 +21,7 @@ from jinfercept.runner.packing_samples import (
     draw_kind,
     pack_positions,
     pack_samples,
+    sampled_rows,
     unpack_samples,
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
@@ -129,7 +130,7 @@ def draws(
         if options is not None and options.remembered and chunk.slot not in entered:
             entered.add(chunk.slot)
             slots = enter(slots, chunk.slot, pack_slot(options, HISTORY, VOCAB))
-    packed = pack_samples(asked, rows or len(asked), NUM_SLOTS)
+    packed = pack_samples(sampled_rows(asked), rows or len(asked), NUM_SLOTS)
     mask = np.full((packed.shape[1], mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
@@ -194,7 +195,7 @@ def test_a_row_is_drawn_alike_in_any_batch() -> None:
 def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs() -> None:
     for name in ("temperature", "hot", "repetition", "greedy", "top_p"):
         params = [SamplingParams(**{"max_tokens": 20} | CASES[name])] * 300
-        needed = draw_kind(pack_samples(chunks(params), 300, NUM_SLOTS))
+        needed = draw_kind(pack_samples(sampled_rows(chunks(params)), 300, NUM_SLOTS))
         assert needed == {"greedy": "greedy", "top_p": "filtered"}.get(name, "drawn")
         kinds = KINDS[KINDS.index(needed) :]
         first, *others = [draws(params, kind=kind).tolist() for kind in kinds]
@@ -208,7 +209,7 @@ def test_a_row_without_a_finite_largest_logit_has_no_token_and_no_other_row_is_c
 ) -> None:
     params = {"greedy": {"temperature": 0.0}, "drawn": {}, "filtered": {"top_p": 0.9, "top_k": 50, "min_p": 1e-3}}[kind]
     rows = [np.random.default_rng(number).normal(size=columns).astype(np.float32) for number in range(8)]
-    packed = pack_samples(chunks([SamplingParams(**params)] * len(rows)), len(rows), NUM_SLOTS)
+    packed = pack_samples(sampled_rows(chunks([SamplingParams(**params)] * len(rows))), len(rows), NUM_SLOTS)
     before = np.asarray(draw(kind, jnp.asarray(rows), packed))
     assert (before >= 0).all()
     rows[1][:] = np.nan
@@ -242,7 +243,7 @@ def test_what_was_drawn_counts_at_once() -> None:
     assert options is not None
     slots, output = enter(EMPTY, 1, pack_slot(options, HISTORY, VOCAB)), list(OUTPUT)
     chunk = Chunk(1, 0, (1,), (), Sample(0.0, 0, 0, options))
-    packed = pack_samples((chunk,), 1, NUM_SLOTS)
+    packed = pack_samples(sampled_rows((chunk,)), 1, NUM_SLOTS)
     mask = np.zeros((1, mask_words(VOCAB)), np.uint32)
     for _ in range(12):
         [token] = draw("greedy", shape(LOGITS[None], mask, slots, packed), packed)
