@@ -185,8 +185,9 @@ def ends_only_sink(sink: Sink) -> Sink:
     """A sink that passes on `Finished` events and errors only."""
 
     def filtered(news: list[Event] | BaseException) -> None:
-        ends = news if isinstance(news, BaseException) else [event for event in news if isinstance(event, Finished)]
-        if ends:
-            sink(ends)
+        if isinstance(news, BaseException):
+            sink(news)
+        elif ends := [event for event in news if isinstance(event, Finished)]:
+            sink(list[Event](ends))
 
     return filtered

@@ -21,7 +21,7 @@ class Deadly(BaseException):
 
 class Faceless(Exception):
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise SystemExit("no class")
 
 
