@@ -44,6 +44,7 @@ _REFUSED = {
     "jax_random_seed_offset": 0,
     "jax_high_dynamic_range_gumbel": False,
     "jax_error_checking_behavior_nan": "ignore",
+    "jax_scan3": False,
 }
 """Settings without a context manager, under which tokens differ or functions cannot be traced, and an engine's values."""
 

@@ -22,7 +22,7 @@ from tests.support.tiny_model import GOLDEN
 SIZES: Any = {"kv_tokens": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "page_size": 4, "max_model_len": 64}
 OPTIONS: Any = {"dtype": "float32", "profile": PROFILES["paper-gptj-6b-a100"], "lazy": True, **SIZES}
 PROMPT = {"prompt_token_ids": list(range(20))}
-SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=8, ignore_eos=True)
+SEEDED = SamplingParams(temperature=1.0, top_p=0.5, min_p=0.01, seed=7, max_tokens=8, ignore_eos=True)
 
 HOSTILE: dict[str, Any] = {
     "jax_enable_x64": True,
@@ -42,7 +42,7 @@ HOSTILE: dict[str, Any] = {
     "jax_no_execution": True,
 }
 
-REFUSED = ("jax_error_checking_behavior_nan", "jax_high_dynamic_range_gumbel", "jax_random_seed_offset")
+REFUSED = ("jax_error_checking_behavior_nan", "jax_high_dynamic_range_gumbel", "jax_random_seed_offset", "jax_scan3")
 
 
 def tokens(llm: LLM) -> list[int]:
