@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,8 +22,16 @@ def call_message(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
+ArgumentForm = Callable[[Any], Any]
+"""Makes the arguments of a call, as a client gives them, those that a template reads."""
+
+
 def checked_message(message: object) -> dict[str, Any]:
-    """A message as templates take it: text parts joined, arguments as objects. Raises `RequestError` for anything else."""
+    """A message as templates take it, text parts joined; its calls may stand in any of `ARGUMENT_FORMS`.
+
+    Raises:
+        RequestError: it is no message.
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=repr(message)[:80], fix='{"role": "user", "content": "…"}')
     content = message.get("content")
@@ -41,7 +49,7 @@ def checked_message(message: object) -> dict[str, Any]:
             "a message's tool_calls are a list", got=repr(calls)[:80], fix="leave them out, or give calls"
         )
     if calls:
-        checked["tool_calls"] = [_call_with_object(call) for call in calls]
+        checked["tool_calls"] = [_checked_call(call) for call in calls]
     return checked
 
 
@@ -64,12 +72,54 @@ def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return split
 
 
-def _call_with_object(call: object) -> dict[str, Any]:
-    """A call with its arguments parsed, if they are JSON."""
+def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
+    """The messages with the arguments of their calls in a form."""
+    return [
+        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
+        if (calls := message.get("tool_calls"))
+        else message
+        for message in messages
+    ]
+
+
+def _checked_call(call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise RequestError("a message's tool_calls are calls", got=repr(call)[:80], fix="give them as OpenAI does")
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        with suppress(ValueError, RecursionError):
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-    return {**call, "function": function}
+    return dict(call)
+
+
+def _call_in_form(call: Mapping[str, Any], form: ArgumentForm) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
+
+
+def _value(arguments: Any) -> Any:
+    """Arguments as a JSON value, half surrogate pairs replaced; a text that is no JSON stays one."""
+    if not isinstance(arguments, str):
+        return arguments
+    with suppress(ValueError, RecursionError):
+        value = json.loads(arguments or "{}")
+        if "\\u" not in arguments:
+            return value
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return json.loads(whole)
+    return arguments
+
+
+def _object(arguments: Any) -> dict[str, Any]:
+    """Arguments as an object: what is none is the value of the name "arguments" in one."""
+    value = _value(arguments)
+    if isinstance(value, dict):
+        return value
+    return {} if value is None else {"arguments": value}
+
+
+def _text(arguments: Any) -> str:
+    """Arguments as text, that of the model where it is known."""
+    if isinstance(arguments, str):
+        return arguments or "{}"
+    return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+
+
+ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
+"""How a template may want the arguments of calls: most take any JSON value, some only objects, some a text."""

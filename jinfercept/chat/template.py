@@ -10,11 +10,19 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, final
 
-from jinfercept.chat.messages import Message, call_message, checked_message, one_call_a_turn
+from jinfercept.chat.messages import (
+    ARGUMENT_FORMS,
+    Message,
+    call_message,
+    checked_message,
+    one_call_a_turn,
+    with_arguments,
+)
 from jinfercept.chat.written_tools import with_written_tools
 from jinfercept.errors import RequestError
 from jinfercept.parsers.reasoning import REASONING_FORMATS
@@ -119,7 +127,21 @@ class ChatTemplate:
             return self._rendered(self._apply(one_call_a_turn(checked), add_generation_prompt))
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """The text, with marks in the names of special tokens that are not the template's."""
+        """The text, with marks in the names of special tokens that are not the template's.
+
+        The arguments of calls have the first of `ARGUMENT_FORMS` that the template takes: a model may have written any text.
+        """
+        try:
+            return self._apply_form(with_arguments(messages, ARGUMENT_FORMS[0]), add_generation_prompt)
+        except RequestError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            for form in ARGUMENT_FORMS[1:]:
+                with suppress(RequestError):
+                    return self._apply_form(with_arguments(messages, form), add_generation_prompt)
+            raise
+
+    def _apply_form(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         if self._written_tools:
             messages = with_written_tools(messages, self._written_tools)
         try:

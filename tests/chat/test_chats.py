@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.request import RequestOutput, SamplingParams, Tool
-from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, THINKING
+from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, QWEN_ITEMS, QWEN_TEXT, THINKING
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted
 
@@ -321,3 +321,39 @@ def test_a_plain_template_serves_tools_when_their_format_is_named(make_scripted:
     read = f"<|im_end|>\n<|im_start|>tool\n23{NEXT}"
     output = ask(scripted, CALL, read, "23.", END, tool_call_parser="hermes")
     assert stream_text(scripted, output) == CALL + read + "23." + END
+
+
+@pytest.mark.parametrize("template", [QWEN, QWEN_ITEMS, QWEN_TEXT, LLAMA], ids=["json", "items", "text", "one call"])
+def test_a_conversation_goes_on_whatever_its_calls_have_as_arguments(make_scripted: Make, template: str) -> None:
+    scripted = make_scripted(template)
+    texts = [
+        '{"a": ',
+        "[]",
+        "null",
+        '"R"',
+        "",
+        "7",
+        '{"a": "\\ud83d"}',
+        "{'a': 1}",
+        "[" * 5000,
+        '{"item": "lamp"}',
+        None,
+    ]
+    for arguments in [[text] for text in texts] + [texts]:
+        calls = [
+            {"id": str(index), "type": "function", "function": {"name": "price", "arguments": text}}
+            for index, text in enumerate(arguments)
+        ]
+        answer = {"role": "assistant", "content": None, "tool_calls": calls}
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "no object"} for call in calls]
+        [request] = scripted.llm.make_chats([[*QUESTION, answer, *results]], None, [price], {})
+        assert request.prompt is not None
+        assert request.prompt.count("no object") == len(calls)
+        if arguments == texts[:1]:
+            shown = {QWEN_ITEMS: r'arguments="{\"a\": "', QWEN_TEXT: '"arguments": {"a": }'}
+            assert shown.get(template, "") in request.prompt
+
+
+def test_functions_run_with_a_template_that_takes_arguments_as_text(make_scripted: Make) -> None:
+    [completion] = ask(make_scripted(QWEN_TEXT), CALL, result("23"), "It costs 23." + END).outputs
+    assert completion.messages[-1]["content"] == "It costs 23."

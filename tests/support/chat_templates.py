@@ -184,3 +184,13 @@ MISTRAL_SMALL = r"""
 {%- endif %}
 {%- endfor %}"""
 """Mistral Small 3.2 and Devstral: a tag for each call, with its id before the arguments."""
+
+QWEN_ITEMS = QWEN.replace(
+    "{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}",
+    "{% for key, value in call.function.arguments | items %}{{ key + '=' + (value | tojson) }}{% endfor %}"
+    "{{- '}\\n</tool_call>' }}",
+)
+"""Takes arguments only as objects."""
+
+QWEN_TEXT = QWEN.replace("(call.function.arguments | tojson)", "call.function.arguments")
+"""Takes arguments only as text."""
