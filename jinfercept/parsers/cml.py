@@ -20,6 +20,11 @@ MAX_ID_CHARS = 64
 MAX_DELIMITER_CHARS = 64
 """Limit of a delimiter."""
 
+_WHOLE_STRING = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|' + r"'''(?:[^\\]|\\.)*?'''|" + r'"(?:[^"\\\n]|\\.)*"|' + r"'(?:[^'\\\n]|\\.)*'", re.DOTALL
+)
+_OPEN_STRING = re.compile(r"""\"{3}|'{3}|(?<!\w)["'][^\n]*\Z""")
+
 Mark = Literal["call", "head", "end", "trap", "interrupt"]
 
 
@@ -80,7 +85,8 @@ Frame = CallFrame | TrapFrame | BadFrame
 class CMLParser:
     """Reads the text of one request; how the text is divided makes no difference to the frames.
 
-    Delimiters within reasoning are text. A delimiter that is half written is held until it is complete or cannot become one.
+    Delimiters within reasoning are text, and so are written ones in a string of a call's code. A delimiter that is half
+    written is held until it is complete or cannot become one.
 
     Args:
         delimiters: their texts; `are_distinct`.
@@ -124,7 +130,10 @@ class CMLParser:
             patterns = self._patterns()
             at, mark = patterns.find(text)
             used = self._take(text[:at], frames)
-            if used < at:  # the frame has reached its limit: the rest is outside of it
+            if mark and used == at and self._in_string:
+                used += self._take(mark, frames)
+                text = text[used:]
+            elif used < at:  # the frame has reached its limit: the rest is outside of it
                 text = text[used:]
             elif mark:
                 self._read(mark, frames)
@@ -152,6 +161,10 @@ class CMLParser:
             self._fail(f"no {self._delimiters.end} before the end of the text", self._num_chars, unfinished)
         self._held, self._kind, self._thinking = "", None, False
         return [frame for frame in unfinished if isinstance(frame, BadFrame)]
+
+    @property
+    def _in_string(self) -> bool:
+        return self._kind == "call" and self._id is not None and _ends_in_string("".join(self._parts))
 
     def _patterns(self) -> "_Patterns":
         return self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
@@ -231,6 +244,11 @@ class CMLParser:
     def _fail(self, problem: str, end: int, frames: list[Frame]) -> None:
         frames.append(BadFrame((self._id or "")[:MAX_ID_CHARS], problem, (self._start, end)))
         self._kind = None
+
+
+def _ends_in_string(code: str) -> bool:
+    """Whether code ends within a string: one in single quotes ends at its line, if it does not end before."""
+    return bool(_OPEN_STRING.search(_WHOLE_STRING.sub("", code)))
 
 
 class _Patterns:

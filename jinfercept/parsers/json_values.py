@@ -3,11 +3,14 @@
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, final
 
 from jinfercept.parsers.source import Source, Steps
 
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _INSIDE = re.compile(r'["\\]')
+_MEMBERS = re.compile(r'["{}\[\]<,]')
 _SCALAR = re.compile(r"[\w.+-]")
 _CLOSES = {"{": "}", "[": "]"}
 _ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
@@ -64,9 +67,13 @@ def stream_arguments(source: Source) -> Steps[bool]:
 
 
 def stream_value(source: Source) -> Steps[None]:
-    """As `stream_arguments`; raises `Broken` or `TextEnded` for an incomplete value."""
+    """As `stream_arguments`; raises `Broken` or `TextEnded` for an incomplete value.
+
+    An object breaks off at a key that it has already: a quotation whose quotes are not escaped could give another value to an
+    argument, and readers of JSON take the last one.
+    """
     parts: list[str] = []
-    reading, waits = read_value(source, parts), True
+    reading, waits = read_value(source, parts, _Keys()), True
     while waits:
         try:
             waits = next(reading, False) is None
@@ -77,11 +84,39 @@ def stream_value(source: Source) -> Steps[None]:
             yield
 
 
-def read_value(source: Source, parts: list[str]) -> Steps[None]:
+@final
+class _Keys:
+    """The keys of an object that is read as text."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._parts: list[str] = []  # of the key that is read
+        self.expected = False  # the next string is a key
+
+    def add(self, part: str) -> None:
+        """The next part of a string, quotes included."""
+        if self.expected:
+            self._parts.append(part)
+
+    def end_string(self) -> None:
+        """A string is complete. Raises `Broken` for a key that the object has already."""
+        if not self.expected:
+            return
+        written = "".join(self._parts)
+        with suppress(ValueError):
+            written = json.loads(f'"{written}', strict=False)
+        if written in self._keys:
+            raise Broken
+        self._keys.add(written)
+        self._parts, self.expected = [], False
+
+
+def read_value(source: Source, parts: list[str], keys: _Keys | None = None) -> Steps[None]:
     """Pass over a JSON value; checks brackets and strings only. While it waits the text may be cut, so it remembers no offset.
 
     Args:
         parts: gets the value as it comes; control characters in strings, such as line breaks, are escaped.
+        keys: get those of the object, if it is one; `Broken` is raised where one comes again.
     """
     if (yield from source.peek()) not in ("{", "[", '"'):
         parts.append((yield from source.match(_SCALAR)))
@@ -92,11 +127,14 @@ def read_value(source: Source, parts: list[str]) -> Steps[None]:
     inside = False
     while True:
         start = source.at
-        found = (_INSIDE if inside else _OUTSIDE).search(source.text, start)
+        outside = _MEMBERS if keys is not None and closing == ["}"] else _OUTSIDE
+        found = (_INSIDE if inside else outside).search(source.text, start)
         char = found[0] if found else ""
         source.at = found.end() if found and char != "<" else found.start() if found else len(source.text)
         part = source.text[start : source.at]
         parts.append(part.translate(_ESCAPES) if inside else part)
+        if keys is not None and inside:
+            keys.add(part)
         if not found:
             if source.ended:
                 raise TextEnded
@@ -108,10 +146,19 @@ def read_value(source: Source, parts: list[str]) -> Steps[None]:
             if not parts[-1]:
                 raise TextEnded
             source.at += 1
+            if keys is not None:
+                keys.add(parts[-1])
         elif char == '"':
+            if keys is not None and inside:
+                keys.end_string()
             inside = not inside
+        elif char == ",":
+            assert keys is not None
+            keys.expected = True
         elif char in _CLOSES:
             closing.append(_CLOSES[char])
+            if keys is not None and closing == ["}"]:
+                keys.expected = True
         elif char != closing.pop():
             raise Broken
         if found and not closing and not inside:
@@ -127,6 +174,13 @@ def plain_arguments(value: str) -> str:
     try:
         inner = json.loads(value, strict=False)
         inner.encode()
-        return inner if isinstance(json.loads(inner), dict) else value
+        return inner if isinstance(json.loads(inner, object_pairs_hook=_distinct), dict) else value
     except (ValueError, RecursionError):
         return value
+
+
+def _distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(members)
+    if len(value) < len(members):
+        raise ValueError("a key comes twice")
+    return value

@@ -128,7 +128,7 @@ def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None)
         if argument.arg is None:
             raise ValueError("arguments that are not named")
         given = argument.arg.removeprefix(_MARK)
-        if parameters is not None and given in arguments:
+        if given in arguments:
             raise ValueError(f"two values of {given}")
         arguments[given] = value_of_node(argument.value)
     return name, to_json(arguments)

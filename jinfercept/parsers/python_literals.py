@@ -33,6 +33,8 @@ def value_of_node(node: ast.expr) -> Any:
             names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
             if not all(isinstance(key, str) for key in names):
                 raise ValueError("a key that is no text")
+            if len({*names}) < len(names):
+                raise ValueError("a key that comes twice")
             return dict(zip(names, map(value_of_node, values), strict=True))
     raise ValueError("not a literal")
 

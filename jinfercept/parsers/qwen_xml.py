@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinfercept.errors import RequestError
@@ -19,18 +19,18 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\n]")
 _WHOLE_NAME = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
-_NEXT_VALUE = "\n" + _PARAMETER
-_ENDS = (_PARAMETER_END, _FUNCTION_END, _NEXT_VALUE)
-_VALUE_ENDS = Marks(_ENDS)
+_ENDS = (_PARAMETER_END, _FUNCTION_END, "\n" + _PARAMETER)
+_TAGS_IN_VALUES = Marks((_PARAMETER, _PARAMETER_END, _FUNCTION, _FUNCTION_END))
+_OPEN_SCHEMAS = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "patternProperties", "then"}
 
 
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
     Tags are never content. A call begins with `<function=…>`, its `<tool_call>` may be missing; text beside parameters is
-    dropped. A value ends at a `</parameter>` or `</function>` with markup behind it, or before a line that begins with the
-    next parameter. Each value becomes one piece of JSON, of the type in the tool's schema (`schema_values`). Closing
-    tags may be missing where the turn ends after a value; a call that ends within one, or before any, is cut off.
+    dropped. `_read_value` says where a value ends. Each value becomes one piece of JSON, of the type in the tool's schema
+    (`schema_values`). Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
+    any, is cut off.
     """
     while mark := (yield from source.read_content()):
         if mark == _FUNCTION:
@@ -52,42 +52,95 @@ def _read_call(source: Source) -> Steps[None]:
     source.add_arguments("")
     schema = (source.tools or {}).get(name, {})
     marks = Marks(tuple(tag for tag in source.tags if tag != _PARAMETER_END))
-    separator, rest = "{", source.at
+    given: set[str] = set()
+    rest = source.at
+
+    def is_next(key: str) -> bool:
+        return key not in given and (not given or _is_declared(schema, key))
+
     while (mark := (yield from source.skip_until(marks))) == _PARAMETER:
         source.at += len(_PARAMETER)
-        key = (yield from source.match(_NAME)).strip()
-        if (yield from source.peek()) != ">":
+        key = yield from _rest_of_tag(source)
+        if key is None or not is_next(key):
             continue
-        source.at += 1
-        text = yield from _read_value(source)
+        separator = ", " if given else "{"
+        given.add(key)
+        text = yield from _read_value(source, is_next)
         if text is None:
             return
         source.add_arguments(f"{separator}{to_json(key)}: {_json(text, property_types(schema, key))}")
-        separator, rest = ", ", source.at
-    if not mark and (separator == "{" or source.text[rest:].strip()):
+        rest = source.at
+    if not mark and (not given or source.text[rest:].strip()):
         return
     if mark == _FUNCTION_END:
         source.at += len(_FUNCTION_END)
-    source.add_arguments("{}" if separator == "{" else "}")
+    source.add_arguments("}" if given else "{}")
     source.end_call()
 
 
-def _read_value(source: Source) -> Steps[str | None]:
-    """The next value; passes over its closing tag. None if it is cut off. One line break on each side is no part of it."""
+def _is_declared(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether an argument may have this name: a schema without properties, or one that says more of them, allows any."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or _OPEN_SCHEMAS & {*schema} or schema.get("additionalProperties"):
+        return True
+    return key in properties
+
+
+def _rest_of_tag(source: Source) -> Steps[str | None]:
+    """The name in a tag whose beginning was read; passes over its `>`. None if this is no tag."""
+    name = (yield from source.match(_NAME)).strip()
+    if (yield from source.peek()) != ">":
+        return None
+    source.at += 1
+    return name
+
+
+def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | None]:
+    """The next value; passes over its closing tag. One line break on each side is no part of it.
+
+    Values are not escaped, so a value may quote the markup that it stands in. It ends at a `</parameter>` that closes no
+    parameter opened within the value, before a tag that may follow it. Where there is none up to the end of the function,
+    closing tags are missing: it ends where the first tag that may follow it stands, a parameter at the beginning of a line.
+
+    Args:
+        is_next: whether an argument of this name may follow: one that the tool has, and that was not given.
+
+    Returns:
+        None if the value is cut off.
+    """
     start = source.at
-    while mark := (yield from source.skip_until(_VALUE_ENDS)):
+    num_parameters = num_functions = 0  # opened within the value
+    first_end: tuple[int, int] | None = None  # of the value, and of the tag that closes it
+    while mark := (yield from source.skip_until(_TAGS_IN_VALUES)):
         end, after = source.at, source.at + len(mark)
         source.at = after
-        if mark == _NEXT_VALUE:
-            ends = (yield from source.match(_NAME)) and (yield from source.peek()) == ">"
-        else:
-            ends = not (yield from source.skip()) or (yield from _markup_follows(source))
+        if mark in (_PARAMETER, _FUNCTION):
+            key = yield from _rest_of_tag(source)
+            source.at = after
+            if key is None:
+                continue
+            if mark == _PARAMETER and source.text[end - 1] == "\n" and is_next(key):
+                first_end = first_end or (end, end)
+            num_parameters += mark == _PARAMETER
+            num_functions += mark == _FUNCTION
+            continue
+        may_end = yield from _may_follow(source, is_next)
         source.at = after
-        if ends:
-            source.at = after if mark == _PARAMETER_END else end
+        if may_end:
+            first_end = first_end or (end, after if mark == _PARAMETER_END else end)
+        if mark == _PARAMETER_END:
+            if may_end and not num_parameters:
+                first_end = (end, after)
+                break
+            num_parameters = max(0, num_parameters - 1)
+        elif may_end and not num_functions:
             break
-    else:
+        else:
+            num_functions = max(0, num_functions - 1)
+    if first_end is None or (source.cut and not mark):
+        source.at = len(source.text)
         return None
+    end, source.at = first_end
     return source.text[start:end].removeprefix("\n").removesuffix("\n")
 
 
@@ -99,9 +152,15 @@ def _json(text: str, types: Sequence[str]) -> str:
         return to_json(text)
 
 
-def _markup_follows(source: Source) -> Steps[bool]:
+def _may_follow(source: Source, is_next: Callable[[str], bool]) -> Steps[bool]:
     """Whether the next text is a tag that may stand behind a value, or the end of a turn."""
-    return bool((yield from source.take(*(tag for tag in source.tags if tag != _PARAMETER_END))))
+    if not (yield from source.skip()):
+        return True
+    mark = yield from source.take(*(tag for tag in source.tags if tag != _PARAMETER_END))
+    if mark != _PARAMETER:
+        return bool(mark)
+    key = yield from _rest_of_tag(source)
+    return not (yield from source.peek()) or (key is not None and is_next(key))
 
 
 def _grammar(calls: CallGrammar) -> str:

@@ -65,6 +65,7 @@ class Source:
         tags: texts that are never content.
         text: the text that may still be read; `at` is the offset of the next character in it.
         ended: whether no more text comes.
+        cut: whether the turn was cut off there.
         pieces: those written since the last `feed`.
     """
 
@@ -77,7 +78,7 @@ class Source:
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
-        self.text, self.at, self.ended = "", 0, False
+        self.text, self.at, self.ended, self.cut = "", 0, False, False
         self.pieces: list[Piece] = []
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class TurnParser:
         return self._advance()
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        self._source.ended = True
+        self._source.ended, self._source.cut = True, cut
         pieces = self._advance()
         assert self._source.at == len(self._source.text), "a reader that leaves text unread"
         pieces += self._source.close()

@@ -25,6 +25,7 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 MARKS = dict(zip(Delimiters(), Delimiters._fields, strict=True))
 THINK = REASONING_FORMATS["qwen3"]
 PIECES = [
+    *("'", '"', '"""', "\n"),
     *MARKS,
     *MARKS,
     "[CAL",
@@ -76,6 +77,12 @@ def kinds(text: str) -> list[str | tuple[str, str]]:
         ("[CALL]1[HEAD]" + "x" * 9000 + "[END][TRAP][END]", ["no [END] within 8192 characters", "trap"]),
         ("<think>[CALL]1[HEAD]f()[END]</think>[TRAP][END]", ["trap"]),
         ("<think>[CALL]", []),
+        ("[CALL]1[HEAD]f(a='[CALL]2[HEAD]g()[END]')[END]", [("1", "f(a='[CALL]2[HEAD]g()[END]')")]),
+        ('[CALL]1[HEAD]f(a="""\n\'[TRAP][END]""")[END]', [("1", 'f(a="""\n\'[TRAP][END]""")')]),
+        ('[CALL]1[HEAD]f(a=\'\\\\\', b="\\"[END]")[END]', [("1", 'f(a=\'\\\\\', b="\\"[END]")')]),
+        ("[CALL]1[HEAD]it's[END]", [("1", "it's")]),
+        ("[CALL]1[HEAD]f('\n[END][TRAP][END]", [("1", "f('"), "trap"]),
+        ("[CALL]1[HEAD]'" + "x" * 8188 + "[END][TRAP][END]", ["no [END] within 8192 characters", "trap"]),
     ],
 )
 def test_frames_of_a_text(text: str, found: list[str | tuple[str, str]]) -> None:
