@@ -9,6 +9,7 @@ from jinfercept.chat.futures import Futures
 from jinfercept.parsers.pieces import CallParser, FirstCall
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.trailing_calls import TrailingCalls
 from jinfercept.request import Call
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -47,9 +48,15 @@ class ChatTurns:
         Args:
             beginning: where the turn begins.
         """
+        if self.reasoning is None:
+            return self._answer_parser()
+        form = self.form
+        calls = TrailingCalls(form.tags, self._answer_parser, form.tools) if form is not None else None
+        return ReasoningParser(self.reasoning, beginning, self._answer_parser(), calls)
+
+    def _answer_parser(self) -> CallParser:
         answer = PlainParser() if self.form is None else self.form.parser()
-        answer = answer if self.parallel else FirstCall(answer)
-        return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer)
+        return answer if self.parallel else FirstCall(answer)
 
     def beginning(self, first: Beginning) -> Self:
         """The same with another beginning of the first turn."""

@@ -1,7 +1,7 @@
 """Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
 
-A turn begins with its reasoning or has none: marks that stand later are text. Reasoning never reaches the parser of calls, so a
-call within it is not a call. Knows no engine and no format of calls.
+A turn begins with its reasoning or has none: marks that stand later are text. A call within reasoning is not a call, unless the
+turn ends with it before the reasoning is closed (`trailing_calls`). Knows no engine and no format of calls.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import Literal, final
 
 from jinfercept.events import CallEnded, Content, Piece, Reasoning
 from jinfercept.parsers.pieces import CallParser
+from jinfercept.parsers.trailing_calls import TrailingCalls
 
 Beginning = Literal["thinking", "undecided", "answering"]
 """Where a turn begins: within its reasoning, before a mark that may come or not, or behind it."""
@@ -69,13 +70,18 @@ class ReasoningParser:
         format: its marks.
         beginning: where the turn begins.
         answer: the parser of the text behind the reasoning.
+        calls: finds the calls with which reasoning ends that never closes; None: there are none.
     """
 
-    def __init__(self, format: ReasoningFormat, beginning: Beginning, answer: CallParser) -> None:
-        self._format, self._at, self._answer = format, beginning, answer
+    def __init__(
+        self, format: ReasoningFormat, beginning: Beginning, answer: CallParser, calls: TrailingCalls | None = None
+    ) -> None:
+        self._format, self._at, self._answer, self._calls = format, beginning, answer, calls
         self._held = ""  # undecided: the whole text; thinking: white space at its end, or half a mark
         self._thought, self._trims = False, False
         self._num_chars = 0  # not fed to the answer's parser
+        self._first_char: int | None = None  # of the reasoning, once there is some
+        self._num_searched = 0  # characters of the reasoning that were searched for calls
 
     def feed(self, text: str) -> list[Piece]:
         self._held += text
@@ -87,8 +93,13 @@ class ReasoningParser:
     def finish(self, cut: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
         if self._at == "thinking":
-            end = _certain(self._held, self._format.closing) if cut else len(self._held)
+            calls = self._calls.finish() if self._calls is not None and not cut else []
+            end = (
+                _certain(self._held, self._format.closing) if cut else self._calls_begin() if calls else len(self._held)
+            )
             pieces = self._show(self._held[:end])
+            self._num_chars += end if calls else 0
+            pieces += self._shifted(calls)
         elif self._held and not (cut and self._held.lstrip()):
             pieces = self._shifted(self._answer.feed(self._held))
         self._held = ""
@@ -104,6 +115,7 @@ class ReasoningParser:
 
     def _think(self) -> list[Piece]:
         """The certain reasoning: up to the closing mark, or to the place where a mark or white space may begin."""
+        self._search_calls()
         if not self._thought:
             self._drop_space()
         while not self._thought and self._held.startswith(self._format.opening):  # some models repeat it
@@ -117,10 +129,25 @@ class ReasoningParser:
             self._at, self._trims = "answering", True
             return pieces
         marks = (closing,) if self._thought else (closing, self._format.opening)
-        certain = min(_certain(self._held, mark) for mark in marks)
+        certain = min(self._calls_begin(), *(_certain(self._held, mark) for mark in marks))
         shown = self._held[:certain].rstrip()
         self._skip(len(shown))
         return self._show(shown)
+
+    def _search_calls(self) -> None:
+        """Search the next reasoning for calls at its end."""
+        if self._first_char is None:
+            self._first_char = self._num_chars
+        if self._calls is not None and self._format.closing not in self._held:
+            new = self._held[self._first_char + self._num_searched - self._num_chars :]
+            self._calls.feed(new)
+            self._num_searched += len(new)
+
+    def _calls_begin(self) -> int:
+        """The offset in `_held` from which on there may be calls."""
+        if self._calls is None or self._first_char is None:
+            return len(self._held)
+        return self._first_char + self._calls.start - self._num_chars
 
     def _answers(self) -> list[Piece]:
         if self._trims:

@@ -62,6 +62,13 @@ def test_a_turn_that_only_thinks_of_a_call_is_the_last_one(make_scripted: Make) 
     assert completion.messages == ({"role": "assistant", "content": "No.", "reasoning_content": CALL},)
 
 
+def test_a_call_behind_reasoning_that_never_closes_is_run(make_scripted: Make) -> None:
+    written = f"<think>\nI need it.\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"
+    called, _, answer = only(ask(make_scripted(QWEN3), written, tools=[price])).messages
+    assert (called["reasoning_content"], called["content"], len(called["tool_calls"])) == ("I need it.", "", 1)
+    assert answer["content"] == "23 it is."
+
+
 def test_a_prompt_may_open_the_reasoning_of_every_turn(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN3_OPENED)
     written = f"I might {CALL} it.\n</think>\n\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"

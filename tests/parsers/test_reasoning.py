@@ -1,5 +1,6 @@
 """Reasoning is separated from the answer however the text is divided, and no part of a mark is shown."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from jinfercept.parsers.reasoning import (
     ReasoningParser,
     detect_reasoning_format,
 )
+from jinfercept.parsers.trailing_calls import TrailingCalls
 from tests.support.call_corpus import joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -67,6 +69,57 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
     assert reasoning == ("reasoning", f"I could write {CALL}.")
     assert call == CALLED
     assert joined(read(f"<think>{CALL}", "undecided", "hermes")) == [("reasoning", CALL)]
+
+
+XML = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+OTHER = CALL.replace('"f"', '"g"')
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "pieces"),
+    [
+        ("hermes", f"Hm.\n{CALL}", [("reasoning", "Hm."), CALLED]),
+        ("hermes", f"Hm.\n\n{CALL}\n{CALL}\n<|im_end|>", [("reasoning", "Hm."), CALLED, CALLED]),
+        ("hermes", CALL, [CALLED]),
+        ("hermes", f" <think>\n{CALL}", [CALLED]),
+        ("hermes", f"{CALL} or {CALL}", [("reasoning", f"{CALL} or"), CALLED]),
+        ("hermes", f"<tool_call>No. <tool_{CALL}", [("reasoning", "<tool_call>No. <tool_"), CALLED]),
+        ("hermes", f"<tool_call>No. <tool_call>{CALL}", [("reasoning", "<tool_call>No."), CALLED]),
+        ("hermes", f"I could write {CALL}.", [("reasoning", f"I could write {CALL}.")]),
+        ("hermes", f"{OTHER}", [("reasoning", OTHER)]),
+        ("hermes", CALL[:-25], [("reasoning", CALL[:-25])]),
+        ("hermes", "</tool_call>", [("reasoning", "</tool_call>")]),
+        ("hermes", f"{CALL}</think>So.", [("reasoning", CALL), ("content", "So.")]),
+        ("hermes", f"{CALL}</think>", [("reasoning", CALL)]),
+        ("hermes", f"{CALL}</thin", [("reasoning", f"{CALL}</thin")]),
+        ("qwen3_coder", f"Hm. {XML}", [("reasoning", "Hm."), CALLED]),
+        ("mistral", 'Hm. [TOOL_CALLS]f[ARGS]{"a": 1}', [("reasoning", "Hm."), CALLED]),
+        ("llama3_json", 'Hm. <|python_tag|>{"name": "f", "parameters": {"a": 1}}', [("reasoning", "Hm."), CALLED]),
+        ("llama4_pythonic", "Hm. <|python_start|>[f(a=1)]<|python_end|>", [("reasoning", "Hm."), CALLED]),
+    ],
+)
+def test_calls_with_which_reasoning_ends_that_never_closed_are_calls(
+    format: str, text: str, pieces: list[tuple[str, ...]]
+) -> None:
+    form = replace(FORMATS[format], tools={"f": {"properties": {"a": {"type": "integer"}}}})
+
+    def read(parts: list[str] | str, cut: bool = False) -> list[Piece]:
+        calls = TrailingCalls(form.tags, lambda: form.parser(lambda: "made up"), form.tools)
+        parser = ReasoningParser(REASONING_FORMATS["qwen3"], "thinking", form.parser(), calls)
+        return [piece for part in parts for piece in parser.feed(part)] + parser.finish(cut)
+
+    assert joined(read([text])) == pieces
+    for at in range(1, len(text)):
+        assert joined(read([text[:at], text[at:]])) == pieces
+    single = read(text)
+    assert joined(single) == pieces
+    for piece in single:
+        if isinstance(piece, CallEnded):
+            written = text[slice(*piece.call.span)]
+            assert written.startswith(("{", "f"))
+            assert written[-1] in "}>)"
+    if "</think>" not in text:
+        assert not any(isinstance(piece, CallEnded) for piece in read(text, cut=True))
 
 
 def test_the_spans_of_calls_count_the_reasoning() -> None:
