@@ -17,6 +17,8 @@ _SPACE = " \t\r\n"
 _ARGUMENT_KEYS = {"arguments", "parameters"}
 _OTHER_KEYS = {"type", "id"}
 _KEYS = {"name"} | _ARGUMENT_KEYS | _OTHER_KEYS
+BARE_OBJECTS = {"{": "", "```": "```"}
+"""Texts that calls without their tags may begin with, and the text that may close them."""
 
 
 def read_calls(source: Source, tagged: bool, names: Collection[str] | None = None) -> Steps[bool]:
@@ -50,6 +52,28 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
     if found:
         yield from source.skip(_SPACE + "}])")
     return found
+
+
+def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
+    """Read calls without tags that begin here, or the opening as content.
+
+    Only an object at the beginning of a line that names a tool that is offered is a call: prose may quote others.
+
+    Args:
+        opening: the text that stands here, such as those of `BARE_OBJECTS`.
+        closing: the text that may close them; empty if there is none.
+    """
+    start = source.at
+    if source.begins_line and source.tools:
+        if opening != "{":
+            source.at += len(opening)
+            yield from source.take("json")
+        if (yield from read_calls(source, tagged=False, names=source.tools)):
+            if closing:
+                yield from source.take(closing)
+            return
+    source.at = start
+    source.add_content(len(opening))
 
 
 def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:

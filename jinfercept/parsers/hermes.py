@@ -4,14 +4,13 @@ Qwen 2.5 Coder leaves the tags out: it writes the objects alone, in a code block
 """
 
 from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.call_objects import read_calls
+from jinfercept.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
-_BARE = {"{": "", "```": "```", "<tools>": "</tools>"}
-"""Texts that a call without its tags may begin with, and the text that may close it."""
+_BARE = {**BARE_OBJECTS, "<tools>": "</tools>"}
 _OTHER_XML = ("<function=", "<arg_key>", "<parameter")  # Qwen3-Coder, GLM, MiniMax
 
 
@@ -27,22 +26,7 @@ def _read(source: Source) -> Steps[None]:
         if mark == OPENING:
             yield from read_calls(source, tagged=True)
         elif mark in _BARE:
-            yield from _read_bare(source, mark)
-
-
-def _read_bare(source: Source, opening: str) -> Steps[None]:
-    """Read calls without tags that begin here, or a piece of content."""
-    start = source.at
-    if source.begins_line and source.tools:
-        if opening != "{":
-            source.at += len(opening)
-            yield from source.take("json")
-        if (yield from read_calls(source, tagged=False, names=source.tools)):
-            if closing := _BARE[opening]:
-                yield from source.take(closing)
-            return
-    source.at = start
-    source.add_content(len(opening))
+            yield from read_bare_calls(source, mark, _BARE[mark])
 
 
 def _grammar(calls: CallGrammar) -> str:

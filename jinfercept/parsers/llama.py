@@ -1,7 +1,10 @@
-"""Llama 3 and 4: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`."""
+"""Llama 3 and 4: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`.
+
+Smaller models write some prose first and leave the tag out: where the tools are known, `read_bare_calls` finds their calls.
+"""
 
 from jinfercept.parsers.call_grammars import CallGrammar
-from jinfercept.parsers.call_objects import read_calls
+from jinfercept.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
 from jinfercept.parsers.python_calls import read_dotted_call
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -27,6 +30,8 @@ def _read_llama3(source: Source) -> Steps[None]:
                 yield from read_dotted_call(source)
             else:
                 yield from read_calls(source, tagged=True)
+        elif mark in BARE_OBJECTS:
+            yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
 
 
 def _read_llama4(source: Source) -> Steps[None]:
@@ -35,6 +40,8 @@ def _read_llama4(source: Source) -> Steps[None]:
     while mark := (yield from source.read_content()):
         if mark in (PYTHON_START, PYTHON_TAG, PYTHON_END):
             yield from read_calls(source, tagged=mark != PYTHON_END)
+        elif mark in BARE_OBJECTS:
+            yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
 
 
 def _llama3_grammar(calls: CallGrammar) -> str:
@@ -51,6 +58,7 @@ LLAMA3_JSON = ToolCallFormat(
     detect=lambda template: LLAMA3_ROLE in template and '"parameters"' in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
+    openings=(*BARE_OBJECTS,),
 )
 LLAMA4_JSON = ToolCallFormat(
     read=_read_llama4,
@@ -58,4 +66,5 @@ LLAMA4_JSON = ToolCallFormat(
     detect=lambda template: LLAMA4_ROLE in template and '"parameters"' in template,
     tags=(PYTHON_START, PYTHON_END, PYTHON_TAG),
     turn_ends=LLAMA4_TURN_ENDS,
+    openings=(*BARE_OBJECTS,),
 )

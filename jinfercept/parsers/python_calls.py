@@ -3,7 +3,7 @@
 import ast
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinfercept.parsers.python_literals import (
@@ -69,10 +69,16 @@ def write_calls(source: Source, calls: list[PythonCall]) -> None:
     source.at = last - done
 
 
-def read_call(source: Source) -> Steps[PythonCall | None]:
-    """Pass over `name(…)`; None if there is no such call, or it is cut off."""
+def read_call(source: Source, names: Collection[str] | None = None) -> Steps[PythonCall | None]:
+    """Pass over `name(…)`; None if there is no such call, or it is cut off.
+
+    Args:
+        names: the functions that can be called; None: any.
+    """
     start = source.at
-    yield from source.match(_NAME_CHAR)
+    name = yield from source.match(_NAME_CHAR)
+    if names is not None and name not in names:
+        return None
     if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
         try:
             return PythonCall(*parse_call(source.text[start : source.at]), start, source.at)

@@ -3,7 +3,7 @@
 import json
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name, unwritable_name
@@ -22,6 +22,8 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_BARE_LISTS = ("[", "```")
+"""Texts that a list of calls without a tag may begin with."""
 _STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
 _PLAIN = {"string": _STRING, "boolean": "True|False", "null": "None"}
 
@@ -31,12 +33,37 @@ def _read(source: Source) -> Steps[None]:
 
     The list becomes calls when it is complete, each with its arguments as one piece of JSON. The whole list is content if
     something in it is no call, has a positional argument, or a value that JSON cannot express; so is a list that is cut off.
-    After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off.
+    After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off. Where
+    the tools are known, a list at the beginning of a line, or in a code block, that calls only these is one too.
     """
+    whole = True  # no list was cut off
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
         if mark in (PYTHON_START, PYTHON_TAG):
             yield from _read_list(source, tagged=True)
+        elif mark in _BARE_LISTS and whole:
+            whole = yield from _read_bare_list(source, mark)
+        elif mark in _BARE_LISTS:
+            source.add_content(len(mark))
+
+
+def _read_bare_list(source: Source, opening: str) -> Steps[bool]:
+    """Read a list without a tag that begins here, or its opening as content; returns whether it is not cut off."""
+    start = source.at
+    if source.begins_line and source.tools:
+        if opening != "[":
+            source.at += len(opening)
+            yield from source.take("python", "tool_code")
+            yield from source.skip()
+        if (yield from source.peek()) == "[" and (calls := (yield from _read_calls(source, source.tools))):
+            write_calls(source, calls)
+            if opening != "[" and (yield from source.skip()) == "`":
+                yield from source.take(opening)
+            return True
+    cut_off = source.ended and source.at == len(source.text)
+    source.at = start
+    source.add_content(len(opening))
+    return not cut_off
 
 
 def _read_list(source: Source, tagged: bool) -> Steps[None]:
@@ -57,12 +84,16 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
         source.at = start
 
 
-def _read_calls(source: Source) -> Steps[list[PythonCall]]:
-    """Pass over the list that opens here; its calls, or none if anything else is in it."""
+def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[list[PythonCall]]:
+    """Pass over the list that opens here; its calls, or none if anything else is in it.
+
+    Args:
+        names: the functions that can be called; None: any.
+    """
     source.at += 1
     calls: list[PythonCall] = []
     while (yield from source.skip()) != "]":
-        call = yield from read_call(source)
+        call = yield from read_call(source, names)
         if call is None:
             return []
         calls.append(call)
@@ -182,6 +213,7 @@ PYTHONIC = ToolCallFormat(
     detect=lambda template: "[func_name1(" in template or "[func1(" in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
+    openings=_BARE_LISTS,
 )
 LLAMA4_PYTHONIC = ToolCallFormat(
     read=_read,
@@ -189,4 +221,5 @@ LLAMA4_PYTHONIC = ToolCallFormat(
     detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
     tags=(PYTHON_START, PYTHON_END),
     turn_ends=LLAMA4_TURN_ENDS,
+    openings=_BARE_LISTS,
 )
