@@ -113,6 +113,7 @@ def make_chats(
         markup=_markup(tokenizer, form, reasoning),
         tools=offered,
         max_rounds=options.get("max_rounds", MAX_ROUNDS),
+        must_call=bool(choice.must_call),
         parallel=choice.parallel,
         futures=futures,
     )

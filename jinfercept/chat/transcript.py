@@ -42,8 +42,9 @@ class ChatTranscript:
             params.min_tokens,
             markup=turns.markup,
             turn_ends=self._ends,
+            in_call=self._in_call if self.finds_calls else None,
         )
-        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0]))
+        self._parsed = ParsedTurn(turns.parser(turns.beginnings[0], turns.must_call))
         self._message = _TurnMessage()
         self._messages: list[Message] = []
         self._rounds = 0
@@ -95,6 +96,9 @@ class ChatTranscript:
         unread = unread_calls(completion.interceptions)
         messages = (*self._messages, self._message.closed(pending))
         return replace(completion, finish_reason=reason, stop_reason=stop, messages=messages, cancelled=unread)
+
+    def _in_call(self, before: str, text: str) -> bool:
+        return self._parsed.in_call(before, text)
 
     def _calls(self) -> tuple[Call, ...]:
         """The calls of the turn that has ended, and earlier ones whose results follow it; none after `max_rounds` turns."""

@@ -6,7 +6,7 @@ from typing import Self, final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
-from jinfercept.parsers.pieces import CallParser, FirstCall
+from jinfercept.parsers.pieces import CallParser, FirstCall, OnlyCalls
 from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.trailing_calls import TrailingCalls
@@ -27,6 +27,7 @@ class ChatTurns:
         markup: special tokens that mark calls or reasoning; all others are neither content nor part of a call.
         tools: the declared tools.
         max_rounds: limit of turns whose calls are run.
+        must_call: whether the first turn has to call.
         parallel: whether a turn may have several calls; otherwise all but its first call are dropped.
         futures: of the tools with asynchronous calls; None if there are none.
     """
@@ -39,20 +40,24 @@ class ChatTurns:
     markup: frozenset[int]
     tools: Sequence[ChatTool]
     max_rounds: int
+    must_call: bool = False
     parallel: bool = True
     futures: Futures | None = None
 
-    def parser(self, beginning: Beginning) -> CallParser:
+    def parser(self, beginning: Beginning, only_calls: bool = False) -> CallParser:
         """A parser for one turn.
 
         Args:
             beginning: where the turn begins.
+            only_calls: it has to call.
         """
+        answer = self._answer_parser()
+        answer = OnlyCalls(answer) if only_calls else answer
         if self.reasoning is None:
-            return self._answer_parser()
+            return answer
         form = self.form
         calls = TrailingCalls(form.tags, self._answer_parser, form.tools) if form is not None else None
-        return ReasoningParser(self.reasoning, beginning, self._answer_parser(), calls)
+        return ReasoningParser(self.reasoning, beginning, answer, calls)
 
     def _answer_parser(self) -> CallParser:
         answer = PlainParser() if self.form is None else self.form.parser()

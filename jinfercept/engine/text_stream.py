@@ -3,7 +3,7 @@
 It decides about text only: the engine decides whether the request is finished, and detectors find the calls.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import final
 
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
@@ -15,7 +15,8 @@ class TextStream:
     """A request's text, fed with tokens, cut at the first stop string that is complete.
 
     Text is held back while it could be the beginning of a stop string. The cut depends on the text alone, not on how
-    tokens divide it: the stop string that is complete first wins, the longest where several end at the same character.
+    tokens divide it: the stop string that is complete first wins, the longest where several end at the same character. One
+    that begins within a call is part of the call.
 
     Attributes:
         stopped: the stop string that was found, if any; no token may follow.
@@ -33,6 +34,7 @@ class TextStream:
         min_tokens: int = 0,
         markup: frozenset[int] = frozenset(),
         turn_ends: frozenset[int] = frozenset(),
+        in_call: Callable[[str, str], bool] | None = None,
     ) -> None:
         """An empty text.
 
@@ -44,12 +46,14 @@ class TextStream:
             min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
             markup: special tokens that are never left out.
             turn_ends: tokens that are always left out, and behind which no text is held back.
+            in_call: whether a text is part of a call, for which nothing is cut: gets the text in front of it that is new and
+                certain, as the next text to show begins, and the text itself. None: there are no calls.
         """
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
         self._turn_ends = turn_ends
         self._finders = [_Finder(pattern) for pattern in stop]
-        self._include_stop = include_stop
+        self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._held = ""
         self._shown: list[str] = []
@@ -105,13 +109,22 @@ class TextStream:
         held = self._held + text
         for offset, char in enumerate(text, start=len(self._held) + 1):
             complete = [finder.pattern for finder in self._finders if finder.push(char)]
-            if complete and self._num_early <= 0:
-                self.stopped = max(complete, key=len)
+            if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, held[:offset])):
+                self.stopped = stop
                 self._held = ""
                 return self._show(held[: offset if self._include_stop else offset - len(self.stopped)])
         num_certain = len(held) - max(finder.matched for finder in self._finders)
         self._held = held[num_certain:]
         return self._show(held[:num_certain])
+
+    def _outside_calls(self, complete: list[str], text: str) -> str:
+        """The longest of the strings with which a text ends that is no part of a call; "" if there is none."""
+        certain = len(text) - max(finder.matched for finder in self._finders)
+        for stop in sorted(complete, key=len, reverse=True):
+            start = len(text) - len(stop)
+            if self._in_call is None or not self._in_call(text[: min(start, certain)], stop):
+                return stop
+        return ""
 
     def _release(self) -> str:
         """The text held back and an incomplete character; the search for stop strings begins anew."""

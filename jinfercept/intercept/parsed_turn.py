@@ -26,6 +26,8 @@ class ParsedTurn:
         self._starts: list[int] = []
         self._tokens: list[int] = []
         self._length = 0
+        self._early: list[Piece] = []
+        self._num_early = 0
 
     def feed(self, index: int, num_chars: int, text: str) -> list[Piece]:
         """The pieces that are certain with the next token.
@@ -38,7 +40,7 @@ class ParsedTurn:
         self._starts.append(self._length)
         self._tokens.append(index)
         self._length += num_chars
-        return self._noted(self._parser.feed(text)) if text else []
+        return self._read(text)
 
     def finish(self, text: str = "", cut: bool = False) -> list[Piece]:
         """The last pieces, at the end of the turn.
@@ -47,11 +49,28 @@ class ParsedTurn:
             text: the rest of the turn's text.
             cut: see `CallParser.finish`.
         """
-        return self._noted(self._parser.feed(text)) + self._noted(self._parser.finish(cut))
+        return self._read(text) + self._noted(self._parser.finish(cut))
+
+    def in_call(self, before: str, text: str) -> bool:
+        """Whether a text is part of a call, or white space beside one.
+
+        Args:
+            before: certain text in front of it, with which the next `feed` or `finish` begins; it is read now.
+            text: see above.
+        """
+        self._early += self._noted(self._parser.feed(before[self._num_early :]))
+        self._num_early = max(self._num_early, len(before))
+        return self._parser.in_call(text)
 
     def spanning_tokens(self) -> tuple[Call, ...]:
         """The calls, with spans in tokens of the request."""
         return tuple(replace(call, span=self._tokens_of(*call.span)) for call in self.calls)
+
+    def _read(self, text: str) -> list[Piece]:
+        """The pieces that are certain with a text, of which some may have been read."""
+        early, self._early = self._early, []
+        text, self._num_early = text[self._num_early :], 0
+        return early + (self._noted(self._parser.feed(text)) if text else [])
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         for piece in pieces:

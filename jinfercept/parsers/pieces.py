@@ -24,6 +24,27 @@ class CallParser(Protocol):
         """
         ...
 
+    def in_call(self, text: str) -> bool:
+        """Whether a text that comes next would be part of a call, or white space beside one, and not of what is shown."""
+        ...
+
+
+@final
+class OnlyCalls:
+    """A parser for turns that are calls and nothing else."""
+
+    def __init__(self, parser: CallParser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        return self._parser.feed(text)
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        return self._parser.finish(cut)
+
+    def in_call(self, text: str) -> bool:
+        return True
+
 
 @final
 class FirstCall:
@@ -37,6 +58,9 @@ class FirstCall:
 
     def finish(self, cut: bool = False) -> list[Piece]:
         return _with_first_call(self._parser.finish(cut))
+
+    def in_call(self, text: str) -> bool:
+        return self._parser.in_call(text)
 
 
 def _with_first_call(pieces: list[Piece]) -> list[Piece]:

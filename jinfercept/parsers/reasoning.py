@@ -105,6 +105,9 @@ class ReasoningParser:
         self._held = ""
         return pieces + self._shifted(self._answer.finish(cut))
 
+    def in_call(self, text: str) -> bool:
+        return self._at != "thinking" and self._answer.in_call(text)
+
     def _decide(self) -> None:
         said, opening = self._held.lstrip(), self._format.opening
         if said.startswith(opening):
@@ -182,6 +185,9 @@ class PlainParser:
 
     def finish(self, cut: bool = False) -> list[Piece]:
         return []
+
+    def in_call(self, text: str) -> bool:
+        return False
 
 
 def _certain(text: str, mark: str) -> int:

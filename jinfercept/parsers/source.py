@@ -75,6 +75,7 @@ class Source:
         self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
         self.tools, self.tags = tools, marks.tags
         self._space, self._after_call, self._said = "", False, False
+        self._in_markup = False
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
@@ -115,12 +116,28 @@ class Source:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     @property
+    def in_call(self) -> bool:
+        """Whether the next text belongs to a call, or to its tags."""
+        return self._in_markup or self._open is not None
+
+    def completes_tag(self, text: str) -> bool:
+        """Whether the next text would complete a tag that is half written."""
+        half = self.text[self.at :]
+        return bool(half) and any(tag.startswith(half) and (half + text).startswith(tag) for tag in self.tags)
+
+    @property
+    def after_call(self) -> bool:
+        """Whether no content has followed the last call."""
+        return self._after_call
+
+    @property
     def begins_line(self) -> bool:
         """Whether content written here would stand at the beginning of a line, or of the turn."""
         return "\n" in self._space or self._after_call or not self._said
 
     def read_content(self) -> Steps[str]:
         """Write the text up to the next mark as content; returns the mark, "" at the end. An opening is not passed over."""
+        self._in_markup = False
         while True:
             start, end = self._marks.find(self.text, self.at)
             if end < 0 and self.ended:
@@ -130,6 +147,7 @@ class Source:
             self.at = start if mark in self._marks.openings else max(start, end)
             self._cut()
             if mark or self.ended:
+                self._in_markup = mark in self.tags
                 return mark
             yield
 
@@ -225,6 +243,10 @@ class TurnParser:
         assert self._source.at == len(self._source.text), "a reader that leaves text unread"
         pieces += self._source.close()
         return [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
+
+    def in_call(self, text: str) -> bool:
+        source = self._source
+        return source.in_call or source.completes_tag(text) or (source.after_call and text.isspace())
 
     def _advance(self) -> list[Piece]:
         next(self._steps, None)
