@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
@@ -13,6 +14,7 @@ from jinfercept.chat.function_tools import ChatTool, ChatToolLike
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatArguments, ChatOptions, VllmArguments, check_generate
 from jinfercept.chat.requests import Prompt, make_requests
+from jinfercept.chat.written_tools import log_written_tools
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
 from jinfercept.engine.async_streaming import AsyncStream, aserve
 from jinfercept.engine.parallel_sampling import forks
@@ -109,6 +111,7 @@ class LLM:
         self.model: ServedModel = model.model
         self.tokenizer = model.machine.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
+        self._note_written_tools = cache(log_written_tools)
         self._ids = map("request-{}".format, count())  # taken from any thread
 
     def __repr__(self) -> str:
@@ -382,7 +385,8 @@ class LLM:
         params = replace(DEFAULT_PARAMS, **self.sampling_defaults) if params is None else params
         ends = end_token_ids(self.model.config, self.tokenizer)
         grammars = self.grammars and self.grammars.of(tenant)
-        return make_chats(ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
+        given = (ids or self._ids, messages, params, tools, options, self.tokenizer, grammars, ends)
+        return make_chats(*given, self._note_written_tools)
 
     def _either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """A single prompt or a single conversation."""

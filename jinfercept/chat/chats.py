@@ -4,7 +4,7 @@ A turn with calls is a pause: the request keeps its tokens, reads the results as
 engine runs all of that; this file makes its requests. Knows no engine.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,11 +24,11 @@ from jinfercept.chat.per_turn_grammar import PerTurnGrammar
 from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
-from jinfercept.chat.tool_choice import compile_calls, tool_choice
+from jinfercept.chat.tool_choice import compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.chat.transcript import ChatTranscript
 from jinfercept.chat.turns import ChatTurns
-from jinfercept.chat.written_tools import FORMAT, are_written
+from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
@@ -71,6 +71,7 @@ def make_chats(
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
     eos_token_ids: Sequence[int],
+    note_written_tools: Callable[[], None] = log_written_tools,
 ) -> list[Request]:
     """One request per conversation and output.
 
@@ -79,6 +80,7 @@ def make_chats(
         conversations: one list of messages, or several.
         tools: those that the model may call.
         eos_token_ids: tokens that end a turn.
+        note_written_tools: called if the template knows no tools.
 
     Raises:
         RequestError: messages, tools or options are invalid, or the template does not take them.
@@ -97,6 +99,8 @@ def make_chats(
     executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
     source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
     written = declared if are_written(choice, options.get("tool_call_parser"), source) else []
+    if written:
+        note_written_tools()
     parser = FORMAT if written else options.get("tool_call_parser")
     form = tool_call_format(parser, source, declared) if choice.reads else None
     ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
@@ -127,11 +131,16 @@ def make_chats(
         tokenizer,
         grammars,
     )
-    calls = compile_calls(choice, form, template.source, tokenizer, grammars) if form and grammars else None
+    calls: Grammar | None = None
+    free: Grammar | None = None
+    if form is not None and grammars is not None:
+        calls = compile_calls(choice, form, template.source, tokenizer, grammars)
+        if written and calls is None:
+            free = compile_answer_or_calls(form, choice.parallel, tokenizer, grammars)
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     renderer = ToolMessages(template, tokenizer, limits) if form else None
     return [
-        _chat(fork, turns, executed, renderer, calls)
+        _chat(fork, turns, executed, renderer, calls, free)
         for request, turns in zip(requests, all_turns, strict=True)
         for fork in forks(request)
     ]
@@ -210,21 +219,28 @@ def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def _chat(
-    request: Request, turns: ChatTurns, tools: Mapping[str, Tool], renderer: ToolMessages | None, calls: Grammar | None
+    request: Request,
+    turns: ChatTurns,
+    tools: Mapping[str, Tool],
+    renderer: ToolMessages | None,
+    calls: Grammar | None,
+    free: Grammar | None,
 ) -> Request:
     """A request with its own grammar, which counts its turns.
 
     Args:
         tools: that the engine runs.
         calls: grammar of its first turn, if that has to call.
+        free: grammar of turns that may call, if the request has none and ends its turns.
     """
     if calls is not None and request.params.ignore_eos:
         raise RequestError(
             "tool_choice asks for a call, and a call ends its turn", got="ignore_eos", fix="leave it out"
         )
+    own = request.grammar or (None if request.params.ignore_eos else free)
     first, later = (
         AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer) if grammar and turns.reasoning else grammar
-        for grammar, beginning in zip((calls or request.grammar, request.grammar), turns.beginnings, strict=True)
+        for grammar, beginning in zip((calls or own, own), turns.beginnings, strict=True)
     )
     grammar = PerTurnGrammar(first, later) if first else None
     transcript = partial(ChatTranscript, turns)

@@ -35,7 +35,8 @@ class ChatOptions(TypedDict, total=False):
         tool_choice: "auto": the model may call; "required", or a mapping that names one tool: its first turn is calls and
             nothing else, as the schemas of their parameters allow, and later turns are free, or as `structured_outputs` say;
             "none": the prompt declares the tools, so that its pages stay the same, and no text is a call (default: "auto").
-            If the chat template has no tools, all but "auto" write them into the system message (`written_tools`).
+            If the chat template has no tools, they are written into the system message (`written_tools`), and with "auto" a
+            grammar lets the model answer or call.
         parallel_tool_calls: whether a turn may have several calls; otherwise all but its first call are dropped
             (default: True).
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).
@@ -139,7 +140,7 @@ def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool])
             raise RequestError(
                 "the model's chat template shows no format of calls that is known",
                 got="tools",
-                fix=f"leave tools out, require a call (tool_choice), or name its tool_call_parser: {', '.join(FORMATS)}",
+                fix=f"leave tools out, or name its tool_call_parser: {', '.join(FORMATS)}",
             )
     check_parsers(name)
     return replace(FORMATS[ALIASES.get(name, name)], tools={tool.name: tool.parameters for tool in tools})

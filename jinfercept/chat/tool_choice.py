@@ -5,6 +5,7 @@ Only the first turn has to call; later turns are free. Knows no engine and no de
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
@@ -12,12 +13,16 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
+from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.hermes import answer_or_calls
+from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 """As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
 
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # raised for invalid schemas
 
 
@@ -96,6 +101,36 @@ def compile_calls(
             except _UNSOUND as problem:
                 raise _unenforceable(f"a call of tool {name!r}", problem) from problem
         raise _unenforceable("calls of these tools", error) from error
+
+
+def compile_answer_or_calls(
+    form: ToolCallFormat, parallel: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> TokenGrammar | None:
+    """The grammar of a turn in the format of Hermes that answers or calls; None if no tool can be called.
+
+    Of a tool whose schema cannot be enforced it asks for an object only: running the call reports what is wrong with it.
+
+    Args:
+        form: with all tools.
+        parallel: several calls may be made.
+    """
+
+    def compiled(tools: Mapping[str, Mapping[str, Any]]) -> TokenGrammar | None:
+        calls = CallGrammar(Rules(), tools, _tokens(tokenizer), "", parallel)
+        with suppress(*_UNSOUND):
+            return grammars.compile(_LarkSource(calls.rules.text(answer_or_calls(calls))))
+        return None
+
+    tools = form.tools or {}
+    if not tools:
+        return None
+    if (grammar := compiled(tools)) is not None:
+        return grammar
+    loose = {name: _ANY_OBJECT for name in tools if compiled({name: _ANY_OBJECT}) is not None}
+    if not loose:
+        return None
+    sound = {name: tools[name] if compiled({name: tools[name]}) is not None else _ANY_OBJECT for name in loose}
+    return compiled(sound) or compiled(loose)
 
 
 @final

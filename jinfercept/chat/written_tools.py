@@ -5,11 +5,15 @@ of the user. Knows no tokenizer.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinfercept.chat.tool_choice import TurnCalls
+from jinfercept.parsers.formats import detect_format
+
+log = logging.getLogger(__name__)
 
 FORMAT = "hermes"
 """Name of the format of calls, in `parsers.formats.FORMATS`."""
@@ -32,14 +36,26 @@ _TOOLS = re.compile(r"\btools\b")
 
 
 def are_written(choice: TurnCalls, parser: str | None, template: str) -> bool:
-    """Whether a chat's tools are written as text: the template has no variable for them, and the choice is not "auto".
+    """Whether a chat's tools are written as text: the template has no variable for them, and shows no format of calls.
+
+    Where calls are required or forbidden the format does not matter: the model has to read how it calls these tools.
 
     Args:
         choice: of the tools that the model has to call, or may not.
         parser: the option `tool_call_parser`, which names a format that the model knows without its template.
         template: the chat template's source.
     """
-    return parser is None and (bool(choice.must_call) or not choice.reads) and not _TOOLS.search(template)
+    if parser is not None or _TOOLS.search(template):
+        return False
+    return bool(choice.must_call) or not choice.reads or detect_format(template) is None
+
+
+def log_written_tools() -> None:
+    """Log that a model's template knows no tools."""
+    log.warning(
+        "the model's chat template knows no tools: they stand in the system message, and a grammar lets the model answer or "
+        "call; a model that was not trained to call may do so badly"
+    )
 
 
 def with_written_tools(

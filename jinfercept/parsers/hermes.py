@@ -34,6 +34,16 @@ def _grammar(calls: CallGrammar) -> str:
     return calls.several(call, r'"\n"?') + r' "\n"?'
 
 
+def answer_or_calls(calls: CallGrammar) -> str:
+    """The grammar of a turn that may call: any text without the opening tag, and perhaps calls behind it."""
+    opening = calls.tag(OPENING)
+    call = calls.rules.rule(rf'"\n"? {calls.objects("arguments")} "\n"? {calls.tag(CLOSING)}')
+    answer = calls.rules.terminal(rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/")
+    first = calls.rules.begins(OPENING) if calls.token_of(OPENING) is None else f"{answer} {opening}"
+    more = rf'("\n"? {opening} {call})*' if calls.parallel else ""
+    return f'{answer} | {first} {call} {more} "\\n"?'
+
+
 def _detect(template: str) -> bool:
     return OPENING in template and not any(tag in template for tag in _OTHER_XML)
 

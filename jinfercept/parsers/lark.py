@@ -46,6 +46,12 @@ class Rules:
         self.define(name, body)
         return name
 
+    def begins(self, text: str) -> str:
+        """A new rule for any text that ends where a text first stands in it; returns its name."""
+        name = self.name()
+        self._lines.append(f"{name}[lazy]: {pattern(f'(?s:.*){re.escape(text)}')}")
+        return name
+
     def json(self, schema: Mapping[str, Any]) -> str:
         """A JSON value that a schema allows; see `bounded`."""
         guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}

@@ -1,12 +1,14 @@
-"""Chats that have to call, with a template that knows no tools: declarations, calls and results are text."""
+"""Chats with tools whose template knows none: declarations, calls and results are text."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jinfercept.errors import RequestError
 from jinfercept.request import SamplingParams
+from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import PLAIN, QWEN
 from tests.support.live_server import END, prompt_of
 from tests.support.responses import CALL, CHAT_PRICE
@@ -78,15 +80,68 @@ def test_a_function_is_run_and_its_result_is_read(make_scripted: Make, template:
     assert completion.messages[-1]["content"] == "It costs 23."
 
 
-def test_what_the_model_may_choose_needs_a_template_with_tools(make_scripted: Make) -> None:
+@TEMPLATES
+@pytest.mark.parametrize("said", ["", "Let me see.\n"])
+def test_the_model_may_answer_or_call(make_scripted: Make, template: str, said: str) -> None:
+    scripted = make_scripted(template)
+    before = prompt_of(scripted, QUESTION, [price])
+    assert "# Tools\n" in before
+    assert before == prompt_of(scripted, QUESTION, [price], tool_choice="required")
+    after = f"{said}{CALL}{END}\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n<|im_start|>assistant\n"
+    scripted.follow(f"{before}{after}It costs <b>23</b>: {{}}{END}")
+    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price])
+    [completion] = output.outputs
+    assert [message["content"] for message in completion.messages] == [
+        said.strip(),
+        "lamp: 23",
+        "It costs <b>23</b>: {}",
+    ]
+
+
+def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
-    with pytest.raises(RequestError, match="no format of calls"):
-        scripted.llm.chat(QUESTION, GREEDY, tools=[price])
-    named = prompt_of(scripted, QUESTION, [price], tool_choice="required", tool_call_parser="pythonic")
-    assert named == prompt_of(scripted, QUESTION)
+    strange = {"name": "strange", "parameters": {"properties": {"x": {"type": "float", "uniqueItems": True}}}}
+    tools: list[Any] = [price, strange, {"name": "a\nb"}]
+    before = prompt_of(scripted, QUESTION, tools)
+
+    def calls(written: str, **options: Any) -> list[tuple[str, str]]:
+        scripted.follow(before + written)
+        [output] = scripted.llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=90), tools=tools, **options)
+        message = output.outputs[0].messages[0]
+        return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+
+    [(name, arguments)] = calls(CALL.replace('"lamp"', "7 or more"), max_rounds=0)
+    assert name == "price"
+    assert arguments.startswith('{"item": "')
+    assert calls(CALL.replace("price", "strange") + END, max_rounds=0) == [("strange", '{"item": "lamp"}')]
+    assert not calls(CALL + END, tool_choice="none")
+    wanted = StructuredOutputsParams(choice=["23", "46"])
+    [output] = scripted.llm.chat(QUESTION, replace(GREEDY, structured_outputs=wanted), tools=tools)
+    assert output.outputs[0].messages[-1]["content"] in ("23", "46")
+    [output] = scripted.llm.chat(QUESTION, replace(GREEDY, max_tokens=5, ignore_eos=True), tools=tools)
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_the_log_says_once_that_the_template_knows_no_tools(
+    make_scripted: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_scripted(PLAIN).llm
+    llm._note_written_tools.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    for choice in ("auto", "required", "none"):
+        llm.make_chats([QUESTION], None, [price], {"tool_choice": choice})
+    [record] = [record for record in caplog.records if record.name == "jinfercept.chat.written_tools"]
+    assert "knows no tools" in record.message
+
+
+def test_other_formats_are_left_to_the_template(make_scripted: Make) -> None:
+    scripted = make_scripted(PLAIN)
+    for choice in ("auto", "required"):
+        named = prompt_of(scripted, QUESTION, [price], tool_choice=choice, tool_call_parser="pythonic")
+        assert named == prompt_of(scripted, QUESTION)
     scripted = make_scripted(PLAIN + "{% if tools %}{{ tools | tojson }}{% endif %}")
-    with pytest.raises(RequestError, match="no format of calls"):
-        scripted.llm.chat(QUESTION, GREEDY, tools=[price], tool_choice="required")
+    for choice in ("auto", "required"):
+        with pytest.raises(RequestError, match="no format of calls"):
+            scripted.llm.chat(QUESTION, GREEDY, tools=[price], tool_choice=choice)
     scripted = make_scripted(QWEN)
     free, forced = (prompt_of(scripted, QUESTION, [price], tool_choice=choice) for choice in ("auto", "required"))
     assert free == forced

@@ -171,7 +171,9 @@ def test_a_call_for_a_person_is_answered_at_the_terminal(
 def test_tools_that_the_model_cannot_call_are_refused_at_once(make_scripted: Make, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     with pytest.raises(RequestError, match="no format of calls"):
-        TerminalChat(make_scripted(PLAIN).llm, GREEDY, tools=load_functions(tmp_path / "tools.py"))
+        TerminalChat(
+            make_scripted(PLAIN + "{% if tools %}{% endif %}").llm, GREEDY, tools=load_functions(tmp_path / "tools.py")
+        )
 
 
 def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
