@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.access_log import DETAILS
 from jinfercept.server.async_calls import async_calls
 from jinfercept.server.chat_answer import ChatAnswer
-from jinfercept.server.chat_protocol import ChatBody, ChatCompletion, NamedTool
+from jinfercept.server.chat_protocol import AllowedFunctions, AllowedTools, ChatBody, ChatCompletion, NamedTool
 from jinfercept.server.disconnection import unless_disconnected
 from jinfercept.server.encoding import EncodedReply, LargeReply
 from jinfercept.server.errors import ApiError
@@ -76,9 +76,13 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     params = sampling_params(body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.owner)
     if body.stream_options is not None and not body.stream:
         raise ApiError.bad("stream_options belong to a stream", "stream_options")
-    tools = _tools(body)
     extension = body.jinfercept or SessionHints()
     offered = service.tools.offered(extension.server_tools, _client_tools(body), hints.owner)
+    choice = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
+        choice = choice.allowed_tools.mode
+    tools = _tools(body)
     calls = async_calls(service, body, hints.owner)
     if calls is not None and extension.async_calls is not None and extension.async_calls.reasoning is not None:
         raise ApiError.bad("a chat finds reasoning by its template", "jinfercept.async_calls.reasoning")
@@ -86,7 +90,7 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         async_calls=calls,
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
-        tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+        tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_rounds=_max_rounds(service, body),
     )
@@ -97,6 +101,16 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         return service.llm.make_chats([messages], params, [*tools, *offered], options, iter([name]), hints.owner)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+
+
+def _with_allowed_tools(
+    body: ChatBody, allowed: AllowedFunctions, offered: Sequence[ChatTool]
+) -> tuple[ChatBody, list[ChatTool]]:
+    """A body with those of its tools that are allowed, and the allowed ones of the server's. Raises 400 for unknown ones."""
+    if missing := sorted(allowed.names - _client_tools(body) - {tool.name for tool in offered}):
+        raise ApiError.bad(f"tool_choice allows tools that are not there: {', '.join(missing)[:200]}", "tool_choice")
+    tools = [tool for tool in body.tools or () if tool.function.name in allowed.names]
+    return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed.names]
 
 
 def field_of_chat(error: JinferceptError, tools: bool) -> str:

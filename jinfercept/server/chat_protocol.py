@@ -96,6 +96,32 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedFunctions(Body):
+    """The tools that the model may call.
+
+    Attributes:
+        mode: `required`: one of them has to be called.
+    """
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools."""
+        return frozenset(tool.function.name for tool in self.tools)
+
+
+class AllowedTools(Body):
+    """A choice of some of the tools; the prompt declares no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+_ChosenTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+
+
 class ChatBody(SamplingBody):
     """A conversation, and the parameters of its answer."""
 
@@ -105,7 +131,7 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[ToolDeclaration], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -17,7 +17,7 @@ from jinfercept.server.protocol import FIRST_ERROR, Body
 from jinfercept.server.responses_chat import check_metadata
 from jinfercept.server.responses_items import Item, read_items, references
 from jinfercept.server.responses_objects import ItemList
-from jinfercept.server.responses_protocol import InputItem
+from jinfercept.server.responses_protocol import InputItem, OtherItem
 from jinfercept.server.service import service_of
 from jinfercept.server.state import conversation_rows
 from jinfercept.server.state.conversation_rows import ItemPage, StoredConversation
@@ -177,6 +177,9 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
 async def _read(request: Request, given: Sequence[InputItem]) -> list[Item]:
     """The items of a body as they are stored. Raises 400 and 404."""
     service = service_of(request)
+    for index, item in enumerate(given):
+        if isinstance(item, OtherItem):
+            raise ApiError.bad(f"items of type {item.type[:80]!r} cannot be stored here", f"items[{index}]")
     try:
         referred = await service.responses.items(references(given), _owner(request)) if references(given) else {}
         return await service.prepare(request, lambda: read_items(given, (), referred, check_calls=False))

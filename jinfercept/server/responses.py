@@ -19,10 +19,14 @@ from jinfercept.server.errors import ApiError
 from jinfercept.server.guarded_route import GuardedRoute
 from jinfercept.server.logprobs import chat_logprobs
 from jinfercept.server.responses_chat import check_supported, make_response_chat, wants_logprobs
-from jinfercept.server.responses_items import Item, check_length, messages_of, read_items, references
+from jinfercept.server.responses_items import Item, check_length, read_items, references, types_left_out
+from jinfercept.server.responses_messages import messages_of
 from jinfercept.server.responses_objects import DeletedResponse, ItemList, ResponseObject
 from jinfercept.server.responses_protocol import ResponsesBody
 from jinfercept.server.responses_run import BACKGROUND, BackgroundRun, Generation, reply, write, written
+from jinfercept.server.responses_tool_protocol import ChosenTools, FunctionTool, InputTool
+from jinfercept.server.responses_tools import ClientTools
+from jinfercept.server.responses_tools import types_left_out as tool_types_left_out
 from jinfercept.server.responses_writer import ResponseWriter
 from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service, service_of
@@ -31,7 +35,7 @@ from jinfercept.server.sse import EventStream
 from jinfercept.server.state.conversation_rows import ConversationTurn
 from jinfercept.server.stored_response import StoredResponse, measured
 from jinfercept.server.tracing.current import TRACE
-from jinfercept.server.unsupported_fields import check_extras
+from jinfercept.server.unsupported_fields import check_extras, log_left_out
 from jinfercept.server.usage import UsageCount
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
@@ -50,6 +54,8 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     model = service.check_model(body.model)
     check_extras(body, service.ignored)
     check_supported(body)
+    log_left_out("items", types_left_out(body.input), service.ignored)
+    log_left_out("tools", tool_types_left_out(body.tools or ()), service.ignored)
     owner, responses = _owner(request), service.responses
     previous = await _previous(service, body.previous_response_id, owner)
     check_length(body.input, previous.num_items if previous else 0)
@@ -95,11 +101,13 @@ async def _begun(
     if (trace := TRACE.get()) is not None:
         trace.name_conversation(body.conversation_id)
 
+    tools = ClientTools(body.tools or ())
+
     def make() -> tuple[list[EngineRequest], ServerToolCalls, StoredResponse]:
         before = turn.items if turn else previous.conversation if previous else []
         asked = read_items(body.input, before, referred)
         messages = messages_of([*before, *asked], body.instructions)
-        requests, tool_calls = make_response_chat(service, body, messages, hints, name)
+        requests, tool_calls = make_response_chat(service, body, messages, tools, hints, name)
         response = _new_response(name, model, body, service.llm.get_default_sampling_params())
         num_bytes = 0 if body.store is False else measured(asked, response)
         return requests, tool_calls, StoredResponse(owner, response, previous, asked, num_bytes=num_bytes)
@@ -110,7 +118,7 @@ async def _begun(
     if body.background:
         responses.check_background(owner)  # other requests may have begun meanwhile
     usage = UsageCount(requests, request.scope[DETAILS])
-    writer = ResponseWriter(stored.response, usage, tool_calls, _logprobs(service, body))
+    writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = service.submit(requests, patient=bool(body.background))
     generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = name
@@ -256,19 +264,20 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "store": body.store is not False,
         "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-        "tool_choice": (chosen if isinstance(chosen, str) else {"type": "function", "name": chosen.name})
-        if chosen
-        else "auto",
-        "tools": [
-            tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-            for tool in body.tools or ()
-        ],
+        "tool_choice": chosen.model_dump(exclude_none=True) if isinstance(chosen, ChosenTools) else chosen or "auto",
+        "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     } | _call_lists(body)
+
+
+def _shown_tool(tool: InputTool) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+    return tool.model_dump(exclude_none=True)
 
 
 def _call_lists(body: ResponsesBody) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Converts a body of `/v1/responses` to one of `/v1/chat/completions`, of which the requests are made."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jinfercept.request import Request
@@ -8,16 +8,13 @@ from jinfercept.server.chat_completions import make_chat, server_tool_calls
 from jinfercept.server.chat_protocol import (
     MAX_MESSAGES,
     ChatBody,
-    Function,
     Message,
-    NamedFunction,
-    NamedTool,
-    ToolDeclaration,
 )
 from jinfercept.server.errors import ApiError
 from jinfercept.server.logprob_limits import check_report
 from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
+from jinfercept.server.responses_tools import ClientTools
 from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service
 from jinfercept.server.session_hints import RequestHints
@@ -33,6 +30,7 @@ _FIELDS = {
 """Fields of `/v1/responses` by the chat's field with the same meaning."""
 _REPORTS = 5
 """Events that carry the log probabilities of a token: its own, and the ends of its text, part, item and response."""
+_TOO_LONG = "context_length_exceeded"
 _UNSUPPORTED = ("prompt", "context_management")
 """Fields of OpenAI's protocol that are not supported."""
 _METADATA_LIMITS = (16, 64, 512)
@@ -47,8 +45,6 @@ def check_supported(body: ResponsesBody) -> None:
     for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name) is not None:
             raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
-    if body.truncation == "auto":
-        raise ApiError.bad("nothing of a conversation is left out here", "truncation", "unsupported_value")
     if body.background and body.store is False:
         raise ApiError.bad("a response in the background has to be stored", "background")
     if body.conversation is not None and body.previous_response_id is not None:
@@ -69,12 +65,18 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def make_response_chat(
-    service: Service, body: ResponsesBody, messages: list[Message], hints: RequestHints, name: str
+    service: Service,
+    body: ResponsesBody,
+    messages: list[Message],
+    tools: ClientTools,
+    hints: RequestHints,
+    name: str,
 ) -> tuple[list[Request], ServerToolCalls]:
     """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`.
 
     Args:
         messages: the whole conversation.
+        tools: the body's, as functions.
         name: id of the request.
 
     Raises:
@@ -82,9 +84,13 @@ def make_response_chat(
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise ApiError.bad(f"a conversation has between 1 and {MAX_MESSAGES} messages, not {len(messages)}", "input")
+
+    def make(messages: list[Message]) -> tuple[ChatBody, list[Request]]:
+        chat = _chat_body(body, messages, tools)
+        return chat, make_chat(service, chat, hints, name)
+
     try:
-        chat = _chat_body(body, messages)
-        requests = make_chat(service, chat, hints, name)
+        chat, requests = _truncated(messages, make) if body.truncation == "auto" else make(messages)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=_REPORTS)
         return requests, server_tool_calls(
@@ -95,26 +101,46 @@ def make_response_chat(
         raise
 
 
-def _chat_body(body: ResponsesBody, messages: list[Message]) -> ChatBody:
+def _truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) -> T:
+    """What is made of a conversation, without the oldest messages if it is too long: of the longest end that fits.
+
+    An end begins with a message of the user, behind the leading messages of the system. Raises the error of `make` if not even
+    the last one fits.
+    """
+    try:
+        return make(messages)
+    except ApiError as error:
+        if error.code != _TOO_LONG:
+            raise
+        too_long = error
+    is_system = [message.role in ("system", "developer") for message in messages]
+    head = is_system.index(False) if False in is_system else len(messages)
+    starts = [place for place in range(head + 1, len(messages)) if messages[place].role == "user"]
+    made: T | None = None
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            made = make([*messages[:head], *messages[starts[middle] :]])
+            high = middle
+        except ApiError as error:
+            if error.code != _TOO_LONG:
+                raise
+            low = middle + 1
+    if made is None:
+        raise too_long
+    return made
+
+
+def _chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientTools) -> ChatBody:
     alike = {name: getattr(body, name) for name in SamplingBody.model_fields}
-    chosen = body.tool_choice
     fields: dict[str, Any] = {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs,
-        "tools": [
-            ToolDeclaration.model_construct(
-                type="function",
-                function=Function.model_construct(
-                    name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-                ),
-            )
-            for tool in body.tools or ()
-        ],
-        "tool_choice": chosen
-        if chosen is None or isinstance(chosen, str)
-        else NamedTool(type="function", function=NamedFunction(name=chosen.name)),
+        "tools": tools.declarations,
+        "tool_choice": tools.chat_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": _template_kwargs(body),
         "response_format": _response_format(body),

@@ -1,37 +1,46 @@
-"""Converts items of `/v1/responses`: from a body to stored items, and from stored items to the messages of a chat.
+"""Converts the items of a body of `/v1/responses` to stored items.
 
 Stored items are dicts, with the same form for input and output.
 """
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
-from jinfercept.chat.futures import placeholder
-from jinfercept.server.chat_protocol import CalledFunction, Message, ToolCall
 from jinfercept.server.errors import ApiError
 from jinfercept.server.responses_protocol import (
     MAX_ITEMS,
+    CallOutputItem,
+    CustomToolCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
     InputItem,
     ItemReference,
     ItemRefusalPart,
+    LocalShellCallItem,
     McpCallItem,
     MessageItem,
+    OtherItem,
+    OutputPart,
     ReasoningItem,
 )
+from jinfercept.server.responses_tools import CLIENT_CALLS
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
 
 SERVER_LABEL = "jinfercept"
 
+CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+"""Types of the items of results of calls that the client ran."""
+
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
     "mcp_call": "mcp",
     "reasoning": "rs",
 }
@@ -91,107 +100,35 @@ def read_items(
     """
     if isinstance(given, str):
         return [new_item("message", role="user", content=[_text(given, "user")])]
-    called = {item["call_id"] for item in before if item["type"] == "function_call"}
+    call_ids: dict[str, str] = {}
+    for item in before:
+        call_ids |= _call_ids(item)
     items: list[Item] = []
     for index, one in enumerate(given):
+        if isinstance(one, OtherItem):
+            continue
         item = referred[one.id] if isinstance(one, ItemReference) else _stored(one)
-        if item["type"] == "function_call":
-            called.add(item["call_id"])
-        elif check_calls and item["type"] == "function_call_output" and item["call_id"] not in called:
-            raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
+        call_ids |= _call_ids(item)
+        if item["type"] in CALL_OUTPUTS:
+            call_id = call_ids.get(item["call_id"])
+            if call_id is None and (check_calls or not item["call_id"]):
+                raise ApiError.bad(f"there is no call {item['call_id']!r} before its output", f"input[{index}].call_id")
+            item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)
     return items
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """The messages of a conversation. Reasoning, text and calls of one turn are one message; incomplete calls are left out."""
-    messages = [Message.model_construct(role="system", content=instructions)] if instructions is not None else []
-    names: dict[str, str] = {}
-    turn: Message | None = None  # the current one of the assistant
-    round_of_turn = 0
-    later: list[tuple[int, Message]] = []  # results of futures, and the number of the item before which they stand
-    number = 0
-    for place, item in enumerate(items):
-        number = place + 1
-        if due := [message for at, message in later if at == place]:
-            messages += due
-            turn = None
-        match item["type"]:
-            case "function_call_output":
-                call_id = item["call_id"]
-                said = {"role": "tool", "tool_call_id": call_id, "name": names.get(call_id), "content": item["output"]}
-                messages.append(Message.model_construct(**said))
-                turn = None
-            case "message" if item["role"] != "assistant":
-                messages.append(Message.model_construct(role=item["role"], content=_joined(item["content"])))
-                turn = None
-            case "function_call" if item["status"] == "incomplete":
-                continue
-            case "mcp_call" if item["output"] is None:
-                continue
-            case kind:
-                number = (item.get("jinfercept") or {}).get("round", 0)
-                if turn is None or not _joins(kind, turn) or (turn.tool_calls and number != round_of_turn):
-                    turn = Message.model_construct(role="assistant")
-                    messages.append(turn)
-                round_of_turn = number
-                _join(item, turn)
-                if kind == "function_call":
-                    names[item["call_id"]] = item["name"]
-                elif kind == "mcp_call":
-                    note, result = item.get("jinfercept") or {}, _result(item, item["output"])
-                    if (future := note.get("future")) is not None:
-                        messages.append(_result(item, placeholder(future)))
-                        after = note.get("read_after")
-                        later += [] if after is None else [(place + 1 + after, result)]
-                    else:
-                        messages.append(result)
-    messages += [message for at, message in later if at >= number]
-    return _in_call_order(messages)
+def types_left_out(given: str | Sequence[InputItem]) -> set[str]:
+    """Types of a body's items that are not supported."""
+    return set() if isinstance(given, str) else {item.type for item in given if isinstance(item, OtherItem)}
 
 
-def _result(item: Item, text: str) -> Message:
-    """A message with the result of a server's call."""
-    said = {"tool_call_id": _call_id(item), "name": item["name"], "content": text}
-    return Message.model_construct(role="tool", **said)
-
-
-def _in_call_order(messages: list[Message]) -> list[Message]:
-    """Sorts results in the order of their calls, which some templates need; the server's are stored before the client's."""
-    ordered: list[Message] = []
-    places: dict[str | None, int] = {}
-    for is_result, group in groupby(messages, key=lambda message: message.role == "tool"):
-        some = list(group)
-        if is_result:
-            some.sort(key=lambda message: places.get(message.tool_call_id, len(places)))
-        places = {call.id: place for place, call in enumerate(some[-1].tool_calls or ())}
-        ordered += some
-    return ordered
-
-
-def _call_id(item: Item) -> str:
-    note = item.get("jinfercept") or {}
-    return item["call_id"] if item["type"] == "function_call" else note.get("call_id") or item["id"]
-
-
-def _joins(kind: str, turn: Message) -> bool:
-    """Whether an item belongs to the current turn: text follows its reasoning, calls follow both."""
-    if kind in ("function_call", "mcp_call"):
-        return True
-    empty = turn.content is None and turn.tool_calls is None
-    return empty and (kind == "message" or getattr(turn, "reasoning_content", None) is None)
-
-
-def _join(item: Item, turn: Message) -> None:
-    match item["type"]:
-        case "message":
-            turn.content = _joined(item["content"])
-        case "reasoning":
-            turn.reasoning_content = _joined(item["content"])  # pyright: ignore[reportAttributeAccessIssue] # a template's own
-        case _:
-            function = CalledFunction.model_construct(name=item["name"], arguments=item["arguments"])
-            call = ToolCall.model_construct(id=_call_id(item), type="function", function=function)
-            turn.tool_calls = [*(turn.tool_calls or ()), call]
+def _call_ids(item: Item) -> dict[str, str]:
+    """The id of a client's call, by the ids that its result may name. A result of the local shell may name the item."""
+    if item["type"] not in CLIENT_CALLS:
+        return {}
+    call_id = item["call_id"]
+    return {call_id: call_id} | ({item["id"]: call_id} if item["type"] == "local_shell_call" else {})
 
 
 def _stored(item: InputItem) -> Item:
@@ -201,24 +138,49 @@ def _stored(item: InputItem) -> Item:
             parts = [item.content] if isinstance(item.content, str) else [_said(part) for part in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
         case FunctionCallItem():
-            fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            fields["status"] = item.status or "completed"
-            fields |= {"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {}
+            fields = {"name": item.name, "arguments": item.arguments} | _call_fields(item)
+        case CustomToolCallItem():
+            fields = {"name": item.name, "input": item.input} | _call_fields(item)
+        case LocalShellCallItem():
+            fields = {"action": {"type": "exec"} | item.action.model_dump()} | _call_fields(item)
         case McpCallItem():
             note = item.jinfercept.model_dump() if item.jinfercept else {}
             fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
             fields["status"] = item.status or "completed"
-        case FunctionCallOutputItem():
-            output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+        case CallOutputItem():
+            output = item.output if isinstance(item.output, str) else "".join(map(_output_text, item.output))
+            if item.call_id is None:
+                return new_item(item.type, call_id=item.id or "", output=output)
             fields = {"call_id": item.call_id, "output": output}
         case ReasoningItem():
-            thoughts = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
-            fields = {"summary": [part.model_dump(include={"type", "text"}) for part in item.summary or ()]}
+            thoughts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content)]
+            fields = {"summary": [{"type": "summary_text", "text": text} for text in _texts(item.summary)]}
             fields["content"] = thoughts
-        case ItemReference():
-            raise AssertionError("references are looked up")
+        case ItemReference() | OtherItem():
+            raise AssertionError("references are looked up, and items of other types left out")
     own = new_item(item.type, **fields)
     return own | {"id": item.id} if item.id is not None else own
+
+
+def _call_fields(item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem) -> dict[str, Any]:
+    """Fields of calls of all types that the client runs."""
+    call_id = item.call_id or item.id or f"call_{uuid.uuid4().hex}"
+    fields: dict[str, Any] = {"call_id": call_id, "status": item.status or "completed"}
+    if not isinstance(item, LocalShellCallItem) and item.namespace is not None:
+        fields["namespace"] = item.namespace
+    return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
+
+
+def _output_text(part: OutputPart) -> str:
+    """The text of a part of an output; of another kind of part, what stands in its place."""
+    return f"[{part.type}: it has no text]" if part.text is None else part.text
+
+
+def _texts(parts: Any) -> list[str]:
+    """The texts of parts of reasoning, in whatever form a client has them."""
+    listed = [parts] if isinstance(parts, str | dict) else parts if isinstance(parts, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in listed]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _said(part: Any) -> str:
@@ -233,5 +195,6 @@ def _given(text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> str:
+def joined(parts: Sequence[dict[str, Any]]) -> str:
+    """The text of stored parts."""
     return "".join(part["text"] for part in parts)

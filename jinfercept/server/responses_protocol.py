@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from jinfercept.server.protocol import FIRST_ERROR, Body, SamplingBody, Text
+from jinfercept.server.responses_tool_protocol import MAX_TOOLS, ChosenTools, InputTool, Name, TypeName
 
 MAX_ITEMS = 4096
 """Maximum items of a body, and of a conversation with its output."""
-MAX_TOOLS = 512
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log probabilities."""
 
 _ID = Annotated[str, Field(min_length=1, max_length=256)]
-_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+_Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
 class ItemTextPart(Body):
@@ -30,11 +30,14 @@ class ItemRefusalPart(Body):
     refusal: Text
 
 
-class ThoughtPart(Body):
-    """A part of the model's reasoning."""
+class OutputPart(Body):
+    """A part of a tool's output; the model reads its text."""
 
-    type: Literal["reasoning_text", "summary_text"]
-    text: Text
+    type: TypeName
+    text: Text | None = None
+
+
+_Output = Text | Annotated[list[OutputPart], Field(max_length=4096), FIRST_ERROR]
 
 
 class MessageItem(Body):
@@ -69,19 +72,54 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     id: _ID | None = None
     call_id: _ID
-    name: _NAME
+    name: Name
+    namespace: Name | None = None
     arguments: Text
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: _Status = None
     jinfercept: CallNote | None = None
 
 
-class FunctionCallOutputItem(Body):
-    """The result of a call that the client ran."""
+class CustomToolCallItem(Body):
+    """A call of a custom tool."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
     id: _ID | None = None
     call_id: _ID
-    output: Text | Annotated[list[ItemTextPart], Field(max_length=4096), FIRST_ERROR]
+    name: Name
+    namespace: Name | None = None
+    input: Text
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class ShellAction(Body):
+    """A command for the client's shell."""
+
+    command: Annotated[list[Text], Field(max_length=4096), FIRST_ERROR]
+    env: dict[str, str] | None = None
+    timeout_ms: int | None = None
+    working_directory: Text | None = None
+    user: Text | None = None
+
+
+class LocalShellCallItem(Body):
+    """A call of the client's shell."""
+
+    type: Literal["local_shell_call"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    action: ShellAction
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class CallOutputItem(Body):
+    """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
+
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    id: _ID | None = None
+    call_id: _ID | None = None
+    output: _Output
 
 
 class McpCallItem(Body):
@@ -89,7 +127,7 @@ class McpCallItem(Body):
 
     type: Literal["mcp_call"]
     id: _ID | None = None
-    name: _NAME
+    name: Name
     arguments: Text
     output: Text | None = None
     status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
@@ -97,12 +135,12 @@ class McpCallItem(Body):
 
 
 class ReasoningItem(Body):
-    """Reasoning of the model. Without `content` it adds nothing to the conversation."""
+    """Reasoning of the model. Without texts in `content` it adds nothing to the conversation."""
 
     type: Literal["reasoning"]
     id: _ID | None = None
-    summary: Annotated[list[ThoughtPart], Field(max_length=4096), FIRST_ERROR] | None = None
-    content: Annotated[list[ThoughtPart], Field(max_length=4096), FIRST_ERROR] | None = None
+    summary: Any = None
+    content: Any = None
 
 
 class ItemReference(Body):
@@ -112,16 +150,28 @@ class ItemReference(Body):
     id: _ID
 
 
+class OtherItem(Body):
+    """An item of a type that is not supported: it is left out."""
+
+    type: TypeName
+
+
 def _kind(item: Any) -> str:
     """Tag of an item's type; without a type it is a message."""
+    if not isinstance(item, dict | Body):
+        return ""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return _KINDS.get("message" if kind is None else kind, "") if isinstance(kind, str | None) else ""
+    return _KINDS.get("message" if kind is None else kind, "Other") if isinstance(kind, str | None) else ""
 
 
 _KINDS = {
     "message": "Message",
     "function_call": "FunctionCall",
-    "function_call_output": "FunctionCallOutput",
+    "function_call_output": "CallOutput",
+    "custom_tool_call": "CustomToolCall",
+    "custom_tool_call_output": "CallOutput",
+    "local_shell_call": "LocalShellCall",
+    "local_shell_call_output": "CallOutput",
     "mcp_call": "McpCall",
     "reasoning": "Reasoning",
     "item_reference": "ItemReference",
@@ -130,33 +180,19 @@ _KINDS = {
 InputItem = Annotated[
     Annotated[MessageItem, Tag("Message")]
     | Annotated[FunctionCallItem, Tag("FunctionCall")]
-    | Annotated[FunctionCallOutputItem, Tag("FunctionCallOutput")]
+    | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
+    | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
+    | Annotated[CallOutputItem, Tag("CallOutput")]
     | Annotated[McpCallItem, Tag("McpCall")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
-    | Annotated[ItemReference, Tag("ItemReference")],
+    | Annotated[ItemReference, Tag("ItemReference")]
+    | Annotated[OtherItem, Tag("Other")],
     Discriminator(
         _kind,
         custom_error_type="item_type",
-        custom_error_message=f"an item is an object whose type is one of {', '.join(_KINDS)}",
+        custom_error_message="an item is an object whose type, if it has one, is a text",
     ),
 ]
-
-
-class FunctionTool(Body):
-    """A tool that the client runs."""
-
-    type: Literal["function"]
-    name: _NAME
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedFunctionTool(Body):
-    """A tool that the model has to call."""
-
-    type: Literal["function"]
-    name: _NAME
 
 
 class TextFormat(Body):
@@ -178,8 +214,8 @@ class TextSettings(Body):
 class ReasoningSettings(Body):
     """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, other efforts have no effect."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
 
 
 class ConversationReference(Body):
@@ -199,8 +235,8 @@ class ResponsesBody(SamplingBody):
     background: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None

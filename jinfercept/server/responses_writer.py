@@ -22,6 +22,7 @@ from jinfercept.request import Call, CompletionOutput, Interception, RequestOutp
 from jinfercept.server.errors import ApiError
 from jinfercept.server.request_outputs import check_finish
 from jinfercept.server.responses_items import Item, new_item, server_call
+from jinfercept.server.responses_tools import CLIENT_CALLS, ClientTools, client_call_value
 from jinfercept.server.server_tool_calls import ServerToolCalls, call_reports
 from jinfercept.server.usage import UsageCount
 
@@ -42,6 +43,7 @@ class ResponseWriter:
     Args:
         response: without output, `queued` or `in_progress`; the writer changes it.
         usage: counts the request's tokens.
+        tools: that the client runs.
         tool_calls: runs the calls of the server's tools; their items are complete once they have results.
         logprobs: reports log probabilities; None: they are not reported.
 
@@ -53,11 +55,12 @@ class ResponseWriter:
         self,
         response: dict[str, Any],
         usage: UsageCount,
+        tools: ClientTools,
         tool_calls: ServerToolCalls,
         logprobs: Logprobs | None,
     ) -> None:
         self.response = response
-        self._tool_calls = tool_calls
+        self._tools, self._tool_calls = tools, tool_calls
         self._round = 0
         self._running: dict[str, int] = {}  # places of the server's calls without results, by id
         self._asked: tuple[Call, ...] = ()
@@ -97,8 +100,10 @@ class ResponseWriter:
                 yield from self._call(event)
             case Arguments() if self._is("mcp_call"):
                 yield self._delta("response.mcp_call_arguments.delta", event.text)
-            case Arguments():
+            case Arguments() if self._is("function_call"):
                 yield self._delta("response.function_call_arguments.delta", event.text)
+            case Arguments():
+                self._pieces.append(event.text)  # JSON around the text or the command that the item has
             case CallEnded() if self._is("mcp_call"):
                 yield from self._run(event.call.id)
             case CallEnded():
@@ -205,7 +210,8 @@ class ResponseWriter:
             yield from self._add(new_item("mcp_call", "in_progress", **server_call(started.name, note)))
             yield self._item_event("response.mcp_call.in_progress")
             return
-        call = new_item("function_call", "in_progress", call_id=started.id, name=started.name, arguments="")
+        kind, fields = self._tools.call_fields(started.name)
+        call = new_item(kind, "in_progress", call_id=started.id, **fields)
         yield from self._add(call | ({"jinfercept": note} if self._round else {}))
 
     def _run(self, call_id: str) -> Iterator[dict[str, Any]]:
@@ -217,8 +223,14 @@ class ResponseWriter:
         self._open = None
 
     def _end_arguments(self, item: Item) -> Iterator[dict[str, Any]]:
-        item["arguments"] = text = "".join(self._pieces)
+        text = "".join(self._pieces)
         self._pieces.clear()
+        item[CLIENT_CALLS.get(item["type"], "arguments")] = value = client_call_value(item["type"], text)
+        if item["type"] == "custom_tool_call":
+            yield self._item_event("response.custom_tool_call_input.delta", delta=value)
+            yield self._item_event("response.custom_tool_call_input.done", input=value)
+        if item["type"] not in ("function_call", "mcp_call"):
+            return
         name = {"name": item["name"]} if item["type"] == "function_call" else {}
         yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
 
@@ -291,7 +303,7 @@ class ResponseWriter:
         item, text = self._open, "".join(self._pieces)
         if item is None:
             return
-        if item["type"] in ("function_call", "mcp_call"):
+        if item["type"] in (*CLIENT_CALLS, "mcp_call"):
             yield from self._end_arguments(item)
         else:
             [part] = item["content"]

@@ -1,7 +1,7 @@
 """Checks the fields of a body that the schemas do not have: unsupported ones are refused, unknown ones are ignored."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinfercept.errors import nearest
@@ -35,6 +35,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 """Fields that are not supported, with the values that have no effect and are accepted."""
 
 _MOST_UNKNOWN = 256
+_MOST_LOGGED = 1000
 
 
 def check_extras(body: Extensions, logged: set[str]) -> None:
@@ -57,9 +58,29 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
         if name in _HARMLESS:
             if value is not None and value not in _HARMLESS[name]:
                 raise ApiError.bad(f"{name} cannot be done here", name, "unsupported_parameter")
-        elif name not in logged and len(logged) < 1000:
-            logged.add(name)
+        elif _is_new(name, logged):
             log.debug("the field %.80r is not known; it is ignored", name)
+
+
+def log_left_out(what: str, types: Iterable[str], logged: set[str]) -> None:
+    """Log once each that parts of a body are left out, since their types are not supported.
+
+    Args:
+        what: the parts, in the plural.
+        types: their types.
+        logged: as of `check_extras`.
+    """
+    for kind in types:
+        if _is_new(f"{what} {kind}", logged):
+            log.warning("%s of type %.80r are not supported here; requests are answered without them", what, kind)
+
+
+def _is_new(name: str, logged: set[str]) -> bool:
+    """Whether a name was not logged before; it counts as logged from now on."""
+    if name in logged or len(logged) >= _MOST_LOGGED:
+        return False
+    logged.add(name)
+    return True
 
 
 def _check_names(part: Body, field: str) -> None:

@@ -1,0 +1,241 @@
+"""Offers the client's tools of `/v1/responses` to the model as functions, and makes items of its calls.
+
+A chat has functions only. A tool of a namespace is a function with both names; a custom tool is one with a text as its only
+argument; the local shell is one with a command. Their calls are items of their own types. Tools of other types are left out.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+from jinfercept.server.chat_protocol import (
+    AllowedFunctions,
+    AllowedTools,
+    Function,
+    NamedFunction,
+    NamedTool,
+    ToolDeclaration,
+)
+from jinfercept.server.errors import ApiError
+from jinfercept.server.responses_tool_protocol import (
+    MAX_TOOLS,
+    ChosenTools,
+    CustomTool,
+    FunctionTool,
+    InputTool,
+    LocalShellTool,
+    NamespaceTool,
+    OtherTool,
+    ToolReference,
+)
+
+CLIENT_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
+"""Types of the items of calls that the client runs, with the field of what the model wrote."""
+
+_CALL_TYPES = {"function": "function_call", "custom": "custom_tool_call", "local_shell": "local_shell_call"}
+_SHELL = "local_shell"
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_COMMAND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
+        "working_directory": {"type": "string"},
+        "timeout_ms": {"type": "integer"},
+        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+
+
+class _ClientTool(NamedTuple):
+    """A tool that the client runs."""
+
+    tool: FunctionTool | CustomTool | LocalShellTool
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        return _SHELL if isinstance(self.tool, LocalShellTool) else self.tool.name
+
+    @property
+    def function(self) -> str:
+        """The name by which the model calls it."""
+        return function_name(self.namespace, self.name)
+
+    def is_meant(self, reference: ToolReference) -> bool:
+        """Whether a `tool_choice` refers to this tool."""
+        if reference.type == "namespace":
+            return self.namespace is not None and self.namespace == reference.name
+        if reference.type != self.tool.type:
+            return False
+        in_namespace = reference.namespace in (None, self.namespace) and reference.name == self.name
+        return in_namespace or reference.name == self.function or reference.type == _SHELL
+
+
+@final
+class ClientTools:
+    """The tools of a body that the client runs.
+
+    Args:
+        given: the body's tools.
+
+    Attributes:
+        declarations: the tools as functions.
+
+    Raises:
+        ApiError: 400 for too many tools, namespaces expanded.
+    """
+
+    def __init__(self, given: Sequence[InputTool]) -> None:
+        tools = list(_flat(given))
+        if len(tools) > MAX_TOOLS:
+            raise ApiError.bad(f"there are at most {MAX_TOOLS} tools, not {len(tools)}", "tools")
+        self.declarations = [_declaration(tool) for tool in tools]
+        self._tools = {tool.function: tool for tool in tools}
+
+    def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
+        """The type of the item of a call, and its fields before any arguments.
+
+        Args:
+            function: the name that the model wrote.
+        """
+        tool = self._tools.get(function)
+        if tool is None:  # the model made it up: the client says so to it
+            return "function_call", {"name": function, "arguments": ""}
+        kind = _CALL_TYPES[tool.tool.type]
+        if kind == "local_shell_call":
+            return kind, {"action": _action("")}
+        fields = {"name": tool.name, CLIENT_CALLS[kind]: ""}
+        return kind, fields if tool.namespace is None else fields | {"namespace": tool.namespace}
+
+    def chat_choice(self, chosen: str | ChosenTools | None) -> Any:
+        """A `tool_choice` as that of a chat. Raises 400 for a tool that is not there."""
+        if chosen is None or isinstance(chosen, str):
+            return chosen
+        if chosen.type == "allowed_tools":
+            meant = [self._meant(reference) for reference in chosen.tools or ()]
+            named = [NamedTool(type="function", function=NamedFunction(name=name)) for names in meant for name in names]
+            return AllowedTools(
+                type="allowed_tools", allowed_tools=AllowedFunctions(mode=chosen.mode or "auto", tools=named)
+            )
+        names = self._meant(chosen)
+        if len(names) != 1:
+            message = f"tool_choice names one tool, not {len(names)}: a type that is not supported cannot be required"
+            raise ApiError.bad(message, "tool_choice", "unsupported_value")
+        return NamedTool(type="function", function=NamedFunction(name=names[0]))
+
+    def _meant(self, reference: ToolReference) -> list[str]:
+        """The functions to which a `tool_choice` refers; none for a tool that is left out."""
+        names = [name for name, tool in self._tools.items() if tool.is_meant(reference)]
+        if not names and reference.type in (*_CALL_TYPES, "namespace"):
+            message = f"tool_choice asks for {reference.name or reference.type!r}, which is not there"
+            raise ApiError.bad(f"{message}: declare it in tools", "tool_choice")
+        return names
+
+
+def function_name(namespace: str | None, name: str) -> str:
+    """The name of the function for a tool: its own behind that of its namespace."""
+    if namespace is None:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def called_function(item: Mapping[str, Any]) -> tuple[str, str]:
+    """The name and the arguments of the function that a stored call of the client stands for."""
+    match item["type"]:
+        case "function_call":
+            return function_name(item.get("namespace"), item["name"]), item["arguments"]
+        case "custom_tool_call":
+            return function_name(item.get("namespace"), item["name"]), _json({"input": item["input"]})
+        case _:
+            given = {name: value for name, value in item["action"].items() if name in _COMMAND["properties"] and value}
+            return _SHELL, _json(given)
+
+
+def client_call_value(kind: str, arguments: str) -> Any:
+    """What the model wrote for a call, as the item of a type of `CLIENT_CALLS` has it."""
+    match kind:
+        case "custom_tool_call":
+            written = _object(arguments).get("input")
+            return written if isinstance(written, str) else arguments
+        case "local_shell_call":
+            return _action(arguments)
+        case _:
+            return arguments
+
+
+def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
+    """Types of tools that are not supported."""
+    for tool in given:
+        if isinstance(tool, OtherTool):
+            yield tool.type
+        elif isinstance(tool, NamespaceTool):
+            yield from types_left_out(tool.tools)
+
+
+def _flat(given: Sequence[InputTool]) -> Iterator[_ClientTool]:
+    for tool in given:
+        if isinstance(tool, NamespaceTool):
+            inner = (one for one in tool.tools if not isinstance(one, OtherTool))
+            yield from (_ClientTool(one, tool.name) for one in inner)
+        elif not isinstance(tool, OtherTool):
+            yield _ClientTool(tool)
+
+
+def _declaration(given: _ClientTool) -> ToolDeclaration:
+    tool = given.tool
+    match tool:
+        case FunctionTool():
+            fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+        case CustomTool():
+            fields = {"description": _described(tool), "parameters": _INPUT}
+        case LocalShellTool():
+            fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
+    function = Function.model_construct(name=given.function, **fields)
+    return ToolDeclaration.model_construct(type="function", function=function)
+
+
+def _described(tool: CustomTool) -> str | None:
+    """The description of a custom tool, with the grammar of its input."""
+    form = tool.format
+    if form is None or not form.definition:
+        return tool.description
+    grammar = f"The input follows this {form.syntax or ''} grammar:".replace("  ", " ")
+    return "\n\n".join(filter(None, [tool.description, f"{grammar}\n{form.definition}"]))
+
+
+def _action(arguments: str) -> dict[str, Any]:
+    """The action of a call of the local shell. A command that is no list of texts is empty, which no client runs."""
+    given = _object(arguments)
+    command = given.get("command")
+    if isinstance(command, str):
+        command = ["bash", "-lc", command]
+    is_command = isinstance(command, list) and all(isinstance(part, str) for part in command)
+    env, timeout_ms, directory = given.get("env"), given.get("timeout_ms"), given.get("working_directory")
+    return {
+        "type": "exec",
+        "command": command if is_command else [],
+        "env": {name: str(value) for name, value in env.items()} if isinstance(env, dict) else {},
+        "timeout_ms": timeout_ms if type(timeout_ms) is int and timeout_ms > 0 else None,
+        "working_directory": directory if isinstance(directory, str) else None,
+        "user": None,
+    }
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; {} if they are none."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,115 @@
+"""Items of `/v1/responses` in every order that clients send them, and what the model reads of them."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from jinfercept.chat.futures import placeholder
+from tests.support.live_server import END, Running
+from tests.support.responses import ASKED, CHAT_PRICE, PRICE, answer, says
+from tests.support.scripted_model import Scripted
+
+QUESTION: Any = ASKED[0]
+
+
+def called(*calls: tuple[str, str, str], text: str = "", **fields: Any) -> dict[str, Any]:
+    """A turn of the assistant with calls: id, name and arguments."""
+    functions = [{"id": name, "function": {"name": tool, "arguments": given}} for name, tool, given in calls]
+    return {"role": "assistant", "content": text, "tool_calls": functions} | fields
+
+
+def returned(call_id: str, name: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
+
+
+@pytest.mark.parametrize("read_after", [0, 1])
+def test_the_result_of_a_future_is_read_once_whatever_the_last_item_is(
+    served: Running, scripted: Scripted, read_after: int
+) -> None:
+    note = {"round": 0, "call_id": "1", "future": "price_1", "read_after": read_after}
+    call = {"type": "mcp_call", "name": "price", "arguments": "{}", "output": "23", "jinfercept": note}
+    begun = [QUESTION, called(("1", "price", "{}")), returned("1", "price", placeholder("price_1"))]
+    rest = [{"role": "assistant", "content": "It costs 23."}, returned("1", "price", "23")]
+    says(scripted, "Yes." + END, [*begun, *(rest if read_after else reversed(rest))])
+    assert answer(served, [QUESTION, call, {"role": "assistant", "content": "It costs 23."}]).output_text == "Yes."
+
+
+def test_calls_of_all_types_are_read_with_reasoning_and_text_between_them(served: Running, scripted: Scripted) -> None:
+    calls = called(
+        ("1", "mcp__shop__price", '{"item": "lamp"}'),
+        ("2", "apply_patch", '{"input": "+a"}'),
+        ("3", "local_shell", '{"command": ["ls"], "timeout_ms": 5}'),
+        text="Wait.",
+        reasoning_content="Hm.",
+    )
+    results = [returned("1", "mcp__shop__price", "23"), returned("2", "apply_patch", "ok[input_image: it has no text]")]
+    says(scripted, "Yes." + END, [QUESTION, calls, *results, returned("3", "local_shell", "a.txt")])
+    text = {"type": "input_text", "text": "ok"}
+    items = [
+        QUESTION,
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "reasoning", "summary": "short", "content": [{"type": "text", "text": "Hm."}, {"type": "odd"}, 3]},
+        {
+            "type": "function_call",
+            "call_id": "1",
+            "namespace": "mcp__shop",
+            "name": "price",
+            "arguments": '{"item": "lamp"}',
+        },
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "lamp"}},
+        {"type": "custom_tool_call", "call_id": "2", "name": "apply_patch", "input": "+a", "status": "completed"},
+        {"role": "assistant", "content": "Wait."},
+        {"type": "reasoning", "summary": None, "content": []},
+        {
+            "type": "local_shell_call",
+            "id": "lsh_1",
+            "call_id": "3",
+            "status": "completed",
+            "action": {"type": "exec", "command": ["ls"], "timeout_ms": 5, "env": {}, "user": None},
+        },
+        {"type": "local_shell_call_output", "id": "lsh_1", "output": "a.txt"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "2",
+            "output": [text, {"type": "input_image", "image_url": "data:,"}],
+        },
+        {"type": "from_the_future", "what": [1]},
+        {"type": "function_call_output", "call_id": "1", "output": [text | {"text": "2"}, text | {"text": "3"}]},
+    ]
+    first = answer(served, items)
+    assert first.output_text == "Yes."
+    stored = served.client.responses.input_items.list(first.id, order="asc", limit=100).data
+    kinds = [
+        kind
+        for item in items[1:]
+        if (kind := item.get("type", "message")) not in ("web_search_call", "from_the_future")
+    ]
+    assert [item.type for item in stored] == ["message", *kinds]
+
+
+def test_parts_that_are_left_out_are_logged_once(
+    served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.service.ignored.clear()
+    says(scripted, "23." + END, tools=[CHAT_PRICE])
+    inner = {"type": "namespace", "name": "n", "tools": [{"type": "mystery"}]}
+    fields: dict[str, Any] = {"tools": [PRICE, {"type": "web_search"}, inner]}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert answer(served, [QUESTION, {"type": "odd"}], **fields).output_text == "23."
+    logged = [record.getMessage().partition(" are not")[0] for record in caplog.records]
+    assert sorted(logged) == ["items of type 'odd'", "tools of type 'mystery'", "tools of type 'web_search'"]
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns_with_truncation(
+    served: Running, scripted: Scripted
+) -> None:
+    brief = {"role": "system", "content": "Be brief."}
+    told = [{"role": role, "content": f"{place}" + "x" * 400} for place in range(4) for role in ("user", "assistant")]
+    kept = [brief, *told[4:], QUESTION]
+    says(scripted, "23." + END, kept)
+    done = answer(served, [brief, *told, QUESTION], truncation="auto")
+    assert (done.output_text, done.truncation) == ("23.", "auto")
+    refused = served.http.post("/v1/responses", json={"input": [brief, *told, QUESTION]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
