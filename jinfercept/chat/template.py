@@ -20,8 +20,14 @@ from jinfercept.chat.messages import (
     Message,
     call_message,
     checked_message,
-    one_call_a_turn,
     with_arguments,
+)
+from jinfercept.chat.system_messages import (
+    PROBE,
+    needs_system_anywhere,
+    shows_probe,
+    simpler_forms,
+    with_leading_system,
 )
 from jinfercept.chat.written_tools import with_written_tools
 from jinfercept.errors import RequestError
@@ -113,18 +119,29 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> "Rendered":
-        """The text of a conversation. A template that takes one call a turn (Llama 3) gets several as turns of their own.
+        """The text of a conversation, in the first of its forms that the template takes (`system_messages`).
 
         Raises:
             RequestError: these are no messages, or none that the template takes.
         """
         checked = [checked_message(message) for message in messages]
+        if needs_system_anywhere(checked) and not self._takes_system_anywhere:
+            checked = with_leading_system(checked)
         try:
             return self._rendered(self._apply(checked, add_generation_prompt))
         except RequestError:
-            if all(len(message.get("tool_calls", ())) < 2 for message in checked):
-                raise
-            return self._rendered(self._apply(one_call_a_turn(checked), add_generation_prompt))
+            for form in simpler_forms(checked):
+                with suppress(RequestError):
+                    return self._rendered(self._apply(form, add_generation_prompt))
+            raise
+
+    @cached_property
+    def _takes_system_anywhere(self) -> bool:
+        """Whether the template writes every system message where it stands; some raise, others move it or leave it out."""
+        try:
+            return shows_probe(self._apply([*map(checked_message, PROBE)], add_generation_prompt=True))
+        except RequestError:
+            return False
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """The text, with marks in the names of special tokens that are not the template's.

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.request import Request
 from jinfercept.server.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.server.chat_protocol import (
@@ -180,16 +181,20 @@ def _messages(body: CountTokensBody) -> list[Message]:
     for role, blocks in _turns(body.messages):
         if role == "assistant":
             messages.append(_assistant_message(blocks, names))
+        elif role == "system":
+            messages.append(
+                _message("system", content=_joined(block for block in blocks if isinstance(block, TextBlock)))
+            )
         else:
             messages += _user_messages(blocks, names, deferred)
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
-    return messages
+    return [Message.model_construct(**fields) for fields in with_leading_system([*map(dict, messages)])]
 
 
 def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBlock]]]:
-    """Messages by role; those of one role in a row are one turn, and the system's belong to the user's turns.
+    """Messages by role; those of one role in a row are one turn, but for the system's.
 
     Raises:
         ApiError: 400, for a block that belongs into a message of another role.
@@ -201,14 +206,10 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[ContentBloc
             if not isinstance(block, _PLACES[message.role]):
                 field = f"messages[{number}].content[{place}]"
                 raise ApiError.bad(f"a message of role {message.role} has no {block.type} blocks", field)
-        role = message.role
-        if message.role == "system":
-            text = _joined(block for block in blocks if isinstance(block, TextBlock))
-            role, blocks = "user", [_text_block(f"<system>\n{text}\n</system>")]
-        if turns and turns[-1][0] == role:
+        if turns and turns[-1][0] == message.role != "system":
             turns[-1][1].extend(blocks)
         else:
-            turns.append((role, list(blocks)))
+            turns.append((message.role, list(blocks)))
     return turns
 
 

@@ -194,3 +194,10 @@ QWEN_ITEMS = QWEN.replace(
 
 QWEN_TEXT = QWEN.replace("(call.function.arguments | tojson)", "call.function.arguments")
 """Takes arguments only as text."""
+
+ONE_SYSTEM = QWEN.replace(
+    "{%- if message.role == 'tool' %}",
+    "{%- if message.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}{% endif %}\n"
+    "{%- if message.role == 'tool' %}",
+)
+"""Takes one system message, at the beginning, as Qwen3.5."""

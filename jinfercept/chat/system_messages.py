@@ -1,0 +1,106 @@
+"""Conversations for chat templates that take fewer system messages, or stricter turns, than clients send.
+
+Text of the system that has no message of its own stands in a turn of the user, between `<system>` and `</system>`. Knows no
+template.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from jinfercept.chat.messages import one_call_a_turn
+
+Messages = Sequence[Mapping[str, Any]]
+
+SYSTEM_ROLES = ("system", "developer")
+
+PROBE: tuple[dict[str, Any], ...] = tuple(
+    {"role": role, "content": f"@@system-{place}-7d3e"}
+    for place, role in enumerate(("system", "system", "user", "assistant", "system", "user"))
+)
+"""A conversation that a template renders text by text if it takes system messages anywhere."""
+
+
+def needs_system_anywhere(messages: Messages) -> bool:
+    """Whether a conversation has a system message behind its first message."""
+    return any(message["role"] in SYSTEM_ROLES for message in messages[1:])
+
+
+def shows_probe(text: str) -> bool:
+    """Whether a rendered `PROBE` has the texts of the system and of the user in their order."""
+    places = [text.find(message["content"]) for message in PROBE if message["role"] != "assistant"]
+    return -1 not in places and places == sorted(places)
+
+
+def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[dict[str, Any]]:
+    """A conversation in which only the first message may be the system's.
+
+    The leading ones are joined. A later one is text of the user's turn in which it stands, behind the results of calls that
+    it would part from their calls.
+
+    Args:
+        messages: with contents that are texts.
+        keeps_leading: otherwise the leading ones are text of the user's turn too.
+    """
+    leading = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)) if keeps_leading else []
+    written: list[dict[str, Any]] = []
+    if leading:
+        contents = [message["content"] for message in leading if message["content"]]
+        written.append({**leading[0], "content": "\n\n".join(contents)})
+    waiting: list[str] = []
+    for message in messages[len(leading) :]:
+        if message["role"] in SYSTEM_ROLES:
+            waiting += [f"<system>\n{message['content']}\n</system>"] if message["content"] else []
+        elif message["role"] == "tool" or not waiting:
+            written.append(dict(message))
+        else:
+            _add_to_user(written, waiting)
+            if message["role"] == "user":
+                _add_to_user(written, [message["content"]])
+            else:
+                written.append(dict(message))
+            waiting = []
+    _add_to_user(written, waiting)
+    return written
+
+
+def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Forms of a conversation for a template that refuses it, the closest first: one call a turn, turns that alternate, and no
+    system message.
+    """
+    alternating = _alternating(messages)
+    last = None
+    for form in (messages, alternating, _alternating(with_leading_system(alternating, keeps_leading=False))):
+        if form == last:
+            continue
+        if last is not None:
+            yield form
+        if any(len(message.get("tool_calls", ())) > 1 for message in form):
+            yield one_call_a_turn(form)
+        last = form
+
+
+def _alternating(messages: Messages) -> list[dict[str, Any]]:
+    """A conversation in which messages of the user in a row are one, and so are texts of the assistant."""
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        last = written[-1] if written else None
+        joins = last is not None and message["role"] == last["role"] and message["role"] in ("user", "assistant")
+        if last is not None and joins and not last.get("tool_calls"):
+            written[-1] = {**last, **message, "content": _joined(last["content"], message["content"])}
+        else:
+            written.append(dict(message))
+    return written
+
+
+def _add_to_user(written: list[dict[str, Any]], texts: Sequence[str]) -> None:
+    """Add texts to the last message, or as a new one if that is not the user's."""
+    for text in texts:
+        if written and written[-1]["role"] == "user":
+            written[-1]["content"] = _joined(written[-1]["content"], text)
+        else:
+            written.append({"role": "user", "content": text})
+
+
+def _joined(one: str, other: str) -> str:
+    return "\n\n".join(filter(None, (one, other)))
