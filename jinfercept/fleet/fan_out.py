@@ -45,7 +45,6 @@ def fan_out_router(front: FleetFront) -> APIRouter:
             pages[form] = page, time.monotonic()
         return Response(page, media_type=kind)
 
-    @router.head("/health")
     @router.get("/health")
     async def health(request: Request) -> Response:
         """Whether at least one replica is healthy."""
@@ -59,7 +58,6 @@ def fan_out_router(front: FleetFront) -> APIRouter:
             raise ApiError(503, "no replica is healthy", code="no_replica")
         return EncodedReply({"status": "ok", "replicas": number})
 
-    @router.head("/ready")
     @router.get("/ready")
     async def ready(request: Request) -> Response:
         """Whether the fleet accepts requests."""

@@ -208,7 +208,7 @@ class FleetFront:
             ApiError: 401, 408, 413; 503 while the front drains.
         """
         scope, path = request.scope, request.url.path
-        reads = request.method not in ("GET", "HEAD", "OPTIONS")
+        reads = request.method not in ("GET", "OPTIONS")
         owner = ""
         if reads or path.startswith("/v1/"):
             owner = self.check_key(request)

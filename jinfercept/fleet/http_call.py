@@ -31,9 +31,13 @@ class HttpCall(NamedTuple):
 
     @classmethod
     def of(cls, scope: Scope, body: bytes = b"", more: Mapping[str, str] | None = None) -> "HttpCall":
-        """The request of an ASGI scope, with `more` headers in place of those of the same names."""
+        """The request of an ASGI scope, with `more` headers in place of those of the same names.
+
+        Args:
+            body: decoded, so that the request has no `content-encoding`.
+        """
         added = [(name.encode(), value.encode("latin-1")) for name, value in (more or {}).items()]
-        replaced = {name for name, _ in added}
+        replaced = {b"content-encoding", *(name for name, _ in added)}
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name not in replaced]
         client = scope.get("client")
         return cls(

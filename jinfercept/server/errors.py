@@ -19,7 +19,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHOWN = 256
 """Maximum characters of a method and of a path in a message."""
 _SHORT = Repr(maxstring=80, maxother=80)
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
 """Names that pydantic gives to the branches of a union; no field has such a name."""
 
@@ -96,7 +96,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorBody, "description": "The body did not arrive in time."},
     409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
     413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
-    415: {"model": ErrorBody, "description": "The body is not JSON."},
+    415: {"model": ErrorBody, "description": "The body is not JSON, or has an encoding other than gzip and deflate."},
     421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
     429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
     500: {"model": ErrorBody, "description": "The engine failed."},
@@ -170,10 +170,10 @@ async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
 
 
 def _allowed(request: Request) -> str:
-    """Methods of all routes of a path, for the header `Allow`."""
+    """Methods of all routes of a path, for the header `Allow`; with GET there is HEAD (`HeadRequests`)."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     known = [name for name, scope in scopes.items() if any(_matches(route, scope) for route in request.app.routes)]
-    return ", ".join(known)
+    return ", ".join(sorted([*known, "HEAD"] if "GET" in known else known))
 
 
 def _matches(route: BaseRoute, scope: dict[str, Any]) -> bool:

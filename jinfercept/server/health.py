@@ -22,7 +22,6 @@ class Version(BaseModel):
     version: str
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Condition:
     """Whether the engine runs: 503 after a failure from which it cannot recover."""
@@ -32,7 +31,6 @@ async def health(request: Request) -> Condition:
     return Condition(status="ok")
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Condition:
     """Whether the server accepts requests: 503 while it shuts down, and while calls of its tools cannot begin."""
@@ -44,7 +42,6 @@ async def ready(request: Request) -> Condition:
     return Condition(status="ready")
 
 
-@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version() -> Version:
     """The version of jinfercept."""

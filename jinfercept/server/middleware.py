@@ -1,4 +1,4 @@
-"""The middleware that a server's application and a fleet's front have alike: the access log, the check of hosts, and CORS."""
+"""The middleware that a server's application and a fleet's front share: access log, check of hosts, CORS, answers to HEAD."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jinfercept.server.access_log import AccessLog, RequestCounter
+from jinfercept.server.head_requests import HeadRequests
 from jinfercept.server.host_check import HostCheck
 from jinfercept.server.options import ServerOptions
 
@@ -13,7 +14,8 @@ _NAMES = ("x-request-id", "request-id")
 
 
 def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter, shown: Sequence[str] = ()) -> None:
-    """Log and count all requests of an application, refuse those for other hosts, and let web pages of allowed origins use it.
+    """Log and count all requests of an application, refuse those for other hosts, let web pages of allowed origins use it, and
+    answer HEAD as GET.
 
     Args:
         app: the application.
@@ -21,6 +23,7 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
         counter: counts the requests in progress.
         shown: further headers of responses that web pages may read.
     """
+    app.add_middleware(HeadRequests)
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -52,7 +52,6 @@ class ModelPage(BaseModel):
     last_id: str
 
 
-@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList | ModelPage:
     """The names of the model that is served; with the header `anthropic-version` in Anthropic's form."""

@@ -1,6 +1,7 @@
 """The front of a fleet, with replicas in this process."""
 
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -84,6 +85,17 @@ def test_a_stream_whose_replica_dies_ends_with_an_error_by_name(
     again = fleet.http.post(path, json=body | {limit: 4})
     assert again.status_code == 200
     assert fleet.front.routes.totals.lost == 0  # nothing to be sent again
+
+
+def test_an_encoded_body_is_read_by_the_front_and_the_replica_and_head_is_get(fleet: LocalFleet) -> None:
+    body = gzip.compress(json.dumps({"prompt": "Hi", "max_tokens": 2}).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert fleet.http.post("/v1/completions", content=body, headers=headers).status_code == 200
+    refused = fleet.http.post("/v1/completions", content=body, headers=headers | {"content-encoding": "br"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (415, "invalid_request_error")
+    for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/responses/none"):
+        head = fleet.http.head(path)
+        assert (head.status_code, head.content) == (fleet.http.get(path).status_code, b"")
 
 
 def test_an_answer_that_has_not_begun_is_made_by_another_replica(fleet: LocalFleet) -> None:
