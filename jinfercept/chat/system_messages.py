@@ -65,12 +65,14 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
 
 
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Forms of a conversation for a template that refuses it, the closest first: one call a turn, turns that alternate, and no
-    system message.
+    """Forms of a conversation for a template that refuses it, the closest first: one call a turn; turns that alternate; no text
+    of the user behind a result, but in it; no system message.
     """
-    alternating = _alternating(messages)
+    alternating = _alternating(messages, {"user": "user", "assistant": "assistant"})
+    behind_results = _alternating(alternating, {"user": "tool"})
+    without_system = _alternating(with_leading_system(alternating, keeps_leading=False), {"user": "user"})
     last = None
-    for form in (messages, alternating, _alternating(with_leading_system(alternating, keeps_leading=False))):
+    for form in (messages, alternating, behind_results, without_system):
         if form == last:
             continue
         if last is not None:
@@ -80,14 +82,17 @@ def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
         last = form
 
 
-def _alternating(messages: Messages) -> list[dict[str, Any]]:
-    """A conversation in which messages of the user in a row are one, and so are texts of the assistant."""
+def _alternating(messages: Messages, joined_to: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A conversation in which messages are joined to those before them, unless these call.
+
+    Args:
+        joined_to: the role of the message before, by the role of the message that is joined to it.
+    """
     written: list[dict[str, Any]] = []
     for message in messages:
-        last = written[-1] if written else None
-        joins = last is not None and message["role"] == last["role"] and message["role"] in ("user", "assistant")
-        if last is not None and joins and not last.get("tool_calls"):
-            written[-1] = {**last, **message, "content": _joined(last["content"], message["content"])}
+        last = written[-1] if written else {"role": ""}
+        if joined_to.get(message["role"]) == last["role"] and not last.get("tool_calls"):
+            written[-1] = {**message, **last, "content": _joined(last["content"], message["content"])}
         else:
             written.append(dict(message))
     return written

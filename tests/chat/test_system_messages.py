@@ -79,6 +79,13 @@ def test_turns_that_have_to_alternate_are_joined_and_calls_parted() -> None:
     assert rendered(ALTERNATES, [*called, *results]) == "user: a\n\nb\nassistant: c\ntool: 1\nassistant: \ntool: 2"
 
 
+def test_text_behind_a_result_stands_in_it_if_the_template_takes_no_turn_of_the_user_there() -> None:
+    pairs = "loop.previtem.role + message.role in ('tooluser', message.role * 2)"
+    source = ALTERNATES.replace("loop.previtem.role == message.role", pairs)
+    given = said("user: a; assistant: b; tool: c; user: d", assistant={"tool_calls": [{"function": {"name": "price"}}]})
+    assert rendered(source, given) == "user: a\nassistant: b\ntool: c\n\nd"
+
+
 def test_a_template_without_a_system_role_has_its_text_in_the_turn_of_the_user() -> None:
     first = "user: <system>\na\n\nb\n</system>\n\nc\n\nd\nassistant: e\nuser: <system>\nf\n</system>\n\ng"
     assert rendered(NO_SYSTEM, said(CODEX)) == first
