@@ -32,7 +32,7 @@ from jinfercept.server.messages_protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from jinfercept.server.protocol import Extensions, JsonSchema, ResponseFormat
+from jinfercept.server.protocol import Extensions, ResponseFormat
 from jinfercept.server.server_tool_calls import ServerToolCalls
 from jinfercept.server.service import Service
 from jinfercept.server.session_hints import RequestHints
@@ -40,7 +40,6 @@ from jinfercept.server.session_hints import RequestHints
 _FIELDS = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
     "stop": "stop_sequences",
 }
 """Fields of `/v1/messages` by the chat's field with the same meaning."""
@@ -87,7 +86,7 @@ def make_message_chat(
         tool_calls = server_tool_calls(service, chat, requests, recorder(service, chat, hints))
         return requests, tool_calls, _is_marked(body) and not hints.release
     except ApiError as error:
-        raise _renamed(error) from error
+        raise _renamed(error, body) from error
 
 
 def count_prompt_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
@@ -100,7 +99,7 @@ def count_prompt_tokens(service: Service, body: CountTokensBody, hints: RequestH
         [request] = rendered_chat(service, _chat_body(body), hints, "count")
         return len(request.prompt_token_ids)
     except ApiError as error:
-        raise _renamed(error) from error
+        raise _renamed(error, body) from error
 
 
 def _is_marked(body: CountTokensBody) -> bool:
@@ -119,8 +118,10 @@ def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
                 yield from (part for part in block.content if isinstance(part, TextBlock))
 
 
-def _renamed(error: ApiError) -> ApiError:
+def _renamed(error: ApiError, body: CountTokensBody) -> ApiError:
     error.param = _FIELDS.get(error.param, error.param) if error.param else None
+    if body.output_format is not None and error.param == _FIELDS["response_format"]:
+        error.param = "output_format"
     return error
 
 
@@ -165,11 +166,10 @@ def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:
 
 def _response_format(body: CountTokensBody) -> ResponseFormat | None:
     form = body.output_config.format if body.output_config else None
-    if form is None:
-        return None
-    return ResponseFormat.model_construct(
-        type="json_schema", json_schema=JsonSchema.model_construct(schema_=form.schema_)
-    )
+    if None not in (form, body.output_format) and form != body.output_format:
+        raise ApiError.bad("output_config.format and output_format differ: leave one out", "output_format")
+    form = form or body.output_format
+    return None if form is None else ResponseFormat.model_construct(type="json_schema", schema_=form.schema_)
 
 
 def _messages(body: CountTokensBody) -> list[Message]:

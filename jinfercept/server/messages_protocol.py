@@ -173,7 +173,11 @@ class RequestMetadata(Body):
 
 
 class CountTokensBody(Extensions):
-    """A conversation whose tokens are counted."""
+    """A conversation whose tokens are counted.
+
+    Attributes:
+        output_format: the older name of the format in `output_config`.
+    """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
@@ -182,6 +186,7 @@ class CountTokensBody(Extensions):
     tool_choice: ChosenTools | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -114,10 +114,11 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """`response_format`."""
+    """`response_format`. Some clients have the schema beside the type, also of a `json_object`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(Body):

@@ -12,7 +12,7 @@ from jinfercept.server.chat_protocol import (
 )
 from jinfercept.server.errors import ApiError
 from jinfercept.server.logprob_limits import check_report
-from jinfercept.server.protocol import JsonSchema, ResponseFormat, SamplingBody
+from jinfercept.server.protocol import ResponseFormat, SamplingBody
 from jinfercept.server.responses_protocol import LOGPROBS, ResponsesBody
 from jinfercept.server.responses_tools import ClientTools
 from jinfercept.server.server_tool_calls import ServerToolCalls
@@ -162,5 +162,4 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
     form = body.text.format if body.text else None
     if form is None:
         return None
-    schema = JsonSchema.model_construct(schema_=form.schema_) if form.type == "json_schema" else None
-    return ResponseFormat.model_construct(type=form.type, json_schema=schema)
+    return ResponseFormat.model_construct(type=form.type, schema_=form.schema_)

@@ -6,7 +6,7 @@ from typing import Any
 from jinfercept.errors import RequestError
 from jinfercept.request import SamplingParams
 from jinfercept.server.errors import ApiError
-from jinfercept.server.protocol import SamplingBody
+from jinfercept.server.protocol import ResponseFormat, SamplingBody
 from jinfercept.server.service import Service
 from jinfercept.structured_outputs import StructuredOutputsParams
 
@@ -70,13 +70,8 @@ def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
     """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
     given: list[tuple[str, dict[str, Any]]] = []
     form = body.response_format
-    if form is not None and form.type == "json_object":
-        given.append(("response_format", {"json_object": True}))
-    if form is not None and form.type == "json_schema":
-        schema = form.json_schema.schema_ if form.json_schema else None
-        if schema is None:
-            raise ApiError.bad("response_format needs a schema", "response_format.json_schema.schema")
-        given.append(("response_format", {"json": schema}))
+    if form is not None and (wanted := _of_format(form)) is not None:
+        given.append(("response_format", wanted))
     if body.structured_outputs is not None:
         outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
         given.append(("structured_outputs", _supported(outputs)))
@@ -88,6 +83,23 @@ def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
         names = ", ".join(name for name, _ in given)
         raise ApiError.bad(f"one of these says what the answer has to be: {names}", given[1][0])
     return given[0] if given else None
+
+
+def _of_format(form: ResponseFormat) -> dict[str, Any] | None:
+    """The keywords for a `response_format`; None for a text. A schema is enforced wherever it stands."""
+    inner = form.json_schema.schema_ if form.json_schema else None
+    if None not in (inner, form.schema_) and inner != form.schema_:
+        raise ApiError.bad("response_format has two schemas: leave one out", "response_format.schema")
+    schema = form.schema_ if inner is None else inner
+    if form.type == "text":
+        if schema is not None:
+            raise ApiError.bad("response_format is a text, which has no schema: use json_schema", "response_format")
+        return None
+    if form.type == "json_object":
+        return {"json_object": True} if schema is None else {"json": {"type": "object"} | schema}
+    if schema is None:
+        raise ApiError.bad("response_format needs a schema", "response_format.json_schema.schema")
+    return {"json": schema}
 
 
 def _supported(outputs: dict[str, Any]) -> dict[str, Any]:

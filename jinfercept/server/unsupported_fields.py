@@ -16,23 +16,38 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
+    "ebnf": ("",),
     "function_call": (),
     "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_json_object": (False,),
+    "guided_regex": (),
+    "json_schema": ({},),
     "kv_transfer_params": ({},),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "output_format": (),
     "prediction": (),
     "prompt_embeds": (),
+    "regex": ("",),
+    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "structural_tag": (),
+    "structured_outputs": (),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that are not supported, with the values that have no effect and are accepted."""
+"""Fields that are not supported, with the values that have no effect and are accepted.
+
+Some are fields of other routes: where the schema of a body has one, it is not among the body's unknown fields.
+"""
 
 _MOST_UNKNOWN = 256
 _MOST_LOGGED = 1000
