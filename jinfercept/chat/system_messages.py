@@ -107,5 +107,5 @@ def _add_to_user(written: list[dict[str, Any]], texts: Sequence[str]) -> None:
             written.append({"role": "user", "content": text})
 
 
-def _joined(one: str, other: str) -> str:
-    return "\n\n".join(filter(None, (one, other)))
+def _joined(first: str, second: str) -> str:
+    return "\n\n".join(filter(None, (first, second)))

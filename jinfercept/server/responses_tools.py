@@ -106,8 +106,11 @@ class ClientTools:
             function: the name that the model wrote.
         """
         tool = self._tools.get(function)
-        if tool is None:  # the model made it up: the client says so to it
-            return "function_call", {"name": function, "arguments": ""}
+        if tool is None:
+            short = [tool for tool in self._tools.values() if tool.name == function]
+            if len(short) != 1:  # the model made it up: the client says so to it
+                return "function_call", {"name": function, "arguments": ""}
+            [tool] = short
         kind = _CALL_TYPES[tool.tool.type]
         if kind == "local_shell_call":
             return kind, {"action": _action("")}
@@ -133,6 +136,8 @@ class ClientTools:
     def _meant(self, reference: ToolReference) -> list[str]:
         """The functions to which a `tool_choice` refers; none for a tool that is left out."""
         names = [name for name, tool in self._tools.items() if tool.is_meant(reference)]
+        if not names and reference.type == "function" and reference.name and not reference.namespace:
+            return [reference.name]  # it may be a tool of the server
         if not names and reference.type in (*_CALL_TYPES, "namespace"):
             message = f"tool_choice asks for {reference.name or reference.type!r}, which is not there"
             raise ApiError.bad(f"{message}: declare it in tools", "tool_choice")
@@ -182,8 +187,7 @@ def types_left_out(given: Sequence[InputTool]) -> Iterator[str]:
 def _flat(given: Sequence[InputTool]) -> Iterator[_ClientTool]:
     for tool in given:
         if isinstance(tool, NamespaceTool):
-            inner = (one for one in tool.tools if not isinstance(one, OtherTool))
-            yield from (_ClientTool(one, tool.name) for one in inner)
+            yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
         elif not isinstance(tool, OtherTool):
             yield _ClientTool(tool)
 

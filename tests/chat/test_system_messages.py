@@ -25,7 +25,7 @@ ALTERNATES = RAISES.replace(
 NO_SYSTEM = ALTERNATES.replace("and not loop.first", "")
 
 
-def said(text: str, **fields: Any) -> list[dict[str, Any]]:
+def turns(text: str, **fields: Any) -> list[dict[str, Any]]:
     """Messages, one a line, each behind its role."""
     lines = [line.partition(": ") for line in text.split("; ")]
     return [{"role": role, "content": content} | fields.get(role, {}) for role, _, content in lines]
@@ -41,11 +41,11 @@ CODEX = "system: a; system: b; user: c; user: d; assistant: e; system: f; user: 
 @pytest.mark.parametrize("source", [RAISES, DROPS, HOISTS])
 def test_leading_messages_are_joined_and_later_ones_are_text_of_the_user(source: str) -> None:
     first = "system: a\n\nb\nuser: c\nuser: d\nassistant: e\nuser: <system>\nf\n</system>\n\ng"
-    assert rendered(source, said(CODEX)) == first
+    assert rendered(source, turns(CODEX)) == first
 
 
 def test_a_template_that_takes_them_anywhere_has_them_where_they_stand() -> None:
-    assert rendered(ANYWHERE, said(CODEX)) == CODEX.replace("; ", "\n")
+    assert rendered(ANYWHERE, turns(CODEX)) == CODEX.replace("; ", "\n")
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_a_template_that_takes_them_anywhere_has_them_where_they_stand() -> None
     ],
 )
 def test_a_later_message_stands_in_the_turn_of_the_user(given: str, written: str) -> None:
-    assert rendered(RAISES, said(given)) == written
+    assert rendered(RAISES, turns(given)) == written
 
 
 def test_turns_that_have_to_alternate_are_joined_and_calls_parted() -> None:
     joined = "system: a\n\nb\nuser: c\n\nd\nassistant: e\nuser: <system>\nf\n</system>\n\ng"
-    assert rendered(ALTERNATES, said(CODEX)) == joined
+    assert rendered(ALTERNATES, turns(CODEX)) == joined
     calls = [{"id": name, "function": {"name": "price", "arguments": {}}} for name in "12"]
-    called = [*said("user: a; user: b; assistant: c", assistant={"tool_calls": calls})]
+    called = [*turns("user: a; user: b; assistant: c", assistant={"tool_calls": calls})]
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "12"]
     assert rendered(ALTERNATES, [*called, *results]) == "user: a\n\nb\nassistant: c\ntool: 1\nassistant: \ntool: 2"
 
@@ -82,17 +82,19 @@ def test_turns_that_have_to_alternate_are_joined_and_calls_parted() -> None:
 def test_text_behind_a_result_stands_in_it_if_the_template_takes_no_turn_of_the_user_there() -> None:
     pairs = "loop.previtem.role + message.role in ('tooluser', message.role * 2)"
     source = ALTERNATES.replace("loop.previtem.role == message.role", pairs)
-    given = said("user: a; assistant: b; tool: c; user: d", assistant={"tool_calls": [{"function": {"name": "price"}}]})
+    given = turns(
+        "user: a; assistant: b; tool: c; user: d", assistant={"tool_calls": [{"function": {"name": "price"}}]}
+    )
     assert rendered(source, given) == "user: a\nassistant: b\ntool: c\n\nd"
 
 
 def test_a_template_without_a_system_role_has_its_text_in_the_turn_of_the_user() -> None:
     first = "user: <system>\na\n\nb\n</system>\n\nc\n\nd\nassistant: e\nuser: <system>\nf\n</system>\n\ng"
-    assert rendered(NO_SYSTEM, said(CODEX)) == first
+    assert rendered(NO_SYSTEM, turns(CODEX)) == first
 
 
 def test_a_conversation_that_no_form_helps_is_refused_for_its_own_reason() -> None:
     with pytest.raises(RequestError, match="never"):
         rendered(
-            "{% if 'c' in messages[-1].content %}{{ raise_exception('never') }}{% endif %}", said("user: b; user: c")
+            "{% if 'c' in messages[-1].content %}{{ raise_exception('never') }}{% endif %}", turns("user: b; user: c")
         )

@@ -67,7 +67,7 @@ CHAT_TOOLS: Any = [
 ]
 
 
-def said(role: str, text: str) -> Any:
+def message(role: str, text: str) -> Any:
     kind = "output_text" if role == "assistant" else "input_text"
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
@@ -76,7 +76,7 @@ class Codex:
     """A client that answers as Codex does: it keeps the items that are done, without their `status`."""
 
     def __init__(self, served: Running) -> None:
-        self.items = [said("developer", "Be exact."), said("user", "<cwd>/</cwd>"), said("user", "Hi")]
+        self.items = [message("developer", "Be exact."), message("user", "<cwd>/</cwd>"), message("user", "Hi")]
         self._served = served
         self._body: Any = {
             "model": "scripted",
@@ -114,6 +114,10 @@ def call(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def calls(made: list[tuple[str, Any, str]]) -> str:
+    return "\n".join(call(name, arguments) for name, arguments, _ in made)
+
+
 def turn(*calls: tuple[str, Any, str]) -> list[Any]:
     """A turn of the assistant, and the results of its calls."""
     made = [{"id": name, "function": {"name": name, "arguments": json.dumps(given)}} for name, given, _ in calls]
@@ -131,14 +135,14 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
     ]
 
     codex = Codex(served)
-    scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + "\n".join(call(*one[:2]) for one in first) + END)
+    scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + calls(first) + END)
     run, close = codex.turn()
     assert (run["type"], run["name"], json.loads(run["arguments"])) == ("function_call", "exec_command", {"path": "a"})
     assert "namespace" not in run
     assert (close["type"], close["name"], close["namespace"]) == ("function_call", "close_agent", "multi_agent_v1")
 
     chat += turn(*first)
-    scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + "\n".join(call(*one[:2]) for one in second) + END)
+    scripted.follow(prompt_of(scripted, chat, CHAT_TOOLS) + calls(second) + END)
     patch, shell = codex.turn(
         {
             "type": "function_call_output",
@@ -166,7 +170,8 @@ def test_three_turns_with_tools_of_every_type(served: Running, scripted: Scripte
         ({"type": "local_shell"}, "local_shell"),
         ({"type": "function", "name": "close_agent", "namespace": "multi_agent_v1"}, "multi_agent_v1__close_agent"),
         ({"type": "function", "name": "multi_agent_v1__close_agent"}, "multi_agent_v1__close_agent"),
-        ({"type": "function", "name": "note"}, None),
+        ({"type": "custom", "name": "close_agent"}, None),
+        ({"type": "function", "name": "tool_of_the_server"}, "tool_of_the_server"),
         ({"type": "web_search"}, None),
         ({"type": "namespace", "name": "multi_agent_v1"}, None),
     ],
@@ -179,6 +184,14 @@ def test_one_tool_of_any_type_can_be_required(chosen: dict[str, Any], function: 
             tools.chat_choice(body.tool_choice)
     else:
         assert tools.chat_choice(body.tool_choice).function.name == function
+
+
+def test_a_call_without_its_namespace_is_of_the_only_tool_of_that_name() -> None:
+    twice = [*TOOLS, {"type": "namespace", "name": "other", "tools": [{"type": "function", "name": "close_agent"}]}]
+    for given, namespace in ((TOOLS, "multi_agent_v1"), (twice, None)):
+        body = ResponsesBody.model_validate({"input": "Hi", "tools": given})
+        _, fields = ClientTools(body.tools or ()).call_fields("close_agent")
+        assert fields.get("namespace") == namespace
 
 
 @pytest.mark.parametrize(
