@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -26,7 +27,8 @@ class StructuredOutputsParams:
     in the models' own formats), the text begins anew after it: a grammar says what one turn is, `start: calls | answer`.
 
     Attributes:
-        json: a JSON schema, as text or as what `json.loads` makes of it; `oneOf` is taken as `anyOf`. White space between the
+        json: a JSON schema, as text or as what `json.loads` makes of it; `oneOf` is taken as `anyOf`, and annotations and
+            formats that JSON Schema does not know are left out (`enforceable_schema`). White space between the
             parts of a value is at most a blank, or a new line and twenty blanks or tabs, so that no model writes it for ever.
         json_object: any JSON object.
         regex: a regular expression for the whole text, in the Rust crate's syntax: no look-around, no back-references.
@@ -89,7 +91,10 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
     """The order of properties is the order in which they are written: it stays."""
     try:
         parsed = json.loads(schema, parse_constant=_refuse) if isinstance(schema, str) else schema
-        return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        reduced = SchemaReduction(checked_later=False).reduce(parsed)
+        return json.dumps(reduced, ensure_ascii=False, allow_nan=False)
+    except RequestError as error:
+        raise RequestError("structured_outputs.json cannot be enforced", got=error.got, fix=error.fix) from error
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, RecursionError):
             raise RequestError(

@@ -3,13 +3,16 @@
 Only the first turn has to call; later turns are free. Knows no engine and no device.
 """
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, final
 
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
@@ -18,6 +21,8 @@ from jinfercept.parsers.hermes import answer_or_calls
 from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 """As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
@@ -83,9 +88,15 @@ def compile_calls(
     Raises:
         RequestError: it cannot be enforced.
     """
-    tools = {name: schema for name, schema in (form.tools or {}).items() if name in choice.must_call}
-    if not tools:
+    required = {name: schema for name, schema in (form.tools or {}).items() if name in choice.must_call}
+    if not required:
         return None
+    tools: dict[str, Mapping[str, Any]] = {}
+    for name, schema in required.items():
+        try:
+            tools[name] = _enforceable(name, schema)
+        except _UNSOUND as error:
+            raise _unenforceable(f"a call of tool {name!r}", error) from error
 
     def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
         several = choice.parallel and not choice.once
@@ -121,9 +132,14 @@ def compile_answer_or_calls(
             return grammars.compile(_LarkSource(calls.rules.text(answer_or_calls(calls))))
         return None
 
-    tools = form.tools or {}
+    tools = dict(form.tools or {})
     if not tools:
         return None
+    for name, schema in tools.items():
+        try:
+            tools[name] = _enforceable(name, schema)
+        except _UNSOUND:
+            tools[name] = _ANY_OBJECT
     if (grammar := compiled(tools)) is not None:
         return grammar
     loose = {name: _ANY_OBJECT for name in tools if compiled({name: _ANY_OBJECT}) is not None}
@@ -131,6 +147,29 @@ def compile_answer_or_calls(
         return None
     sound = {name: tools[name] if compiled({name: tools[name]}) is not None else _ANY_OBJECT for name in loose}
     return compiled(sound) or compiled(loose)
+
+
+def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments without what no grammar holds, which is checked when the call is run.
+
+    Raises:
+        RequestError: a constraint cannot be enforced.
+    """
+    reduction = SchemaReduction(checked_later=True)
+    reduced = reduction.reduce(schema)
+    if reduction.unenforced:
+        _log_unenforced(name, tuple(reduction.unenforced))
+    return reduced
+
+
+@lru_cache(maxsize=256)
+def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
+    """Log once what of a tool's schema no grammar holds."""
+    log.info(
+        "arguments of tool %.80r are checked when it is run, not while they are written: %.300s",
+        name,
+        ", ".join(places),
+    )
 
 
 @final

@@ -28,7 +28,7 @@ def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
         raise place.error(f"{where} is no JSON schema", repr(error.instance)[:80], error.message[:200]) from error
     if parameters.get("type") != "object":
         raise place.error("parameters are an object's schema", repr(parameters.get("type")), 'type = "object"')
-    validator = Draft202012Validator(parameters)
+    validator = Draft202012Validator(parameters, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def check(arguments: Mapping[str, Any]) -> None:
         wrong = sorted(

@@ -5,23 +5,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jinfercept.enforceable_schema import json_type
 from jinfercept.parsers.python_literals import literal
 from jinfercept.parsers.tool_schemas import at_reference
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-
-
-_TYPE_NAMES = {
-    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
-    **dict.fromkeys(("int", "long", "short", "uint", "int32", "int64", "uint32", "uint64"), "integer"),
-    **dict.fromkeys(("float", "double", "num", "decimal", "float32", "float64"), "number"),
-    **dict.fromkeys(("bool", "binary"), "boolean"),
-    **dict.fromkeys(("dict", "map", "mapping"), "object"),
-    **dict.fromkeys(("arr", "list", "tuple", "set", "sequence"), "array"),
-    **dict.fromkeys(("none", "nonetype"), "null"),
-}
-"""Names that other languages have for JSON's types, and schemas that were written by hand."""
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
@@ -64,7 +53,7 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
         return []
     kind = schema.get("type")
     if isinstance(kind, str | list):
-        kinds = [_json_type(name) for name in ([kind] if isinstance(kind, str) else kind) if isinstance(name, str)]
+        kinds = [json_type(name) for name in ([kind] if isinstance(kind, str) else kind) if isinstance(name, str)]
         return [*kinds, "null"] if schema.get("nullable") is True else kinds
     if isinstance(reference := schema.get("$ref"), str):
         if reference in seen:
@@ -76,12 +65,6 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> list[str]:
             return [one for option in options for one in _types(option, root, seen)]
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return [_KINDS.get(type(value), "null") for value in values] if isinstance(values, list) else []
-
-
-def _json_type(name: str) -> str:
-    """JSON's name for a type, also of `List[int]` or `dict[str, Any]`."""
-    plain = name.split("[")[0].split("<")[0].strip().lower()
-    return _TYPE_NAMES.get(plain, plain)
 
 
 def _integer(text: str) -> int | None:

@@ -217,6 +217,34 @@ def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str
     assert not engine_state(scripted.llm).has_work
 
 
+def test_what_no_grammar_holds_is_checked_when_the_call_is_run(
+    make_scripted: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "jinfercept.chat.tool_choice")
+    scripted = make_scripted(QWEN)
+    text = {"type": "string", "format": "regex", "description": "x"}
+    listed = {"type": "array", "items": text, "uniqueItems": True, "minItems": 1}
+    number = {"type": "int", "minimum": -(10**30)}
+    schema = {"properties": {"a": listed, "b": number}, "required": ["a", "b"], "propertyNames": {"type": "string"}}
+    tools: list[Any] = [{"name": f"unlike{index}", "parameters": schema} for index in range(4)]
+    for _ in range(2):
+        written = CALL.replace("price", "unlike3").replace(
+            '{"item": "lamp", "number": 1}', '{"a": ["x", "x"], "b": -7}'
+        )
+        [completion] = answers(
+            scripted, GREEDY, written=written + END, tools=tools, tool_choice="required", parallel_tool_calls=False
+        )
+        [call] = completion.messages[0]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"a": ["x", "x"], "b": -7}
+    [record] = [record for record in caplog.records if "'unlike3'" in record.message]
+    assert record.message.endswith("#/properties/a/items/format, #/properties/a/uniqueItems")
+    many = [{"name": f"t{index}", "parameters": schema | {"description": "x" * 6_000}} for index in range(30)]
+    scripted.llm.make_chats([QUESTION], None, many, {"tool_choice": "required"})
+    refused = {"name": "f", "parameters": {"properties": {"a": {"not": {"type": "string"}}}}}
+    with pytest.raises(RequestError, match=r"a call of tool 'f'; got .*#/properties/a/not"):
+        scripted.llm.make_chats([QUESTION], None, [refused], {"tool_choice": "required"})
+
+
 def test_a_choice_says_who_may_be_called() -> None:
     tools = chat_tools([price, now, DECLARED])
     assert tool_choice("required", True, tools).must_call == {"price", "now", "buy"}

@@ -100,7 +100,7 @@ def test_the_model_may_answer_or_call(make_scripted: Make, template: str, said: 
 
 def test_a_call_is_as_its_schema_says_where_that_can_be_enforced(make_scripted: Make) -> None:
     scripted = make_scripted(PLAIN)
-    strange = {"name": "strange", "parameters": {"properties": {"x": {"type": "float", "uniqueItems": True}}}}
+    strange = {"name": "strange", "parameters": {"properties": {"x": {"not": {"type": "string"}}}}}
     tools: list[Any] = [price, strange, {"name": "a\nb"}]
     before = prompt_of(scripted, QUESTION, tools)
 

@@ -1,0 +1,191 @@
+"""JSON schemas without what a grammar need not, or cannot, hold.
+
+Annotations and keywords that constrain nothing are dropped. A constraint that no grammar can hold is an error that names its
+place, unless a validator checks the value later, as for the arguments of tools: then it is dropped and reported. Knows no
+grammar library but for the keywords that llguidance has.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from jinfercept.errors import RequestError
+
+_ANNOTATIONS = {
+    *("$comment", "default", "deprecated", "description", "example", "examples", "externalDocs", "readOnly", "title"),
+    *(
+        "writeOnly",
+        "xml",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+        "nullable",
+        "strict",
+    ),
+    *("markdownDescription", "enumDescriptions", "deprecationMessage", "errorMessage"),
+}
+_SCHEMAS_BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+_SCHEMAS = {
+    *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf"),
+    *("prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+}
+_ENFORCED_FORMATS = {
+    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"),
+}
+_OTHER_FORMATS = {
+    *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
+    *("uri-reference", "uri-template"),
+}
+"""Formats of JSON Schema that no grammar holds. Any other format is unknown, and constrains nothing."""
+_CHECKABLE = {"contains", "dependentRequired", "maxContains", "minContains", "propertyNames", "uniqueItems"}
+_UNENFORCEABLE = {
+    *("$dynamicRef", "$recursiveRef", "dependencies", "dependentSchemas", "else", "if", "not", "then"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+}
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
+_TYPE_NAMES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "long", "short", "uint", "int32", "int64", "uint32", "uint64"), "integer"),
+    **dict.fromkeys(("float", "double", "num", "decimal", "float32", "float64"), "number"),
+    **dict.fromkeys(("bool", "binary"), "boolean"),
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("arr", "list", "tuple", "set", "sequence"), "array"),
+    **dict.fromkeys(("none", "nonetype"), "null"),
+}
+"""Names that other languages have for JSON's types, and schemas that were written by hand."""
+
+
+def json_type(name: str) -> str:
+    """JSON's name for a type, also of `List[int]` or `dict[str, Any]`."""
+    plain = name.split("[")[0].split("<")[0].strip().lower()
+    return _TYPE_NAMES.get(plain, plain)
+
+
+@final
+@dataclass(slots=True)
+class SchemaReduction:
+    """One schema while it is reduced.
+
+    Attributes:
+        checked_later: a validator sees the whole schema once the value is there.
+        unenforced: places of the constraints that were left to it.
+    """
+
+    checked_later: bool
+    unenforced: list[str] = field(default_factory=list[str])
+
+    def reduce(self, schema: Any, place: str = "#") -> Any:
+        """The schema without these keywords.
+
+        Raises:
+            RequestError: a constraint can be neither enforced nor checked later.
+        """
+        if not isinstance(schema, Mapping):
+            return schema
+        reduced: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
+                continue
+            at = f"{place}/{str(key).replace('~', '~0').replace('/', '~1')}"
+            if key in _UNENFORCEABLE:
+                raise _unenforceable(at, "Unimplemented keys")
+            if _is_beyond_grammars(key, value, schema):
+                if not self.checked_later:
+                    raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
+                self.unenforced.append(at)
+            else:
+                reduced |= self._member(key, value, at, schema)
+        return reduced
+
+    def _member(self, key: str, value: Any, at: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        if key == "type" and self.checked_later:
+            return {key: [json_type(name) for name in value] if _are_texts(value) else _type(value)}
+        if key in _LOWER + _UPPER and _is_huge(value, schema):
+            return {_LOWER[0] if key in _LOWER else _UPPER[0]: _largest(schema) * (-1 if key in _LOWER else 1)}
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            return {key: {name: self.reduce(inner, f"{at}/{name}") for name, inner in value.items()}}
+        if key in _SCHEMAS and isinstance(value, list):
+            return {key: [self.reduce(inner, f"{at}/{index}") for index, inner in enumerate(value)]}
+        return {key: self.reduce(value, at) if key in _SCHEMAS else value}
+
+
+def _unenforceable(at: str, why: str) -> RequestError:
+    return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
+
+
+def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    match key:
+        case "format":
+            return isinstance(value, str) and value not in _ENFORCED_FORMATS | _OTHER_FORMATS
+        case "uniqueItems":
+            return value is False
+        case "minItems" | "minLength" | "minProperties":
+            return value == 0 and not isinstance(value, bool)
+        case "minContains" | "maxContains" if "contains" not in schema:
+            return True
+        case "contains" | "minContains":
+            return schema.get("minContains") == 0 and "maxContains" not in schema
+        case "propertyNames":
+            return _allows_texts(value)
+        case "unevaluatedItems" | "unevaluatedProperties":
+            return value is True or _is_empty(value)
+        case "not":
+            return value is False
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "then" | "else":
+            return "if" not in schema or value is True or _is_empty(value)
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return isinstance(value, Mapping) and all(not one or one is True for one in value.values())
+        case _:
+            return False
+
+
+def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether only a validator can check a keyword that constrains something."""
+    if key == "format":
+        return value in _OTHER_FORMATS
+    if key == "pattern":
+        return isinstance(value, str) and bool(_BEYOND_REGEX.search(value))
+    if key in ("minProperties", "maxProperties"):
+        properties, required = schema.get("properties"), schema.get("required", ())
+        return (
+            isinstance(properties, Mapping) and isinstance(required, list | tuple) and bool({*properties} - {*required})
+        )
+    if key in _LOWER + _UPPER and _is_huge(value, schema):
+        return (value > 0) == (key in _LOWER)
+    return key in _CHECKABLE
+
+
+def _is_empty(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and not {*schema} - _ANNOTATIONS
+
+
+def _allows_texts(schema: Any) -> bool:
+    if schema is True or _is_empty(schema):
+        return True
+    if not isinstance(schema, Mapping) or {*schema} - _ANNOTATIONS - {"type"}:
+        return False
+    kinds = schema.get("type")
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _type(value: Any) -> Any:
+    return json_type(value) if isinstance(value, str) else value
+
+
+def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) > _largest(schema)
+
+
+def _largest(schema: Mapping[str, Any]) -> int:
+    """The largest number of this type that readers of JSON keep."""
+    return 10**18 if schema.get("type") in ("integer", ["integer"]) else 10**15
