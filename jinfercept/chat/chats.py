@@ -24,7 +24,7 @@ from jinfercept.chat.per_turn_grammar import PerTurnGrammar
 from jinfercept.chat.reasoning_grammar import AfterReasoning
 from jinfercept.chat.requests import check_chars, make_requests
 from jinfercept.chat.template import ChatTemplate, Rendered
-from jinfercept.chat.tool_choice import compile_answer_or_calls, compile_calls, tool_choice
+from jinfercept.chat.tool_choice import TurnCalls, compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.chat.transcript import ChatTranscript
 from jinfercept.chat.turns import ChatTurns
@@ -131,12 +131,7 @@ def make_chats(
         tokenizer,
         grammars,
     )
-    calls: Grammar | None = None
-    free: Grammar | None = None
-    if form is not None and grammars is not None:
-        calls = compile_calls(choice, form, template.source, tokenizer, grammars)
-        if written and calls is None:
-            free = compile_answer_or_calls(form, choice.parallel, tokenizer, grammars)
+    calls, free = _turn_grammars(choice, form, bool(written), template.source, tokenizer, grammars)
     limits = {name: tool.max_result_tokens for name, tool in executed.items()}
     renderer = ToolMessages(template, tokenizer, limits) if form else None
     return [
@@ -144,6 +139,23 @@ def make_chats(
         for request, turns in zip(requests, all_turns, strict=True)
         for fork in forks(request)
     ]
+
+
+def _turn_grammars(
+    choice: TurnCalls,
+    form: ToolCallFormat | None,
+    written: bool,
+    source: str,
+    tokenizer: Tokenizer,
+    grammars: Grammars | None,
+) -> tuple[Grammar | None, Grammar | None]:
+    """The grammar of a first turn that has to call, and that of turns that may call, where tools are written as text."""
+    if form is None or grammars is None:
+        return None, None
+    calls = compile_calls(choice, form, source, tokenizer, grammars)
+    if calls is not None or not written:
+        return calls, None
+    return None, compile_answer_or_calls(form, choice.parallel, tokenizer, grammars)
 
 
 def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:

@@ -16,7 +16,7 @@ from jinfercept.enforceable_schema import SchemaReduction
 from jinfercept.errors import RequestError
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
-from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar
 from jinfercept.parsers.hermes import answer_or_calls
 from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -28,6 +28,8 @@ ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 """As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_MOST_FAILED = 4
+"""Tools whose grammars may fail before those of the others are not tried."""
 _UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # raised for invalid schemas
 
 
@@ -132,21 +134,25 @@ def compile_answer_or_calls(
             return grammars.compile(_LarkSource(calls.rules.text(answer_or_calls(calls))))
         return None
 
-    tools = dict(form.tools or {})
+    tools = {name: _loosened(name, schema) for name, schema in (form.tools or {}).items() if JSON_NAME.fullmatch(name)}
     if not tools:
         return None
-    for name, schema in tools.items():
-        try:
-            tools[name] = _enforceable(name, schema)
-        except _UNSOUND:
-            tools[name] = _ANY_OBJECT
     if (grammar := compiled(tools)) is not None:
         return grammar
-    loose = {name: _ANY_OBJECT for name in tools if compiled({name: _ANY_OBJECT}) is not None}
-    if not loose:
-        return None
-    sound = {name: tools[name] if compiled({name: tools[name]}) is not None else _ANY_OBJECT for name in loose}
-    return compiled(sound) or compiled(loose)
+    num_failed = 0  # a grammar that fails may take half a second
+    for name, schema in tools.items():
+        if num_failed == _MOST_FAILED or compiled({name: schema}) is None:
+            num_failed = min(num_failed + 1, _MOST_FAILED)
+            tools[name] = _ANY_OBJECT
+    return compiled(tools) or compiled(dict.fromkeys(tools, _ANY_OBJECT))
+
+
+def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As `_enforceable`, and any object if a constraint cannot be enforced."""
+    try:
+        return _enforceable(name, schema)
+    except _UNSOUND:
+        return _ANY_OBJECT
 
 
 def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,8 @@ from jinfercept.parsers.tool_schemas import arguments_schema
 type TokenOf = Callable[[str], int | None]
 """The id of the token that a tag is; None if it is written as text."""
 
-_JSON_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
+JSON_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
+"""The names of tools that can stand in a call that is a JSON object."""
 
 
 @final
@@ -69,7 +70,7 @@ class CallGrammar:
             arguments = self.rules.json(arguments_schema(name, schema))
             return f"{quoted(f'{{"name": {said}, "{key}": ')} {arguments} {quoted('}')}"
 
-        return self.each(write, _JSON_NAME)
+        return self.each(write, JSON_NAME)
 
 
 def check_name(names: re.Pattern[str], name: str, what: str) -> None:
