@@ -158,7 +158,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES), st.sampled_from([CHAT, "/v1/completions", "/v1/responses"]))
 def test_any_json_body_gives_a_hint(body, path):
     found = hint(body, path)

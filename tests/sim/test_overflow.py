@@ -41,6 +41,7 @@ WAYS = Ways(RECOMPUTE_2024.name, SWAP_PINNED.name)
 SMALL = at_once(60, 40, 6)
 
 
+@pytest.mark.slow
 def test_the_quick_study_shows_every_figure_and_fails_only_where_it_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
