@@ -161,6 +161,21 @@ class ChatTemplate:
     def _apply_form(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         if self._written_tools:
             messages = with_written_tools(messages, self._written_tools)
+            if not self._takes_system:
+                messages = with_leading_system(messages, keeps_leading=False)
+        return self._apply_template(messages, add_generation_prompt)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template takes a system message at the beginning; Gemma's raise."""
+        system, *_, user = PROBE
+        try:
+            self._apply_template([*map(checked_message, (system, user))], add_generation_prompt=True)
+        except RequestError:
+            return False
+        return True
+
+    def _apply_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self._tokenizer.apply_chat_template(
                 self._given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables

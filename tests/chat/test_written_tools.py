@@ -145,3 +145,17 @@ def test_other_formats_are_left_to_the_template(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN)
     free, forced = (prompt_of(scripted, QUESTION, [price], tool_choice=choice) for choice in ("auto", "required"))
     assert free == forced
+
+
+def test_tools_stand_in_the_users_turn_where_a_template_refuses_the_system(make_scripted: Make) -> None:
+    refuses = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    scripted = make_scripted(refuses + ALTERNATING)
+    prompt = prompt_of(scripted, QUESTION, [price])
+    assert prompt.startswith("<|im_start|>user\n<system>\n# Tools\n")
+    assert prompt.endswith(f"</system>\n\n{QUESTION[0]['content']}{END}\n<|im_start|>assistant\n")
+    scripted.follow(
+        prompt + CALL + END + f"\n<|im_start|>user\n<tool_response>\nlamp: 23\n</tool_response>{END}\n"
+        "<|im_start|>assistant\nIt is 23." + END
+    )
+    [output] = scripted.llm.chat(QUESTION, GREEDY, tools=[price])
+    assert output.outputs[0].messages[-1]["content"] == "It is 23."
