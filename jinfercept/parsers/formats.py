@@ -7,13 +7,14 @@ from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.mistral import MISTRAL
 from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
-from jinfercept.parsers.qwen_xml import QWEN3_CODER
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.xml_families import GLM45, QWEN3_CODER
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "llama4_pythonic": LLAMA4_PYTHONIC,
         "llama4_json": LLAMA4_JSON,
@@ -23,7 +24,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
 )
 """All formats by name. `detect_format` tries them in this order."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
+ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder", "glm47": "glm45"})
 """Other names that vLLM has for them."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
+from tests.support.xml_writing import XML, xml_call
 
 TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
@@ -131,8 +132,8 @@ def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str)
     """A hundred thousand characters in small tokens, with brackets and escapes in a string."""
     value = 'ab{"\\[' * 16_000
     tools = {"f": {"properties": {"a": {"type": "string"}}}}
-    if name == "qwen3_coder":
-        text = f"<function=f><parameter=a>{value}</parameter></function>"
+    if name in XML:
+        text = xml_call(name, "f", {"a": value})
     elif name in ("pythonic", "llama4_pythonic"):
         text = f"[f(a={value!r})]"
     else:
@@ -158,7 +159,7 @@ def test_deep_nesting_raises_nothing(name: str) -> None:
         ('{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}', "hermes"),
         ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
-        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         (
             '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
             "llama3_json",

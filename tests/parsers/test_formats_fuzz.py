@@ -13,6 +13,7 @@ from jinfercept.events import Content
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
+from tests.support.xml_writing import XML, xml_call
 
 UNTAGGED_AT_START = ("llama3_json", "llama4_json", "pythonic", "llama4_pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""
@@ -113,17 +114,8 @@ def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> st
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only)
 
     objects = [dumped({"name": called, arguments: values}) for called, values in calls]
-    if name == "qwen3_coder":
-        return "\n".join(
-            f"<tool_call>\n<function={called}>\n"
-            + "".join(
-                f"<parameter={key}>\n{value if isinstance(value, str) else dumped(value) if form % 3 else repr(value)}"
-                "\n</parameter>\n"
-                for key, value in values.items()
-            )
-            + "</function>\n</tool_call>"
-            for called, values in calls
-        )
+    if name in XML:
+        return "\n".join(xml_call(name, called, values, dumped if form % 3 else repr) for called, values in calls)
     if name == "llama4_json":
         return ("", "<|python_start|>")[form % 2] + "; ".join(objects) + "<|eot|>"
     if name == "hermes" and form % 3 == 0:

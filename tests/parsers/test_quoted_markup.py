@@ -7,6 +7,7 @@ import pytest
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import parsed
+from tests.support.xml_writing import ENDS, XML, xml_call
 
 TEXT = {"type": "string"}
 TOOLS: ToolSchemas = {
@@ -37,7 +38,7 @@ CALLS = {
     "mistral 7B": lambda tool, **values: f"[TOOL_CALLS] [{ {'name': tool, 'arguments': values} }]",
     "pythonic": python,
     "llama4_pythonic": lambda tool, **values: f"<|python_start|>{python(tool, **values)}<|python_end|>",
-    "qwen3_coder": xml,
+    **{name: lambda tool, name=name, **values: xml_call(name, tool, values) for name in XML},
 }
 """A call as each format writes it."""
 WRITERS = pytest.mark.parametrize("writer", CALLS)
@@ -77,11 +78,36 @@ def values_of(pieces: list[tuple[str, ...]]) -> list[tuple[str, dict[str, str]]]
 def test_a_quoted_document_is_the_text_of_its_argument(writer: str) -> None:
     marks = "".join((*FORMATS[writer.split()[0]].tags, *FORMATS[writer.split()[0]].turn_ends))
     documents = [*BLOCKS.values(), *(write("rm", path="/") for write in CALLS.values()), '"\', \\"path": \'\\n']
-    if writer != "qwen3_coder":
+    if writer not in XML:
         documents += [*HALVES.values(), marks, '", "path": "/etc/passwd']
     for document in documents:
         for values in ({"content": document, "path": "a"}, {"path": "a", "content": document, "mode": "w"}):
             assert values_of(read(writer, CALLS[writer]("write", **values))) == [("write", values)], document
+
+
+@pytest.mark.parametrize("name", XML)
+def test_a_document_quotes_the_markup_that_it_stands_in(name: str) -> None:
+    _, argument = XML[name]
+    path = argument.format("path", "/etc/passwd")
+    for document in (
+        f"one\n{path}two",
+        f"one {path.strip()} two",
+        "one\n" + xml_call(name, "rm", {"path": "/"}) + "\ntwo",
+        xml_call(name, "write", {"content": xml_call(name, "rm", {"path": "/"}), "path": "/"}),
+        f"one{argument.split('{}')[-1]}{path}two",
+        f"one{argument.split('{}')[-1]}{argument.format('owner', 'root')}two",
+    ):
+        values = {"path": "a", "content": document, "mode": "w"}
+        assert values_of(read(name, xml_call(name, "write", values))) == [("write", values)], document
+
+
+@pytest.mark.parametrize("name", XML)
+def test_closing_tags_may_be_missing_before_a_tag_on_its_line_and_at_the_end(name: str) -> None:
+    values = {"path": "a", "content": "b"}
+    text = xml_call(name, "write", values, close=False)
+    assert values_of(read(name, text)) == [("write", values)]
+    closed = xml_call(name, "write", values)
+    assert values_of(read(name, closed[: closed.rindex(ENDS[name]) + len(ENDS[name])])) == [("write", values)]
 
 
 @pytest.mark.parametrize("document", HALVES.values(), ids=HALVES)

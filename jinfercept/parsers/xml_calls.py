@@ -1,0 +1,239 @@
+"""Reads calls that are tags with plain text between them, such as `<function=name><parameter=key>value</parameter></function>`.
+
+The families differ in their tags only. Knows none of them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from jinfercept.parsers.python_literals import to_json
+from jinfercept.parsers.schema_values import property_types, value_of
+from jinfercept.parsers.source import Marks, Source, Steps
+
+_NAME = re.compile(r'[^<>\n"]')
+_BARE_NAME = re.compile(r"[\w.:/-]")
+_OPEN_SCHEMAS = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "patternProperties", "then"}
+_NO_TEXTS = ("integer", "number", "boolean", "array", "object", "null")
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class XmlTags:
+    """The tags of one family.
+
+    Attributes:
+        function, name_end: the texts around a function's name. Without an end the next tag, or white space before it, ends it.
+        function_end: ends a call.
+        parameter, key_ends: the texts around an argument's key; each end says the type of the value, "string", "other" (none of
+            the strings), or "" if it says none. The first of each type is the one that grammars write.
+        value_start: a tag behind the end of the key, which white space may precede.
+        parameter_end: ends a value.
+        padded: a line break on each side of a value is no part of it.
+        outer: the tags around calls; none if empty.
+        one_block: the outer tags stand around all calls, not around each.
+        token: a special token of which all tags have one, besides text.
+        cdata: values may stand in a CDATA section.
+    """
+
+    function: str
+    name_end: str
+    function_end: str
+    parameter: str
+    key_ends: Mapping[str, str]
+    parameter_end: str
+    value_start: str = ""
+    padded: bool = False
+    outer: tuple[str, ...] = ()
+    one_block: bool = False
+    token: str = ""
+    cdata: bool = False
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All of them that are never content."""
+        inner = [self.value_start, *self.key_ends] if self.value_start else []
+        every = (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end, self.token)
+        return tuple(tag for tag in every if tag)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Those that stand within an argument, behind its beginning."""
+        return (self.parameter_end, self.value_start, *self.key_ends)
+
+
+def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
+    """Read a turn.
+
+    Tags are never content. A call begins with its function's tag, the outer tag may be missing; text beside parameters is
+    dropped. `_read_value` says where a value ends. Each value becomes one piece of JSON, of the type in the tool's schema
+    (`schema_values`). Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
+    any, is cut off.
+    """
+    while mark := (yield from source.read_content()):
+        if mark == tags.function:
+            yield from _read_call(source, tags)
+
+
+def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
+    """Read a call behind its function's tag, or leave it as content."""
+    start = source.at
+    name = yield from _read_name(source, tags)
+    if not name:
+        if not source.ended or source.at < len(source.text):
+            source.at = start
+        else:
+            source.drop_rest()
+        return
+    source.begin_call(name, start)
+    source.add_arguments("")
+    schema = (source.tools or {}).get(name, {})
+    marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
+    given: set[str] = set()
+    rest = source.at
+
+    def is_next(key: str) -> bool:
+        return key not in given and (not given or _is_declared(schema, key))
+
+    while (mark := (yield from source.skip_until(marks))) == tags.parameter:
+        source.at += len(tags.parameter)
+        key, kind = yield from _read_key(source, tags)
+        if key is None or not is_next(key):
+            continue
+        separator = ", " if given else "{"
+        given.add(key)
+        text = yield from _read_value(source, tags, is_next)
+        if text is None:
+            return
+        value = _json(text, _types(property_types(schema, key), kind))
+        source.add_arguments(f"{separator}{to_json(key)}: {value}")
+        rest = source.at
+    if not mark and (not given or source.text[rest:].strip()):
+        return
+    if mark == tags.function_end:
+        source.at += len(mark)
+    source.add_arguments("}" if given else "{}")
+    source.end_call()
+
+
+def _is_declared(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether an argument may have this name: a schema without properties, or one that says more of them, allows any."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or _OPEN_SCHEMAS & {*schema} or schema.get("additionalProperties"):
+        return True
+    return key in properties
+
+
+def _read_name(source: Source, tags: XmlTags) -> Steps[str]:
+    """The name of a function, behind its tag; passes over what ends it. "" if this is no call."""
+    if tags.name_end:
+        name = (yield from source.match(_NAME)).strip()
+        return name if (yield from source.take(tags.name_end)) else ""
+    yield from source.skip()
+    name = yield from source.match(_BARE_NAME)
+    yield from source.skip()
+    end = source.at
+    if not (yield from source.take(tags.parameter, tags.function_end)):
+        return ""
+    source.at = end
+    return name
+
+
+def _read_key(source: Source, tags: XmlTags) -> Steps[tuple[str | None, str]]:
+    """The key of an argument, None if this is no tag, and the type that its tag says; passes over what ends them."""
+    key = (yield from source.match(_NAME)).strip()
+    end = yield from source.take(*tags.key_ends)
+    if end and tags.value_start:
+        yield from source.skip()
+        end = (yield from source.take(tags.value_start)) and end
+    return (key, tags.key_ends[end]) if end else (None, "")
+
+
+def _types(types: Sequence[str], kind: str) -> Sequence[str]:
+    """The types that a value may have, from those of the schema and what its tag says of it."""
+    if kind == "string":
+        return types or ["string"]
+    return [name for name in types if name != "string"] or types or _NO_TEXTS if kind else types
+
+
+def _read_value(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -> Steps[str | None]:
+    """The next value; passes over its closing tag.
+
+    Values are not escaped, so a value may quote the markup that it stands in. It ends at a closing tag that closes no
+    parameter opened within the value, before a tag that may follow it. Where there is none up to the end of the function,
+    closing tags are missing: it ends where the first tag that may follow it stands, a parameter at the beginning of a line.
+
+    Args:
+        tags: of the family.
+        is_next: whether an argument of this name may follow: one that the tool has, and that was not given.
+
+    Returns:
+        None if the value is cut off.
+    """
+    start = source.at
+    marks = Marks((tags.parameter, tags.parameter_end, tags.function, tags.function_end))
+    num_parameters = num_functions = 0  # opened within the value
+    first_end: tuple[int, int] | None = None  # of the value, and of the tag that closes it
+    while mark := (yield from source.skip_until(marks)):
+        end, after = source.at, source.at + len(mark)
+        source.at = after
+        if mark in (tags.parameter, tags.function):
+            is_key = mark == tags.parameter
+            key = (yield from _read_key(source, tags))[0] if is_key else (yield from _read_name(source, tags)) or None
+            source.at = after
+            if key is None:
+                continue
+            if mark == tags.parameter and source.text[end - 1] == "\n" and is_next(key):
+                first_end = first_end or (end, end)
+            num_parameters += mark == tags.parameter
+            num_functions += mark == tags.function
+            continue
+        may_end = yield from _may_follow(source, tags, is_next)
+        source.at = after
+        if may_end:
+            first_end = first_end or (end, after if mark == tags.parameter_end else end)
+        if mark == tags.parameter_end:
+            if may_end and not num_parameters:
+                first_end = (end, after)
+                break
+            num_parameters = max(0, num_parameters - 1)
+        elif may_end and not num_functions:
+            break
+        else:
+            num_functions = max(0, num_functions - 1)
+    if first_end is None or (source.cut and not mark):
+        source.at = len(source.text)
+        return None
+    end, source.at = first_end
+    return _plain(source.text[start:end], tags, closed=source.at > end)
+
+
+def _plain(text: str, tags: XmlTags, closed: bool) -> str:
+    """A value without what surrounds it; a line break before a tag that is missing is no part of it."""
+    if tags.padded:
+        return text.removeprefix("\n").removesuffix("\n")
+    text = text if closed else text.removesuffix("\n")
+    if tags.cdata and text.strip().startswith(_CDATA) and text.rstrip().endswith(_CDATA_END):
+        return text.strip()[len(_CDATA) : -len(_CDATA_END)]
+    return text
+
+
+def _json(text: str, types: Sequence[str]) -> str:
+    """A value as JSON, of one of these types; as a string if JSON cannot express it."""
+    try:
+        return to_json(value_of(text, types))
+    except (ValueError, RecursionError):
+        return to_json(text)
+
+
+def _may_follow(source: Source, tags: XmlTags, is_next: Callable[[str], bool]) -> Steps[bool]:
+    """Whether the next text is a tag that may stand behind a value, or the end of a turn."""
+    if not (yield from source.skip()):
+        return True
+    mark = yield from source.take(*(tag for tag in source.tags if tag not in tags.inner))
+    if mark != tags.parameter:
+        return bool(mark)
+    key, _ = yield from _read_key(source, tags)
+    return not (yield from source.peek()) or (key is not None and is_next(key))
