@@ -8,13 +8,28 @@ from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.mistral import MISTRAL
 from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.xml_families import GLM45, QWEN3_CODER
+from jinfercept.parsers.xml_families import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    GLM45,
+    HY_V3,
+    MINICPM5,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+)
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
         "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
+        "minimax_m2": MINIMAX_M2,
+        "seed_oss": SEED_OSS,
+        "deepseek_v32": DEEPSEEK_V32,
+        "deepseek_v4": DEEPSEEK_V4,
+        "hy_v3": HY_V3,
+        "minicpm5": MINICPM5,
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "llama4_pythonic": LLAMA4_PYTHONIC,
         "llama4_json": LLAMA4_JSON,

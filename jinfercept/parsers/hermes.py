@@ -11,7 +11,7 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 _BARE = {**BARE_OBJECTS, "<tools>": "</tools>"}
-_OTHER_XML = ("<function=", "<arg_key>", "<parameter")  # Qwen3-Coder, GLM, MiniMax
+_OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # Qwen3-Coder, GLM, MiniMax
 
 
 def _read(source: Source) -> Steps[None]:

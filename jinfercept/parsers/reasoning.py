@@ -44,9 +44,15 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "qwen3": ReasoningFormat("<think>", "</think>"),  # all that write both marks, or have the first in their prompt
         "deepseek_r1": ReasoningFormat("<think>", "</think>", begins="thinking"),  # and QwQ
         "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
+        "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+        "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
+        "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     }
 )
 """All reasoning formats by name."""
+
+_MARKS = {"mistral": "[THINK]", "seed_oss": "<seed:think>", "hy_v3": "<think{}>", "minimax_m3": "<mm:think>"}
+"""What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""
 
 
 def detect_reasoning_format(chat_template: str) -> str | None:
@@ -55,8 +61,9 @@ def detect_reasoning_format(chat_template: str) -> str | None:
     Args:
         chat_template: the Jinja source. One that only removes earlier reasoning belongs to a model that always reasons.
     """
-    if "[THINK]" in chat_template:
-        return "mistral"
+    for name, mark in _MARKS.items():
+        if mark in chat_template:
+            return name
     if "</think>" not in chat_template:
         return None
     return "qwen3" if "<think>" in chat_template else "deepseek_r1"

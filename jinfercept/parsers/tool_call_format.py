@@ -29,6 +29,7 @@ class ToolCallFormat:
         new_id: makes an id for a call, in the form that the family's template takes.
         ids: regular expression of the ids of calls that its template takes.
         openings: texts that a call without tags may begin with, where the tools are known.
+        tokens: special tokens that stand within tags.
         tools: JSON schemas of the arguments of the tools that are offered, by name; None if unknown.
     """
 
@@ -40,6 +41,7 @@ class ToolCallFormat:
     new_id: Callable[[], str] = _openai_id
     ids: str = ".+"
     openings: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     tools: ToolSchemas | None = None
 
     def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:

@@ -55,8 +55,7 @@ class XmlTags:
     def tags(self) -> tuple[str, ...]:
         """All of them that are never content."""
         inner = [self.value_start, *self.key_ends] if self.value_start else []
-        every = (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end, self.token)
-        return tuple(tag for tag in every if tag)
+        return (*self.outer, self.function, self.function_end, self.parameter, *inner, self.parameter_end)
 
     @property
     def inner(self) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ def _format(tags: XmlTags, detect: Callable[[str], bool], turn_ends: tuple[str, 
     def grammar(calls: CallGrammar) -> str:
         return xml_grammar(calls, tags)
 
-    return ToolCallFormat(read=read, grammar=grammar, detect=detect, tags=tags.tags, turn_ends=turn_ends)
+    tokens = (tags.token,) if tags.token else ()
+    return ToolCallFormat(read, grammar, detect, tags=tags.tags, turn_ends=turn_ends, tokens=tokens)
 
 
 QWEN3_CODER = _format(
@@ -39,6 +40,75 @@ GLM45 = _format(
         value_start="<arg_value>",
     ),
     detect=lambda template: OPENING in template and "<arg_key>" in template,
-    turn_ends=("<|observation|>", "<|user|>", "<|endoftext|>"),
+    turn_ends=("<|observation|>", "<|user|>", "<|role_end|>", "<|endoftext|>"),
 )
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, each tag on a line of its own or not."""
+
+MINIMAX_M2 = _format(
+    XmlTags(
+        *('<invoke name="', '">', "</invoke>"),
+        *('<parameter name="', {'">': ""}, "</parameter>"),
+        outer=("<minimax:tool_call>", "</minimax:tool_call>"),
+        one_block=True,
+    ),
+    detect=lambda template: "<minimax:tool_call>" in template,
+    turn_ends=("[e~[",),
+)
+"""`<minimax:tool_call><invoke name="name"><parameter name="key">value</parameter>…</invoke>…</minimax:tool_call>`."""
+
+SEED_OSS = _format(
+    XmlTags(
+        *("<function=", ">", "</function>"),
+        *("<parameter=", {">": ""}, "</parameter>"),
+        outer=("<seed:tool_call>", "</seed:tool_call>"),
+    ),
+    detect=lambda template: "<seed:tool_call>" in template,
+    turn_ends=("<seed:eos>",),
+)
+"""`qwen3_coder` with values within their lines, and other tags around a call."""
+
+_DSML = "｜DSML｜"
+
+
+def _deepseek(block: str) -> ToolCallFormat:
+    def detect(template: str) -> bool:
+        return _DSML in template and f"{block}>" in template
+
+    tags = XmlTags(
+        *(f'<{_DSML}invoke name="', '">', f"</{_DSML}invoke>", f'<{_DSML}parameter name="'),
+        {'" string="true">': "string", '" string="false">': "other", '">': ""},
+        f"</{_DSML}parameter>",
+        outer=(f"<{_DSML}{block}>", f"</{_DSML}{block}>"),
+        one_block=True,
+        token=_DSML,
+    )
+    return _format(tags, detect, turn_ends=("<｜end▁of▁sentence｜>",))
+
+
+DEEPSEEK_V32, DEEPSEEK_V4 = _deepseek("function_calls"), _deepseek("tool_calls")
+"""MiniMax's tags with `｜DSML｜` in them; each argument says whether it is a string."""
+
+_HY = ":opensource>"
+HY_V3 = _format(
+    XmlTags(
+        *(f"<tool_call{_HY}", f"<tool_sep{_HY}", f"</tool_call{_HY}"),
+        *(f"<arg_key{_HY}", {f"</arg_key{_HY}": ""}, f"</arg_value{_HY}"),
+        value_start=f"<arg_value{_HY}",
+        outer=(f"<tool_calls{_HY}", f"</tool_calls{_HY}"),
+        one_block=True,
+    ),
+    detect=lambda template: "<tool_sep" in template and ":opensource" in template,
+    turn_ends=("<｜hy_eos:opensource｜>",),
+)
+"""GLM's tags with a suffix, and some more; one block of all calls."""
+
+MINICPM5 = _format(
+    XmlTags(
+        *('<function name="', '">', "</function>"),
+        *('<param name="', {'">': ""}, "</param>"),
+        cdata=True,
+    ),
+    detect=lambda template: '<function name="' in template and '<param name="' in template,
+    turn_ends=QWEN_TURN_ENDS,
+)
+"""`<function name="name"><param name="key">value</param>…</function>`, texts with markup in CDATA sections."""

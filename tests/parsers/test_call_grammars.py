@@ -23,7 +23,8 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.json_schemas import closed_objects
 from tests.support.xml_writing import ENDS, xml_call
 
-MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith(("=", '"'))})
+TAGS = {tag for form in FORMATS.values() for tag in (*form.tags, *form.tokens)}
+MARKS = sorted(tag for tag in TAGS if not tag.endswith(("=", '"')) and (tag == "｜DSML｜" or "DSML" not in tag))
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 CLOSING = {*"\"'}])", "}}"}
 WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
@@ -51,6 +52,7 @@ def turn(
     declared = chat_tools([{"name": name, "parameters": schema} for name, schema in tools.items()])
     grammar = compile_calls(tool_choice("required", parallel, declared), form, template, tokenizer, grammars)
     assert grammar is not None
+    end = tokenizer.encode(ENDS[name]) if name in ENDS else []
     rng, drawn = np.random.default_rng(seed), list[int]()
     constraint = grammar.constrain(tokenizer.eos_token_ids)
     while not drawn or drawn[-1] not in tokenizer.eos_token_ids:
@@ -59,13 +61,11 @@ def turn(
         assert allowed
         ends = [token for token in allowed if token in tokenizer.eos_token_ids and len(drawn) > 200 * rng.random()]
         texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
-        end = ENDS.get(name, " ")
-        said = tokenizer.decode(drawn[-len(end) :], skip_special_tokens=False)
-        wanted = next(end[size:] for size in range(len(end) - 1, -1, -1) if said.endswith(end[:size]))
-        closing = [token for token in texts if name in ENDS and texts[token] in (end, wanted, wanted[0])]
+        wanted = [end[size] for size in range(len(end) - 1, -1, -1) if drawn[len(drawn) - size :] == end[:size]]
+        closing = [token for token in wanted if token in texts][:1]
         shorter = [token for token in texts if texts[token] in CLOSING]
-        closing = [max(closing, key=lambda token: len(texts[token]))] if closing else shorter
-        drawn.append(int(rng.choice(ends or closing or allowed)))
+        in_turn = closing or shorter if len(drawn) // 60 % 2 == 0 else shorter or closing
+        drawn.append(int(rng.choice(ends or in_turn or allowed)))
         constraint.accept(drawn[-1])
         assert len(drawn) < 4000
     return tokenizer.decode(drawn[:-1], skip_special_tokens=False)

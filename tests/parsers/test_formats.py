@@ -160,6 +160,13 @@ def test_deep_nesting_raises_nothing(name: str) -> None:
         ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
+        ("{%- set begin = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">", "minimax_m2"),
+        ("<seed:tool_call>\\n<function=example_function_name>", "seed_oss"),
+        ("{%- set token = '｜DSML｜' -%}{{ '<' + token + 'function_calls>' }}", "deepseek_v32"),
+        ("{%- set token = '｜DSML｜' -%}{{ '<' + token + 'tool_calls>' }}", "deepseek_v4"),
+        ("{%- set HY = ':opensource' %}{{ '<tool_call{}>'.format(HY) + '<tool_sep{}>'.format(HY) }}", "hy_v3"),
+        ('<function name="function-name"><param name="param-name">param-value</param></function>', "minicpm5"),
+        ("{%- set begin = token ~ '<tool_call>' %}{{ token + '<invoke name=\"tool-name-1\">' }}", None),
         (
             '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
             "llama3_json",

@@ -88,20 +88,20 @@ def test_a_quoted_document_is_the_text_of_its_argument(writer: str) -> None:
 @pytest.mark.parametrize("name", XML)
 def test_a_document_quotes_the_markup_that_it_stands_in(name: str) -> None:
     _, argument = XML[name]
-    path = argument.format("path", "/etc/passwd")
+    path = argument.format("path", "/etc/passwd", "true")
     for document in (
         f"one\n{path}two",
         f"one {path.strip()} two",
         "one\n" + xml_call(name, "rm", {"path": "/"}) + "\ntwo",
         xml_call(name, "write", {"content": xml_call(name, "rm", {"path": "/"}), "path": "/"}),
-        f"one{argument.split('{}')[-1]}{path}two",
-        f"one{argument.split('{}')[-1]}{argument.format('owner', 'root')}two",
+        f"one{argument.rsplit('}', 1)[-1]}{path}two",
+        f"one{argument.rsplit('}', 1)[-1]}{argument.format('owner', 'root', 'true')}two",
     ):
         values = {"path": "a", "content": document, "mode": "w"}
         assert values_of(read(name, xml_call(name, "write", values))) == [("write", values)], document
 
 
-@pytest.mark.parametrize("name", XML)
+@pytest.mark.parametrize("name", sorted({*XML} - {"minicpm5"}))
 def test_closing_tags_may_be_missing_before_a_tag_on_its_line_and_at_the_end(name: str) -> None:
     values = {"path": "a", "content": "b"}
     text = xml_call(name, "write", values, close=False)

@@ -174,6 +174,9 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜>' }}", "deepseek_r1"),
         ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜><think>\\n' }}", "qwen3"),
         ("{{ '[THINK]' + thinking + '[/THINK]' }}", "mistral"),
+        ("{%- set think_end_token = '</seed:think>' %}{{ '<seed:think>' }}", "seed_oss"),
+        ("{%- set marks = '<think{}>'.format(':opensource') %}", "hy_v3"),
+        ("{%- set think_begin_token = '<mm:think>' %}", "minimax_m3"),
         ("{{ message.content }}", None),
     ],
 )

@@ -9,11 +9,32 @@ XML = {
         "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
         "<parameter={}>\n{}\n</parameter>\n",
     ),
+    "seed_oss": (
+        "<seed:tool_call>\n<function={}>\n{}</function>\n</seed:tool_call>",
+        "<parameter={}>{}</parameter>\n",
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>',
+        '<parameter name="{}">{}</parameter>\n',
+    ),
+    **{
+        name: (
+            f'<｜DSML｜{block}>\n<｜DSML｜invoke name="{{}}">\n{{}}</｜DSML｜invoke>\n</｜DSML｜{block}>',
+            '<｜DSML｜parameter name="{0}" string="{2}">{1}</｜DSML｜parameter>\n',
+        )
+        for name, block in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    },
+    "hy_v3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>{}<tool_sep:opensource>\n{}"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+        "<arg_key:opensource>{}</arg_key:opensource>\n<arg_value:opensource>{}</arg_value:opensource>\n",
+    ),
+    "minicpm5": ('<function name="{}">{}</function>', '<param name="{}">{}</param>'),
     "glm45": ("<tool_call>{}\n{}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
 }
 """By format, a call around its arguments, and an argument."""
 
-ENDS = {name: argument.split("{}")[-1].rstrip("\n") for name, (_, argument) in XML.items()}
+ENDS = {name: argument.rsplit("}", 1)[-1].rstrip("\n") for name, (_, argument) in XML.items()}
 """By format, the text that ends a value."""
 
 
@@ -32,5 +53,8 @@ def xml_call(
     call, argument = XML[name]
     if not close:
         argument = argument.replace(ENDS[name], "")
-    texts = {key: value if isinstance(value, str) else dumped(value) for key, value in values.items()}
-    return call.format(tool, "".join(argument.format(key, text) for key, text in texts.items()))
+    arguments = [
+        argument.format(key, value, "true") if isinstance(value, str) else argument.format(key, dumped(value), "false")
+        for key, value in values.items()
+    ]
+    return call.format(tool, "".join(arguments))
