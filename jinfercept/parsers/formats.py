@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from jinfercept.parsers.hermes import HERMES
+from jinfercept.parsers.kimi import KIMI_K2
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.mistral import MISTRAL
 from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
@@ -35,6 +37,9 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
+        "kimi_k2": KIMI_K2,
+        "deepseek_v3": DEEPSEEK_V3,  # and R1
+        "deepseek_v31": DEEPSEEK_V31,
     }
 )
 """All formats by name. `detect_format` tries them in this order."""

@@ -1,11 +1,12 @@
 """`render`: a conversation as the text that a model's chat template makes of it.
 
 Templates are Jinja sources that come with a model: programs of strangers. They run in Jinja's sandbox, see plain copies
-of JSON, and have the functions and the restrictions of `transformers.utils.chat_template_utils`, whose import takes seconds.
+of JSON, and have the functions and the restrictions of `transformers.utils.chat_template_utils`, whose import takes
+seconds; but lists may grow and shrink, and what `map` makes is written as a list.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -18,6 +19,7 @@ from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields under which a message has its reasoning: templates read the first, those of gpt-oss the second."""
+_LIST_CHANGES = frozenset({"append", "extend", "insert", "pop"})
 
 
 def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -76,10 +78,15 @@ def _refuse_private(name: object) -> None:
         raise SecurityError(f"a namespace has no attributes that begin with an underscore, such as {name!r}")
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Lets templates change lists, as those of Kimi K2 do: all lists that they see are copies."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (type(obj) is list and attr in _LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, ext.loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "dict": _Dict(),
@@ -103,7 +110,15 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_as_list
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, Iterator):
+        return list(cast(Iterator[Any], value))
+    raise TypeError(f"not JSON: {type(value).__name__}")
 
 
 def _raise_exception(message: str) -> None:

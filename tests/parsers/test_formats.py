@@ -9,6 +9,7 @@ import pytest
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
+from tests.support.written_calls import WRITTEN
 from tests.support.xml_writing import XML, xml_call
 
 TURNS = pytest.mark.parametrize("turn", corpus(), ids=lambda turn: f"{turn.format}-{turn.name}")
@@ -136,10 +137,12 @@ def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str)
         text = xml_call(name, "f", {"a": value})
     elif name in ("pythonic", "llama4_pythonic"):
         text = f"[f(a={value!r})]"
+    elif name in WRITTEN:
+        text = WRITTEN[name]([("f", {"a": value})])
     else:
         opening = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]"}.get(name, "")
         text = f'{opening}{{"name": "f", "arguments": {json.dumps({"a": value})}}}'
-    ((_, called, arguments),) = parsed(name, (text[at : at + 5] for at in range(0, len(text), 5)), tools)
+    ((_, called, arguments, *_),) = parsed(name, (text[at : at + 5] for at in range(0, len(text), 5)), tools)
     assert (called, json.loads(arguments)) == ("f", {"a": value})
 
 

@@ -13,6 +13,7 @@ from jinfercept.events import Content
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
+from tests.support.written_calls import WRITTEN
 from tests.support.xml_writing import XML, xml_call
 
 UNTAGGED_AT_START = ("llama3_json", "llama4_json", "pythonic", "llama4_pythonic")
@@ -107,6 +108,8 @@ PROSE = st.sampled_from(["", "Let me see.", "a < b, [1] {x} é😀", "Über <too
 
 def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """The calls as the family writes them; `form` picks among ways that are all right."""
+    if name in WRITTEN:
+        return WRITTEN[name](calls)
     indent, ascii_only = (None, 2)[form % 2], form % 3 == 0
     arguments = "parameters" if name in ("llama3_json", "llama4_json") else "arguments"
 

@@ -7,6 +7,7 @@ import pytest
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import parsed
+from tests.support.written_calls import WRITTEN
 from tests.support.xml_writing import ENDS, XML, xml_call
 
 TEXT = {"type": "string"}
@@ -39,6 +40,7 @@ CALLS = {
     "pythonic": python,
     "llama4_pythonic": lambda tool, **values: f"<|python_start|>{python(tool, **values)}<|python_end|>",
     **{name: lambda tool, name=name, **values: xml_call(name, tool, values) for name in XML},
+    **{name: lambda tool, write=write, **values: write([(tool, values)]) for name, write in WRITTEN.items()},
 }
 """A call as each format writes it."""
 WRITERS = pytest.mark.parametrize("writer", CALLS)

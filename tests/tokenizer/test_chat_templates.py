@@ -104,7 +104,8 @@ def test_a_template_can_refuse() -> None:
         "{% set n = namespace(__class__=1) %}",
         "{% set n = namespace({'_private': 1}) %}",
         "{% set n = namespace() %}{% set n._private = 1 %}",
-        "{{ messages.append(1) }}",
+        "{{ messages.append.__self__.__class__ }}",
+        "{{ messages.sort() }}",
         "{{ messages[0].update(role='system') }}",
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ ('{0.__class__.__base__}' | attr('format'))(1) }}{{ '{a.__class__}'.format_map({'a': 1}) }}",
@@ -121,6 +122,19 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
         text = ""
     assert text == ""
     assert messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_template_changes_lists_of_its_own() -> None:
+    """Those of Kimi K2 do: they queue the ids of calls for the results."""
+    source = "{% set ids = [] %}{% set _ = ids.append('a') %}{% set _ = ids.extend(['b']) %}{{ ids.pop(0) }}{{ ids }}"
+    messages = [{"role": "user", "content": "Hi"}]
+    for _ in range(2):
+        assert render(source + "{% set _ = messages.append(1) %}{{ messages | length }}", messages, {}) == "a['b']2"
+    assert messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_what_map_makes_is_written_as_a_list() -> None:
+    assert render("{{ tools | map(attribute='function') | tojson }}", [], {"tools": [{"function": 1}]}) == "[1]"
 
 
 class Role(StrEnum):
