@@ -1,0 +1,175 @@
+"""The agents' own programs, set up by environment variables only: they run their tools and send the results for three turns."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jinfercept.llm import LLM
+from tests.support.chat_templates import QWEN
+from tests.support.live_server import END, MODEL, Running, running
+from tests.support.scripted_model import Scripted, scripted_llm
+
+LENGTH = 131072
+"""The programs' own prompts have up to 77,000 bytes, each of which is a token of the scripted model."""
+ANSWER = "It costs 23."
+CODEX_CONFIG = """\
+model = "{model}"
+model_provider = "jinfercept"
+[model_providers.jinfercept]
+name = "jinfercept"
+base_url = "{url}/v1"
+wire_api = "responses"
+"""
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@dataclass(frozen=True)
+class Program:
+    """An agent's program.
+
+    Attributes:
+        package: of npm, with its version.
+        name: of its command.
+        words: of the command, which asks how much something costs.
+        environment: of a server's URL and a home folder.
+        calls: the calls that the model writes in the first two turns.
+        results: parts of their results.
+    """
+
+    package: str
+    name: str
+    words: tuple[str, ...]
+    environment: Callable[[str, Path], Mapping[str, str]]
+    calls: tuple[str, str]
+    results: tuple[str, str]
+
+
+def _codex(url: str, home: Path) -> Mapping[str, str]:
+    (home / "config.toml").write_text(CODEX_CONFIG.format(model=MODEL, url=url))
+    return {"CODEX_HOME": str(home)}
+
+
+def _claude(url: str, home: Path) -> Mapping[str, str]:
+    model = {"ANTHROPIC_MODEL": MODEL, "ANTHROPIC_SMALL_FAST_MODEL": MODEL}
+    return model | {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "DISABLE_AUTOUPDATER": "1"}
+
+
+def _opencode(url: str, home: Path) -> Mapping[str, str]:
+    options = {"baseURL": f"{url}/v1", "apiKey": "none"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {MODEL: {}}}
+    config = {"provider": {"jinfercept": provider}, "model": f"jinfercept/{MODEL}", "autoupdate": False}
+    return {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
+
+
+PROGRAMS = (
+    Program(
+        "@openai/codex@0.169.0",
+        "codex",
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "How much?"),
+        _codex,
+        (call("exec_command", cmd="printf 2; printf 3"), call("multi_agent_v1__close_agent", target="x")),
+        ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
+    ),
+    Program(
+        "@anthropic-ai/claude-code@2.1.197",
+        "claude",
+        ("-p", "How much?", "--allowedTools", "Bash,Read"),
+        _claude,
+        (call("Bash", command="printf 2; printf 3"), call("Read", file_path="price.txt")),
+        ("23", "lamp: 23"),
+    ),
+    Program(
+        "opencode-ai@1.18.33",
+        "opencode",
+        ("run", "How much?"),
+        _opencode,
+        (call("bash", command="printf 2; printf 3", description="prints"), call("read", filePath="price.txt")),
+        ("23", "lamp: 23"),
+    ),
+)
+
+
+def command(program: Program, folder: Path) -> str:
+    """The program's command: the installed one, or one that npm fetches."""
+    if (installed := shutil.which(program.name)) is not None:
+        return installed
+    if (npm := shutil.which("npm")) is None:
+        pytest.skip(f"neither {program.name} nor npm is installed")
+    done = subprocess.run(
+        [npm, "install", "--foreground-scripts", "--prefix", folder, program.package],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"npm cannot fetch {program.package}: {done.stderr[-200:]}")
+    setup = folder / "node_modules" / program.package.partition("@1")[0] / "postinstall.mjs"
+    if setup.exists():  # npm may leave scripts of packages out
+        subprocess.run(["node", setup], cwd=setup.parent, check=True, capture_output=True)
+    return str(folder / "node_modules/.bin" / program.name)
+
+
+@pytest.fixture(scope="module")
+def long() -> Iterator[tuple[Scripted, Running]]:
+    """A server whose model has a long context."""
+    with scripted_llm(LENGTH) as make:
+        scripted = make(QWEN)
+        with running(scripted.llm, max_prompt_chars=1_000_000) as server:
+            yield scripted, server
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_program_runs_its_tools_over_three_turns(
+    long: tuple[Scripted, Running], program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripted, server = long
+    prompts: list[str] = []
+    make_chats = LLM.make_chats
+    written = (*program.calls, ANSWER)
+    tool = json.loads(program.calls[0].splitlines()[1])["name"]
+
+    def scripting(llm: LLM, *args: Any, **more: Any) -> Any:
+        """Writes the script, since only the program knows its prompts."""
+        made = make_chats(llm, *args, **more)
+        prompt = made[0].prompt
+        assert prompt is not None
+        says = "A title"  # of the conversation, for which some programs ask first, without tools
+        if f'"name": "{tool}"' in prompt:
+            says = written[len(prompts)]
+            prompts.append(prompt)
+        scripted.follow(prompt + says + END)
+        return made
+
+    monkeypatch.setattr(LLM, "make_chats", scripting)
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    (work / "price.txt").write_text("lamp: 23\n")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), **program.environment(server.url, home)}
+    done = subprocess.run(
+        [command(program, tmp_path / "npm"), *program.words],
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ANSWER), done.stderr[-3000:]
+    for before, says, after, result in zip(prompts, program.calls, prompts[1:], program.results, strict=False):
+        assert says in after
+        assert result in after[len(before) :]
+    assert len(prompts) == 3
+    server.wait_idle()
