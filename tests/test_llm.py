@@ -162,7 +162,9 @@ class Odd(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("no"), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Odd()], ids=repr
+    "error",
+    [RuntimeError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), Odd()],
+    ids=repr,
 )
 def test_a_detector_that_raises_ends_its_own_request_only(smollm2: LLM, error: BaseException) -> None:
     class Raises:

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -146,13 +146,11 @@ def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
     """A tool that is a function: its declaration from signature and docstring, its arguments checked before every call."""
-    from pydantic import validate_call
-
     target: Callable[..., object] = function
     if not (inspect.isroutine(function) or hasattr(function, "func")):  # an object that can be called
         target = function.__call__
     declaration = _declare(target, tool.name)
-    return ChatTool(declaration, replace(tool, function=_checked(validate_call(target), tool.name)))
+    return ChatTool(declaration, replace(tool, function=_checked(target, tool.name)))
 
 
 def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
@@ -192,15 +190,24 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
 
 def _checked(function: Callable[..., object], name: str) -> Callable[[str], object]:
     """A function of the arguments as the model wrote them. Raises `RequestError`, for the model to read, if they do not fit."""
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ArgsKwargs, SchemaValidator
+
+    schema: Any = TypeAdapter[object](function).core_schema  # pyright: ignore[reportArgumentType] # as in `_declare`
+    if schema["type"] == "definitions":
+        schema = {**schema, "schema": schema["schema"]["arguments_schema"]}
+    else:
+        schema = schema["arguments_schema"]
+    fitted = SchemaValidator(schema)
 
     def call(arguments: str) -> object:
         try:
-            value = function(**_object(arguments, name))
+            args, more = fitted.validate_python(ArgsKwargs((), _object(arguments, name)))
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
-        return _text_later(value) if inspect.isawaitable(value) else _text(value)
+        value = function(*args, **more)  # not by pydantic: a thread that ends within native code aborts the process
+        return _text_later(value) if inspect.isawaitable(value) or inspect.isasyncgen(value) else _text(value)
 
     return call
 
@@ -223,10 +230,25 @@ def _text(value: object) -> str:
 
     if value is None or isinstance(value, str):
         return value or ""
-    if inspect.isgenerator(value) and len(value := list(islice(value, _MOST_VALUES + 1))) > _MOST_VALUES:
-        raise RequestError(f"a generator of more than {_MOST_VALUES} values", got="even more", fix="return fewer")
+    if inspect.isgenerator(value):
+        value = list(islice(value, _MOST_VALUES + 1))
+        _check_number(len(value))
     return to_json(value, fallback=str).decode()
 
 
-async def _text_later(value: Awaitable[object]) -> str:
-    return _text(await value)
+def _check_number(num_values: int) -> None:
+    if num_values > _MOST_VALUES:
+        raise RequestError(f"a generator of more than {_MOST_VALUES} values", got="even more", fix="return fewer")
+
+
+async def _text_later(value: object) -> str:
+    """The text of what is awaited in the end; of an asynchronous generator, of all its values."""
+    if inspect.isasyncgen(value):
+        values: list[object] = []
+        async for item in value:
+            values.append(item)
+            _check_number(len(values))
+        return _text(values)
+    while inspect.isawaitable(value):
+        value = await value
+    return _text(value)

@@ -55,8 +55,14 @@ COMMANDS: Mapping[str, Entry] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status, as `run_command_line`."""
-    return run_command_line(PROG, DESCRIPTION, COMMANDS, sys.argv[1:] if argv is None else argv)
+    """Run a command; returns the exit status, as `run_command_line`. Without `argv` a server ends the process itself."""
+    given = sys.argv[1:] if argv is None else argv
+    status = run_command_line(PROG, DESCRIPTION, COMMANDS, given)
+    if argv is None and status == 0 and "serve" in given[:1]:
+        from jinfercept.server.exit_limit import end_process
+
+        end_process()
+    return status
 
 
 if __name__ == "__main__":

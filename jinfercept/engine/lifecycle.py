@@ -5,6 +5,7 @@ list that the caller passes.
 """
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -225,8 +226,9 @@ class RequestLifecycle:
         self._finish(session, "error", failure, events)
 
     def _fail_by_own_code(self, session: Session, error: BaseException, events: list[Event]) -> None:
-        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
-        if issubclass(type(error), KeyboardInterrupt):
+        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request. Only on the
+        main thread, where no `EngineThread` steps the engine, a `KeyboardInterrupt` is the user's."""
+        if issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         self._finish(session, "error", describe_failure(error), events)
 
