@@ -25,6 +25,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
         "minimax_m2": MINIMAX_M2,
         "seed_oss": SEED_OSS,
@@ -32,7 +33,6 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "deepseek_v4": DEEPSEEK_V4,
         "hy_v3": HY_V3,
         "minicpm5": MINICPM5,
-        "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "llama4_pythonic": LLAMA4_PYTHONIC,
         "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
