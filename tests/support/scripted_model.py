@@ -29,6 +29,7 @@ SPECIAL = (
         "<|eot_id|>",
         "<|python_tag|>",
         "<|begin_of_text|>",
+        "｜DSML｜",
     ),
 )
 ENDS = ("<|im_end|>", "</s>", "<|eot_id|>")
