@@ -18,6 +18,7 @@ from jinfercept.chat.options import (
     ChatOptions,
     checked_options,
     reasoning_format,
+    text_format,
     tool_call_format,
 )
 from jinfercept.chat.per_turn_grammar import PerTurnGrammar
@@ -102,7 +103,7 @@ def make_chats(
     if written:
         note_written_tools()
     parser = FORMAT if written else options.get("tool_call_parser")
-    form = tool_call_format(parser, source, declared) if choice.reads else None
+    form = tool_call_format(parser, source, declared) if choice.reads else text_format(parser, source)
     ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
     template = _template(tokenizer, declared, written, options, ends)
     reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)

@@ -146,6 +146,18 @@ def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool])
     return replace(FORMATS[ALIASES.get(name, name)], tools={tool.name: tool.parameters for tool in tools})
 
 
+def text_format(name: str | None, template: str) -> ToolCallFormat | None:
+    """The format of text where no tool is offered; None if all text is content.
+
+    Args:
+        name: the option `tool_call_parser`; None: the format that the template asks for.
+        template: the chat template's source.
+    """
+    name = name or detect_format(template)
+    form = FORMATS.get(ALIASES.get(name, name)) if name else None
+    return replace(form, tools={}) if form is not None and form.frames_text else None
+
+
 def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
     """The format of reasoning; None if reasoning is content.
 

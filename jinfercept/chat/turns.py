@@ -20,7 +20,7 @@ class ChatTurns:
     """How one chat's turns are parsed.
 
     Attributes:
-        form: the format of calls; None if there are no tools.
+        form: the format of calls, or of text that stands in markup; None if there is neither.
         reasoning: the format of reasoning; None if reasoning is content.
         beginnings: where the first turn begins, and where later ones do.
         ends: tokens that end a turn.

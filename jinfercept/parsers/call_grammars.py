@@ -62,13 +62,19 @@ class CallGrammar:
             check_name(names, tool, "tool")
         return self.rules.rule(one_of(self.rules.rule(write(*tool)) for tool in self.tools.items()))
 
-    def objects(self, key: str) -> str:
-        """A call as a JSON object."""
+    def objects(self, key: str, name_key: str = "name", before: str = "") -> str:
+        """A call as a JSON object.
+
+        Args:
+            key: that of the arguments.
+            name_key: that of the tool's name.
+            before: an expression for members that stand before.
+        """
 
         def write(name: str, schema: Mapping[str, Any]) -> str:
             said = json.dumps(name, ensure_ascii=False)
             arguments = self.rules.json(arguments_schema(name, schema))
-            return f"{quoted(f'{{"name": {said}, "{key}": ')} {arguments} {quoted('}')}"
+            return f"{quoted('{')} {before} {quoted(f'"{name_key}": {said}, "{key}": ')} {arguments} {quoted('}')}"
 
         return self.each(write, JSON_NAME)
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jinfercept.parsers.call_lists import APRIEL, COHERE, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
 from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.kimi import KIMI_K2
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
@@ -25,6 +27,8 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "apriel": APRIEL,
+        "minimax": MINIMAX,  # M1
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
         "minimax_m2": MINIMAX_M2,
@@ -37,14 +41,22 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
+        "openai": OPENAI,  # gpt-oss
         "kimi_k2": KIMI_K2,
         "deepseek_v3": DEEPSEEK_V3,  # and R1
         "deepseek_v31": DEEPSEEK_V31,
+        "granite": GRANITE,  # 3.0 to 3.3
+        "nemotron_json": NEMOTRON,  # Nemotron Nano v2
+        "cohere_command4": COHERE,  # and Command R7B, Command A
+        "gigachat3": GIGACHAT,
+        "firefunction": FIREFUNCTION,
     }
 )
 """All formats by name. `detect_format` tries them in this order."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder", "glm47": "glm45"})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"qwen3_xml": "qwen3_coder", "glm47": "glm45", "cohere_command3": "cohere_command4"}
+)
 """Other names that vLLM has for them."""
 
 

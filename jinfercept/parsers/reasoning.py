@@ -47,11 +47,22 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
         "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
         "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
+        "openai_gptoss": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
+        "cohere_command4": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # and Command R7B, Command A
+        "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
 )
 """All reasoning formats by name."""
 
-_MARKS = {"mistral": "[THINK]", "seed_oss": "<seed:think>", "hy_v3": "<think{}>", "minimax_m3": "<mm:think>"}
+_MARKS = {
+    "mistral": "[THINK]",
+    "seed_oss": "<seed:think>",
+    "hy_v3": "<think{}>",
+    "minimax_m3": "<mm:think>",
+    "openai_gptoss": "<|channel|>analysis<|message|>",
+    "cohere_command4": "<|END_THINKING|>",
+    "apriel": "[BEGIN FINAL RESPONSE]",
+}
 """What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""
 
 

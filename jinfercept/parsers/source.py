@@ -157,6 +157,11 @@ class Source:
         self.at += length
         self._cut()
 
+    def begin_paragraph(self) -> None:
+        """Content that follows, if there is more before a call, stands apart from that before."""
+        if self._said and not self._after_call:
+            self._space = "\n\n"
+
     def skip_until(self, marks: Marks) -> Steps[str]:
         """Pass over the text up to the next mark; returns the mark, "" at the end, and stays before it."""
         while True:

@@ -31,6 +31,7 @@ class ToolCallFormat:
         openings: texts that a call without tags may begin with, where the tools are known.
         tokens: special tokens that stand within tags.
         tools: JSON schemas of the arguments of the tools that are offered, by name; None if unknown.
+        frames_text: text stands in markup too, so that turns without tools are read as well.
     """
 
     read: Callable[[Source], Steps[None]]
@@ -43,6 +44,7 @@ class ToolCallFormat:
     openings: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     tools: ToolSchemas | None = None
+    frames_text: bool = False
 
     def parser(self, new_id: Callable[[], str] | None = None) -> CallParser:
         """A parser for one turn.

@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept.errors import ModelError, RequestError
 from jinfercept.request import RequestOutput, SamplingParams, Tool
-from tests.support.chat_templates import LLAMA, MISTRAL, PLAIN, QWEN, QWEN_ITEMS, QWEN_TEXT, THINKING
+from tests.support.chat_templates import HARMONY, LLAMA, MISTRAL, PLAIN, QWEN, QWEN_ITEMS, QWEN_TEXT, THINKING
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted
 
@@ -262,6 +262,13 @@ def test_conversations_without_tools_are_answered_together(make_scripted: Make) 
         ({"role": "assistant", "content": f"{prompt[17]}!"},) for prompt in prompts
     ]
     assert [output.outputs[0].finish_reason for output in outputs] == ["stop", "stop"]
+
+
+def test_text_that_stands_in_markup_is_read_without_tools(make_scripted: Make) -> None:
+    scripted = make_scripted(HARMONY)
+    thought, answer = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant<|channel|>final<|message|>Hi!"
+    output = ask(scripted, thought, answer, END, tools=())
+    assert output.outputs[0].messages == ({"role": "assistant", "content": "Hi!", "reasoning_content": "Hm."},)
 
 
 def test_what_a_person_sees_ends_where_the_text_does_with_min_tokens_and_a_stop_string(make_scripted: Make) -> None:

@@ -27,6 +27,8 @@ TAGS = {tag for form in FORMATS.values() for tag in (*form.tags, *form.tokens)}
 MARKS = sorted(tag for tag in TAGS if not tag.endswith(("=", '"')) and (tag == "｜DSML｜" or "DSML" not in tag))
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 CLOSING = {*"\"'}])", "}}"}
+ONE_CALL = {"openai", "gigachat3"}
+"""Formats in which a call ends its turn."""
 WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
 
 
@@ -117,9 +119,12 @@ TOOLS: dict[str, Any] = {
 @pytest.mark.parametrize("marked", [True, False], ids=["tags are tokens", "tags are text"])
 @pytest.mark.parametrize(("name", "template"), WRITINGS)
 def test_a_turn_that_has_to_call_calls_with_arguments_that_fit(name: str, template: str, marked: bool) -> None:
-    found = [calls(name, TOOLS, turn(name, template, TOOLS, seed, marked=marked)) for seed in range(8)]
+    found = [
+        calls(name, TOOLS, turn(name, template, TOOLS, seed, marked=marked))
+        for seed in range(16 if name in ONE_CALL else 8)
+    ]
     assert {tool for turn in found for tool, _ in turn} == {*TOOLS}
-    assert max(map(len, found)) > 1
+    assert max(map(len, found)) > 1 or name in ONE_CALL
     assert all(not arguments for turn in found for tool, arguments in turn if tool == "now")
     assert any({*arguments} - {"city", "exact"} for turn in found for _, arguments in turn)
 

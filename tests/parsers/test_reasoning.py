@@ -177,6 +177,8 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{%- set think_end_token = '</seed:think>' %}{{ '<seed:think>' }}", "seed_oss"),
         ("{%- set marks = '<think{}>'.format(':opensource') %}", "hy_v3"),
         ("{%- set think_begin_token = '<mm:think>' %}", "minimax_m3"),
+        ("{{ '<|START_THINKING|>' + thinking + '<|END_THINKING|>' }}", "cohere_command4"),
+        ("{{ 'Here are my reasoning steps:\n' }}{{ text.split('[BEGIN FINAL RESPONSE]')[-1] }}", "apriel"),
         ("{{ message.content }}", None),
     ],
 )

@@ -221,3 +221,14 @@ ONE_SYSTEM = QWEN.replace(
     "{%- if message.role == 'tool' %}",
 )
 """Takes one system message, at the beginning, as Qwen3.5."""
+
+HARMONY = r"""
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.thinking %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+{%- endif %}
+{{- '<|start|>' + message.role + '<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+"""gpt-oss, without calls: text stands in markup too."""

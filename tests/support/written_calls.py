@@ -28,8 +28,38 @@ def _kimi_k2(calls: Called) -> str:
     return f"<|tool_calls_section_begin|>{''.join(written)}<|tool_calls_section_end|><|im_end|>"
 
 
+def _openai(calls: Called) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(values)}<|call|>"
+        for name, values in calls
+    )
+
+
+def _listed(opening: str, closing: str, arguments: str = "arguments", name: str = "name") -> Callable[[Called], str]:
+    def write(calls: Called) -> str:
+        objects = [json.dumps({name: called, arguments: values}) for called, values in calls]
+        return f"{opening}[{', '.join(objects)}]{closing}"
+
+    return write
+
+
+def _lines(opening: str, closing: str) -> Callable[[Called], str]:
+    def write(calls: Called) -> str:
+        return opening + "\n".join(json.dumps({"name": name, "arguments": values}) for name, values in calls) + closing
+
+    return write
+
+
 WRITTEN: Mapping[str, Callable[[Called], str]] = {
+    "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
+    "cohere_command4": _listed("<|START_ACTION|>", "<|END_ACTION|><|END_OF_TURN_TOKEN|>", "parameters", "tool_name"),
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
+    "firefunction": _listed(" functools", "<|eot_id|>"),
+    "gigachat3": _lines("<|function_call|>", "<|message_sep|>"),
+    "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
     "kimi_k2": _kimi_k2,
+    "minimax": _lines("<tool_calls>\n", "\n</tool_calls><end_of_sentence>"),
+    "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL><SPECIAL_12>"),
+    "openai": _openai,
 }

@@ -1,0 +1,89 @@
+"""gpt-oss: a turn of messages, `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>` for a call.
+
+The first message's `<|start|>assistant` stands in the prompt. Reasoning, in the channel `analysis`, is a reasoning format's.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.json_values import stream_arguments
+from jinfercept.parsers.lark import quoted
+from jinfercept.parsers.source import Marks, Source, Steps
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.tool_schemas import arguments_schema
+
+_START, _CHANNEL, _CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
+_MESSAGE, _END = "<|message|>", "<|end|>"
+_TURN_ENDS = ("<|call|>", "<|return|>")
+_HEADER_ENDS = Marks((_MESSAGE, _END, _START, *_TURN_ENDS, "\n"))
+_MESSAGE_ENDS = Marks((_END, _START, _CHANNEL, *_TURN_ENDS))
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.:/-]+)")
+_ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
+
+    A message to a tool is a call where it begins with `{`, or has nothing in it; where no tool is offered it is dropped.
+    Reasoning is dropped too, but for that with which the turn begins, which is content if no reasoning format took it.
+    """
+    begins = True  # nothing was read
+    said = False  # a message was content
+    while mark := (yield from source.read_content()):
+        first, begins = begins and mark == _CHANNEL, False
+        if mark not in (_START, _CHANNEL):
+            continue
+        start = source.at
+        if (yield from source.skip_until(_HEADER_ENDS)) != _MESSAGE:
+            if source.at == len(source.text):
+                source.drop_rest()
+            else:
+                source.at = start
+            continue
+        header = mark + source.text[start : source.at]
+        source.at += len(_MESSAGE)
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None and source.tools != {}:
+            yield from _read_call(source, recipient[1], start - len(mark) + recipient.start(1))
+        elif recipient is not None or (_ANALYSIS.search(header) and not first):
+            yield from source.skip_until(_MESSAGE_ENDS)
+        elif said:
+            source.begin_paragraph()
+        said = said or recipient is None
+
+
+def _read_call(source: Source, name: str, start: int) -> Steps[None]:
+    """Read the arguments of a call, or leave what is none."""
+    char = yield from source.skip()
+    if char == "{":
+        source.begin_call(name, start)
+        if (yield from stream_arguments(source)):
+            source.end_call()
+        yield from source.skip(" \t\r\n}")
+    elif char == "<":
+        source.begin_call(name, start)
+        source.add_arguments("{}")
+        source.end_call()
+
+
+def _grammar(calls: CallGrammar) -> str:
+    """One call, which ends the turn."""
+
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        header = f"{quoted(f'commentary to=functions.{name} ')} {calls.tag(_CONSTRAIN)} {quoted('json')}"
+        return f"{header} {calls.tag(_MESSAGE)} {calls.rules.json(arguments_schema(name, schema))}"
+
+    return f'({calls.tag(_START)} "assistant")? {calls.tag(_CHANNEL)} {calls.each(write, _NAME)}'
+
+
+OPENAI = ToolCallFormat(
+    read=_read,
+    grammar=_grammar,
+    detect=lambda template: _CHANNEL in template and f"{_CHANNEL}analysis{_MESSAGE}" in template,
+    tags=(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END),
+    turn_ends=_TURN_ENDS,
+    frames_text=True,
+)
