@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from jinfercept.parsers.apertus import APERTUS
 from jinfercept.parsers.call_lists import APRIEL, COHERE, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
 from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from jinfercept.parsers.functionary import FUNCTIONARY
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.kimi import KIMI_K2
 from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
 from jinfercept.parsers.mistral import MISTRAL
-from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
+from jinfercept.parsers.pythonic import LFM2, LLAMA4_PYTHONIC, PYTHONIC
+from jinfercept.parsers.solar import SOLAR
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.xml_families import (
     DEEPSEEK_V4,
@@ -45,6 +48,10 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "kimi_k2": KIMI_K2,
         "deepseek_v3": DEEPSEEK_V3,  # and R1
         "deepseek_v31": DEEPSEEK_V31,
+        "lfm2": LFM2,  # and LFM2.5
+        "apertus": APERTUS,
+        "solar_open": SOLAR,
+        "functionary_v31": FUNCTIONARY,
         "granite": GRANITE,  # 3.0 to 3.3
         "nemotron_json": NEMOTRON,  # Nemotron Nano v2
         "cohere_command4": COHERE,  # and Command R7B, Command A

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
+"""Llama 3.2 and 4, ToolACE, LFM2: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
 import json
 import keyword
@@ -22,6 +22,7 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, inner, named_arguments
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_LFM2_START, _LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _BARE_LISTS = ("[", "```")
 """Texts that a list of calls without a tag may begin with."""
 _STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
@@ -39,7 +40,7 @@ def _read(source: Source) -> Steps[None]:
     whole = True  # no list was cut off
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
-        if mark in (PYTHON_START, PYTHON_TAG):
+        if mark in (PYTHON_START, PYTHON_TAG, _LFM2_START):
             yield from _read_list(source, tagged=True)
         elif mark in _BARE_LISTS and whole:
             whole = yield from _read_bare_list(source, mark)
@@ -125,6 +126,10 @@ def _llama3_grammar(calls: CallGrammar) -> str:
 
 def _llama4_grammar(calls: CallGrammar) -> str:
     return calls.tagged(PYTHON_START, PYTHON_END, _list_grammar(calls))
+
+
+def _lfm2_grammar(calls: CallGrammar) -> str:
+    return f"{calls.tag(_LFM2_START)} {_list_grammar(calls)} {calls.tag(_LFM2_END)}"
 
 
 def _value_rule(rules: Rules, schema: Mapping[str, Any]) -> str:
@@ -221,5 +226,13 @@ LLAMA4_PYTHONIC = ToolCallFormat(
     detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
     tags=(PYTHON_START, PYTHON_END),
     turn_ends=LLAMA4_TURN_ENDS,
+    openings=_BARE_LISTS,
+)
+LFM2 = ToolCallFormat(
+    read=_read,
+    grammar=_lfm2_grammar,
+    detect=lambda template: any(text in template for text in (_LFM2_START, "List of tools: [", "<|tool_list_start|>")),
+    tags=(_LFM2_START, _LFM2_END),
+    turn_ends=("<|im_end|>",),
     openings=_BARE_LISTS,
 )

@@ -49,6 +49,8 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
         "openai_gptoss": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
         "cohere_command4": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # and Command R7B, Command A
+        "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
+        "solar_open": ReasoningFormat("<|think|>", "<|end|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
 )
@@ -61,6 +63,8 @@ _MARKS = {
     "minimax_m3": "<mm:think>",
     "openai_gptoss": "<|channel|>analysis<|message|>",
     "cohere_command4": "<|END_THINKING|>",
+    "apertus": "<|inner_suffix|>",
+    "solar_open": "assistant<|think|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
 }
 """What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""
@@ -77,7 +81,8 @@ def detect_reasoning_format(chat_template: str) -> str | None:
             return name
     if "</think>" not in chat_template:
         return None
-    return "qwen3" if "<think>" in chat_template else "deepseek_r1"
+    opens = "<think>" in chat_template or "List of tools: [" in chat_template  # LFM2.5 writes both marks, or neither
+    return "qwen3" if opens else "deepseek_r1"
 
 
 @final

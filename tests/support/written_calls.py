@@ -50,16 +50,42 @@ def _lines(opening: str, closing: str) -> Callable[[Called], str]:
     return write
 
 
+def _apertus(calls: Called) -> str:
+    return f"<|tools_prefix|>{json.dumps([{name: values} for name, values in calls])}<|tools_suffix|><|assistant_end|>"
+
+
+def _functionary(calls: Called) -> str:
+    return "".join(f"<function={name}>{json.dumps(values)}</function>" for name, values in calls) + "<|eot_id|>"
+
+
+def _lfm2(calls: Called) -> str:
+    written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})" for name, values in calls]
+    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|><|im_end|>"
+
+
+def _solar(calls: Called) -> str:
+    name_tag, arguments = "<|tool_call:name|>", "<|tool_call:args|>"
+    written = [
+        f"<|tool_call:begin|>a1b2c3d4e{index}{name_tag}{name}{arguments}{json.dumps(values)}<|tool_call:end|>"
+        for index, (name, values) in enumerate(calls)
+    ]
+    return f"<|begin|>assistant<|tool_calls|>{''.join(written)}<|calls|>"
+
+
 WRITTEN: Mapping[str, Callable[[Called], str]] = {
+    "apertus": _apertus,
     "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
     "cohere_command4": _listed("<|START_ACTION|>", "<|END_ACTION|><|END_OF_TURN_TOKEN|>", "parameters", "tool_name"),
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
     "firefunction": _listed(" functools", "<|eot_id|>"),
+    "functionary_v31": _functionary,
     "gigachat3": _lines("<|function_call|>", "<|message_sep|>"),
     "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
     "kimi_k2": _kimi_k2,
+    "lfm2": _lfm2,
     "minimax": _lines("<tool_calls>\n", "\n</tool_calls><end_of_sentence>"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL><SPECIAL_12>"),
     "openai": _openai,
+    "solar_open": _solar,
 }
