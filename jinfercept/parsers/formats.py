@@ -7,6 +7,7 @@ from jinfercept.parsers.apertus import APERTUS
 from jinfercept.parsers.call_lists import APRIEL, COHERE, FIREFUNCTION, GIGACHAT, GRANITE, MINIMAX, NEMOTRON
 from jinfercept.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from jinfercept.parsers.functionary import FUNCTIONARY
+from jinfercept.parsers.gemma import GEMMA4
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
 from jinfercept.parsers.kimi import KIMI_K2
@@ -48,6 +49,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "kimi_k2": KIMI_K2,
         "deepseek_v3": DEEPSEEK_V3,  # and R1
         "deepseek_v31": DEEPSEEK_V31,
+        "gemma4": GEMMA4,
         "lfm2": LFM2,  # and LFM2.5
         "apertus": APERTUS,
         "solar_open": SOLAR,

@@ -174,12 +174,13 @@ def plain_arguments(value: str) -> str:
     try:
         inner = json.loads(value, strict=False)
         inner.encode()
-        return inner if isinstance(json.loads(inner, object_pairs_hook=_distinct), dict) else value
+        return inner if isinstance(json.loads(inner, object_pairs_hook=distinct), dict) else value
     except (ValueError, RecursionError):
         return value
 
 
-def _distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these members. Raises `ValueError` for a key that comes twice."""
     value = dict(members)
     if len(value) < len(members):
         raise ValueError("a key comes twice")

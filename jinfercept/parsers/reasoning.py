@@ -51,6 +51,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "cohere_command4": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # and Command R7B, Command A
         "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
         "solar_open": ReasoningFormat("<|think|>", "<|end|>"),
+        "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     }
 )
@@ -65,6 +66,7 @@ _MARKS = {
     "cohere_command4": "<|END_THINKING|>",
     "apertus": "<|inner_suffix|>",
     "solar_open": "assistant<|think|>",
+    "gemma4": "<channel|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
 }
 """What templates of some formats have and others have not; Hy3's writes the suffix of its marks in place of braces."""

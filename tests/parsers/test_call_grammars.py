@@ -26,7 +26,7 @@ from tests.support.xml_writing import ENDS, xml_call
 TAGS = {tag for form in FORMATS.values() for tag in (*form.tags, *form.tokens)}
 MARKS = sorted(tag for tag in TAGS if not tag.endswith(("=", '"')) and (tag == "｜DSML｜" or "DSML" not in tag))
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
-CLOSING = {*"\"'}])", "}}"}
+CLOSING = {*"\"'}])", "}}", '<|"|>'}
 ONE_CALL = {"openai", "gigachat3"}
 """Formats in which a call ends its turn."""
 WRITINGS = [*((name, "") for name in FORMATS), ("mistral", NEW_MISTRAL)]
@@ -65,7 +65,7 @@ def turn(
         texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
         wanted = [end[size] for size in range(len(end) - 1, -1, -1) if drawn[len(drawn) - size :] == end[:size]]
         closing = [token for token in wanted if token in texts][:1]
-        shorter = [token for token in texts if texts[token] in CLOSING]
+        shorter = [token for token in texts if texts[token] in CLOSING or (name == "gemma4" and texts[token] == "<")]
         in_turn = closing or shorter if len(drawn) // 60 % 2 == 0 else shorter or closing
         drawn.append(int(rng.choice(ends or in_turn or allowed)))
         constraint.accept(drawn[-1])

@@ -194,6 +194,7 @@ def test_deep_nesting_raises_nothing(name: str) -> None:
         ("{% set tool_calls_token = '<|tools_prefix|>' %}", "apertus"),
         ("<|tool_call:name|><tool-name><|tool_call:args|><args-json-object>", "solar_open"),
         ('<function=example_function_name>{"example_name": "example_value"}</function>', "functionary_v31"),
+        ("{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}", "gemma4"),
         ("formatted as functools[", "firefunction"),
         ('{{- "[TOOL_CALLS] [" }}{%- for tool_call in tool_calls %}', "mistral"),
         ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),

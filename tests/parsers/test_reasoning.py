@@ -181,6 +181,7 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{{ '<|START_THINKING|>' + thinking + '<|END_THINKING|>' }}", "cohere_command4"),
         ("{{ '<|inner_prefix|>' + thinking + '<|inner_suffix|>' }}", "apertus"),
         ("{{ '<|begin|>assistant<|think|>' + thinking + '<|end|>' }}", "solar_open"),
+        ("{{ '<|channel>thought\\n' + thinking + '\\n<channel|>' }}", "gemma4"),
         ("{{ 'Here are my reasoning steps:\n' }}{{ text.split('[BEGIN FINAL RESPONSE]')[-1] }}", "apriel"),
         ("{{ message.content }}", None),
     ],

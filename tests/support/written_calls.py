@@ -72,6 +72,18 @@ def _solar(calls: Called) -> str:
     return f"<|begin|>assistant<|tool_calls|>{''.join(written)}<|calls|>"
 
 
+def _gemma4(calls: Called) -> str:
+    def value(given: Any) -> str:
+        if isinstance(given, str) and '<|"|>' not in given:
+            return f'<|"|>{given}<|"|>'
+        return json.dumps(given)
+
+    def members(values: Mapping[str, Any]) -> str:
+        return ",".join(f"{key}:{value(given)}" for key, given in values.items())
+
+    return "".join(f"<|tool_call>call:{name}{{{members(values)}}}<tool_call|>" for name, values in calls) + "<turn|>"
+
+
 WRITTEN: Mapping[str, Callable[[Called], str]] = {
     "apertus": _apertus,
     "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
@@ -80,6 +92,7 @@ WRITTEN: Mapping[str, Callable[[Called], str]] = {
     "deepseek_v31": _deepseek_v31,
     "firefunction": _listed(" functools", "<|eot_id|>"),
     "functionary_v31": _functionary,
+    "gemma4": _gemma4,
     "gigachat3": _lines("<|function_call|>", "<|message_sep|>"),
     "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
     "kimi_k2": _kimi_k2,
