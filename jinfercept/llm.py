@@ -186,10 +186,11 @@ class LLM:
     ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
-        That mends an engine that failed too. A call that raises changes nothing.
+        That mends an engine that failed too. A call that raises changes nothing, but Ctrl-C waits until it is done.
 
         Args:
-            policy, estimator, order: as for a new `LLM`; the name or place chosen last by default.
+            policy, estimator, order: as for a new `LLM`; by default the name, place, class or function chosen last. An object
+                counts for one engine.
             record: makes an observer of the scheduler.
             options: of `RestartOptions`; the others keep their values.
 

@@ -1,4 +1,5 @@
-"""The end of the interpreter: threads stop before it goes, since one that is in JAX by then aborts the process.
+"""The end of the interpreter, and Ctrl-C: threads stop before the interpreter goes, since one that is in JAX by then aborts the
+process.
 
 `atexit` calls the last function registered first, and JAX registers its clean-up when it is imported. So what is registered
 here later is called before JAX frees its devices. By then threads that are no daemons, and those of executors, have ended.
@@ -7,10 +8,11 @@ here later is called before JAX frees its devices. By then threads that are no d
 import atexit
 import ctypes
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Final
 from weakref import WeakMethod, finalize
 
@@ -65,3 +67,20 @@ def ending_at_exit() -> Iterator[None]:
     finally:
         ended.set()
         atexit.unregister(end)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block. It arrives on the main thread only, where it could end any step halfway."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if arrived and callable(before):
+            before(*arrived[-1])

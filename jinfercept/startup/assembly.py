@@ -1,9 +1,10 @@
 """Puts an engine together. Weights and executables outlive engines; every engine starts with empty pages."""
 
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -86,6 +87,21 @@ class OwnParts:
         flags |= {name: choice for name, choice in choices.items() if isinstance(choice, str)}
         own: dict[str, Any] = {name: choice for name, choice in choices.items() if name not in flags}
         return cls(**own)
+
+    def following(self, before: Self, flags: Mapping[str, Any]) -> Self:
+        """These parts for the next engine, with the classes and functions of the one before where nothing else is chosen.
+
+        Args:
+            before: parts of the engine before; an object among them has the state of that one.
+            flags: options of the next engine; a name among them is chosen.
+        """
+        kept = {
+            name: part
+            for name in ("policy", "estimator", "order")
+            if getattr(self, name) is None and name not in flags
+            if inspect.isclass(part := getattr(before, name)) or inspect.isroutine(part)
+        }
+        return replace(self, **kept)
 
     def filled(self, config: EngineConfig) -> tuple[PolicyChoice, EstimatorChoice, OrderChoice]:
         """The policy, the estimator and the order, of the options where there is none."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, final
 
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.engine.process_end import ending_at_exit
+from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError
@@ -160,7 +160,7 @@ class EngineHost:
         self.check_idle("start over")
         setup = self.setup.changed(policy, estimator, order, **flags)
         parts = setup.assemble(record)
-        with self._using_jax():
+        with self._using_jax(), interrupts_held_back():
             self.setup = setup
             self._end()
             self._runner.reset()
@@ -176,10 +176,11 @@ class EngineHost:
             weights = replacement_params(self.setup.model, params, runner.params)
             setup = self.setup.changed()
             parts = setup.assemble()
-            self._end()
-            runner.update(weights)
-            self.setup = setup
-            self._begin(parts)
+            with interrupts_held_back():
+                self._end()
+                runner.update(weights)
+                self.setup = setup
+                self._begin(parts)
 
     def warm_up_behind(self) -> None:
         """Begin to compile in a thread what a lazy start left out, before a step needs it."""

@@ -128,12 +128,12 @@ class EngineSetup:
         order: OrderChoice | None = None,
         **flags: Any,
     ) -> Self:
-        """The same with other options, of those that are `CHANGEABLE`; policy, estimator and order by name where they are None.
+        """The same with other options, of those that are `CHANGEABLE`; policy, estimator and order stay where they are None.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, unknown or out of range.
         """
-        own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
+        own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order).following(self.own, flags)
         merged = {**self.flags, **flags}
         config = EngineConfig.from_options(merged)
         fixed = sorted(set(flags) - CHANGEABLE)

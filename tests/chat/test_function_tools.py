@@ -1,7 +1,7 @@
 """Python functions as tools: their declarations, arguments and return values."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -128,6 +128,22 @@ def test_no_tool_has_the_name_under_which_readers_are_counted() -> None:
         with pytest.raises(RequestError, match="no tool may be called <reader>"):
             make()
     assert Tool(lambda text: text).name == "<lambda>"
+
+
+def test_what_an_asynchronous_function_gives_is_read_to_its_end() -> None:
+    async def numbers(first: int) -> AsyncIterator[int]:
+        yield first
+        yield first + 1
+
+    async def nested(text: str) -> Any:
+        return later(text)
+
+    assert asyncio.run(_awaited(call(only(numbers), '{"first": 1}'))) == "[1,2]"
+    assert asyncio.run(_awaited(call(only(nested), '{"text": "a"}'))) == "a"
+
+
+async def _awaited(value: Any) -> object:
+    return await value
 
 
 def test_a_generator_is_its_values_unless_it_never_ends() -> None:

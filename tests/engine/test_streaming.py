@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 from jinfercept import LLM, EngineError, RequestError, SamplingParams, ScriptedDetector, Tool
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Finished, Intercepted, Resumed, Token
 from jinfercept.request import Call, Request, RequestOutput
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate
@@ -165,8 +168,6 @@ def test_a_stream_that_nobody_reads_is_given_up_while_its_tool_runs(llm: LLM) ->
 
 
 def test_an_interrupt_gives_up_what_it_interrupts_and_nothing_else(llm: LLM, interruptible: None) -> None:
-    import signal
-
     over = threading.Event()
     [expected] = llm.generate(prompt(1), LONG)
     stream = llm.stream(prompt(1), LONG)
@@ -187,8 +188,6 @@ def test_an_interrupt_gives_up_what_it_interrupts_and_nothing_else(llm: LLM, int
 
 
 def test_an_interrupt_with_the_last_event_loses_no_end(llm: LLM, interruptible: None) -> None:
-    import signal
-
     def interrupt(argument: str) -> list[int]:
         signal.raise_signal(signal.SIGINT)  # not in the main thread: noticed there when the end arrives
         return [5]
@@ -450,3 +449,37 @@ def test_a_sink_that_fails_while_the_log_fails_ends_its_own_requests_only(llm: L
         logging.getLogger("jinfercept").removeHandler(handler)
     assert output.outputs[0].finish_reason == "length"
     settle(llm)
+
+
+# -- when another engine begins ----------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_waits_until_a_restart_is_done(
+    llm: LLM, interruptible: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [expected] = llm.generate(prompt(1), PARAMS)
+    reset = ModelRunner.reset
+
+    def interrupted(runner: ModelRunner) -> None:
+        signal.raise_signal(signal.SIGINT)
+        reset(runner)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "reset", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.restart()
+    [output] = llm.generate(prompt(1), PARAMS)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_a_policy_of_a_function_is_made_anew_by_a_restart_and_stays_until_another_is_chosen(llm: LLM) -> None:
+    def own() -> LeastRecentlyUsed:
+        return LeastRecentlyUsed(writes_through=True)
+
+    llm.restart(policy=own)
+    assert llm.policy_name == "own"
+    llm.restart()
+    assert llm.policy_name == "own"
+    llm.restart(policy="copy_ahead")
+    llm.restart()
+    assert llm.policy_name == "copy_ahead"
