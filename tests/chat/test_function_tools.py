@@ -1,6 +1,9 @@
 """Python functions as tools: their declarations, arguments and return values."""
 
 import asyncio
+import subprocess
+import sys
+import textwrap
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -153,3 +156,23 @@ def test_a_generator_is_its_values_unless_it_never_ends() -> None:
     assert call(only(count), '{"most": 3}') == "[0,1,2]"
     with pytest.raises(RequestError, match="a generator of more than 65536 values"):
         call(only(count), f'{{"most": {10**30}}}')
+
+
+def test_a_process_may_end_while_a_function_runs_in_a_thread() -> None:
+    code = """
+        import threading, time
+        from jinfercept.chat.function_tools import chat_tools
+
+        began = threading.Event()
+
+        def hangs() -> None:
+            began.set()
+            while True:
+                time.sleep(0.01)
+
+        [tool] = chat_tools([hangs])
+        threading.Thread(target=tool.tool.function, args=("{}",), daemon=True).start()
+        began.wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0

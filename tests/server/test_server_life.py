@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from itertools import product
@@ -228,6 +229,30 @@ def test_a_process_that_does_not_end_by_itself_is_ended_at_its_limit(tmp_path: P
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0
     assert "held" in done.stderr
+
+
+def test_the_end_of_a_process_destroys_no_coroutine_that_would_go_on() -> None:
+    code = """
+        import asyncio, atexit
+        from jinfercept.server.exit_limit import end_process
+
+        async def holds():
+            while True:
+                try:
+                    await asyncio.sleep(100)
+                except BaseException:
+                    pass
+
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(holds())
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+        atexit.register(print, "the last words")
+        end_process()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "the last words\n")
 
 
 @pytest.mark.slow
