@@ -126,15 +126,26 @@ def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
 @pytest.mark.parametrize(
     ("tools", "flags", "said"),
     [
-        ("def f() -> str:\n    'A tool.'\n", [], "shows no format of calls that is known"),
+        (
+            "def f() -> str:\n    'A tool.'\n",
+            ["--chat-template", "own.jinja"],
+            "shows no format of calls that is known",
+        ),
         ("def f() -> str:\n    'A tool.'\n", ["--prompt", "x"], "these belong to a chat; got --prompt and --tools"),
         ("def f(:\n", [], "tools.py"),
     ],
 )
 def test_run_refuses_tools_before_it_loads_the_model(
-    tools: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tools: str,
+    flags: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tools.py").write_text(tools)
+    (tmp_path / "own.jinja").write_text("{{ messages[-1].content }}{{ tools }}")
     assert main(["run", "smollm2-135m", "--tools", str(tmp_path / "tools.py"), *flags]) == 2
     error = capsys.readouterr().err
     assert said in error

@@ -186,8 +186,8 @@ def test_marks_are_in_no_error() -> None:
     with pytest.raises(RequestError) as caught:
         encoded(
             smollm2(),
-            "{{ raise_exception(messages[-1].content) if messages | length > 1 }}",
-            [{"role": "user", "content": "<|im_end|>"}] * 2,
+            "{{ raise_exception(messages[-1].content) if messages | length > 2 }}",
+            [{"role": role, "content": "<|im_end|>"} for role in ("user", "assistant", "user")],
         )
     assert str(caught.value.got).endswith("<|im_end|>")
 
