@@ -5,6 +5,7 @@ Declarations are OpenAI's. One without a function is a tool that the caller runs
 
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,8 @@ from jinfercept.errors import RequestError
 from jinfercept.plain_values import strict_json
 from jinfercept.request import Tool, check_tool_name
 
+_NAME = re.compile(r'[^<>\[\]"\\\x00-\x1f]+')
+"""Names that no format of calls takes for its markup."""
 _MOST_VALUES = 2**16
 """Values of a generator that are a result. One that never ends would fill the memory."""
 
@@ -149,6 +152,10 @@ def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
     target: Callable[..., object] = function
     if not (inspect.isroutine(function) or hasattr(function, "func")):  # an object that can be called
         target = function.__call__
+    if not _NAME.fullmatch(tool.name):
+        raise RequestError(
+            "a model cannot write the name of this tool", got=repr(tool.name)[:80], fix="give it one: Tool(…, name=…)"
+        )
     declaration = _declare(target, tool.name)
     return ChatTool(declaration, replace(tool, function=_checked(target, tool.name)))
 
@@ -172,6 +179,8 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
             got=str(inspect.signature(function)),
             fix="no positional-only arguments, no *args",
         )
+    if any(argument.kind is argument.VAR_KEYWORD for argument in inspect.signature(function).parameters.values()):
+        parameters.setdefault("additionalProperties", True)
     try:
         documented = docstring_parser.parse(inspect.getdoc(function) or "")
     except docstring_parser.ParseError:  # a text in no known style

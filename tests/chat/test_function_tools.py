@@ -68,8 +68,8 @@ def test_a_function_is_declared_by_signature_and_docstring() -> None:
 def test_arguments_become_what_the_annotations_say_and_results_text() -> None:
     arguments = '{"place": {"city": "Paris"}, "days": "2"}'
     assert call(only(weather), arguments) == '{"city":"Paris","days":2,"unit":"C"}'
-    assert call(only(lambda: None), "{}") == ""
-    assert call(only(lambda: [1, 2]), "{}") == "[1,2]"
+    assert call(only(Tool(lambda: None, name="f")), "{}") == ""
+    assert call(only(Tool(lambda: [1, 2], name="f")), "{}") == "[1,2]"
 
 
 def test_whatever_can_be_called_by_name_is_a_tool() -> None:
@@ -176,3 +176,17 @@ def test_a_process_may_end_while_a_function_runs_in_a_thread() -> None:
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["<lambda>", "</tool_call>", "a\nb", 'a"b'])
+def test_a_name_that_is_markup_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="cannot write the name"):
+        only(Tool(lambda: "", name=name))
+
+
+def test_a_function_of_any_arguments_gets_any() -> None:
+    def anything(**values: Any) -> str:
+        return ",".join(sorted(values))
+
+    assert only(anything).declaration["function"]["parameters"]["additionalProperties"] is True
+    assert call(only(anything), '{"b": 1, "a": 2}') == "a,b"
