@@ -41,6 +41,20 @@ EXPECTED = {
     "poolside-Laguna-XS-2.1": "glm45",
     "poolside-Laguna-XS.2": "glm45",
     "tencent-Hy3": "hy_v3",
+    "Apertus-8B-Instruct": "apertus",
+    "Apriel-1.6-15b-Thinker-fixed": "apriel",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere_command4",
+    "GigaChat3-10B-A1.8B": "gigachat3",
+    "GigaChat3.1-10B-A1.8B": "gigachat3",
+    "Kimi-K2-Instruct": "kimi_k2",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "MiniMax-M1": "minimax",
+    "llama-cpp-deepseek-r1": "deepseek_v3",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "moonshotai-Kimi-K2": "kimi_k2",
+    "unsloth-Apriel-1.5": "apriel",
+    "upstage-Solar-Open-100B": "solar_open",
     "Bielik-11B-v3.0-Instruct": "hermes",
     "MiMo-VL": "hermes",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
@@ -59,7 +73,7 @@ EXPECTED = {
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
 }
-"""The formats of the templates that show tools."""
+"""The formats of the templates that show tools, and write calls of earlier turns where they are compared here."""
 PARAMETERS = {
     "type": "object",
     "properties": {
