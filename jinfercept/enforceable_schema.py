@@ -140,7 +140,7 @@ def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool
         case "then" | "else":
             return "if" not in schema or value is True or _is_empty(value)
         case "dependentRequired" | "dependentSchemas" | "dependencies":
-            return isinstance(value, Mapping) and all(not one or one is True for one in value.values())
+            return isinstance(value, Mapping) and all(not flag or flag is True for flag in value.values())
         case _:
             return False
 
@@ -175,7 +175,7 @@ def _allows_texts(schema: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _type(value: Any) -> Any:

@@ -108,7 +108,9 @@ class Ledger:
             waste.recompute += used * seconds.recompute_s
         if planned.recomputing:
             waste.recompute += _num_pages(planned.recomputing) * size * rest_s
-        if awaits := [one for one in self._running if not one.planned and one.context.ready < one.length - 1]:
+        if awaits := [
+            waiting for waiting in self._running if not waiting.planned and waiting.context.ready < waiting.length - 1
+        ]:
             waste.fetch += _num_pages(awaits) * size * rest_s
         return seconds
 

@@ -31,7 +31,7 @@ def _read(source: Source) -> Steps[None]:
     Reasoning is dropped too, but for that with which the turn begins, which is content if no reasoning format took it.
     """
     begins = True  # nothing was read
-    said = False  # a message was content
+    has_content = False  # a message was content
     while mark := (yield from source.read_content()):
         first, begins = begins and mark == _CHANNEL, False
         if mark not in (_START, _CHANNEL):
@@ -50,9 +50,9 @@ def _read(source: Source) -> Steps[None]:
             yield from _read_call(source, recipient[1], start - len(mark) + recipient.start(1))
         elif recipient is not None or (_ANALYSIS.search(header) and not first):
             yield from source.skip_until(_MESSAGE_ENDS)
-        elif said:
+        elif has_content:
             source.begin_paragraph()
-        said = said or recipient is None
+        has_content = has_content or recipient is None
 
 
 def _read_call(source: Source, name: str, start: int) -> Steps[None]:

@@ -128,14 +128,16 @@ def read_value(source: Source, parts: list[str], keys: _Keys | None = None) -> S
     while True:
         start = source.at
         outside = _MEMBERS if keys is not None and closing == ["}"] else _OUTSIDE
-        found = (_INSIDE if inside else outside).search(source.text, start)
-        char = found[0] if found else ""
-        source.at = found.end() if found and char != "<" else found.start() if found else len(source.text)
+        delimiter = (_INSIDE if inside else outside).search(source.text, start)
+        char = delimiter[0] if delimiter else ""
+        source.at = (
+            delimiter.end() if delimiter and char != "<" else delimiter.start() if delimiter else len(source.text)
+        )
         part = source.text[start : source.at]
         parts.append(part.translate(_ESCAPES) if inside else part)
         if keys is not None and inside:
             keys.add(part)
-        if not found:
+        if not delimiter:
             if source.ended:
                 raise TextEnded
             yield
@@ -161,7 +163,7 @@ def read_value(source: Source, parts: list[str], keys: _Keys | None = None) -> S
                 keys.expected = True
         elif char != closing.pop():
             raise Broken
-        if found and not closing and not inside:
+        if delimiter and not closing and not inside:
             return
 
 

@@ -71,8 +71,8 @@ class TrailingCalls:
     def _last_tag(self, text: str) -> int:
         """Where the last tag of a text begins, without one at its beginning, or half a tag at its end."""
         last, end = self._marks.find(text, 1)
-        while end >= 0 and (found := self._marks.find(text, end))[1] >= 0:
-            last, end = found
+        while end >= 0 and (span := self._marks.find(text, end))[1] >= 0:
+            last, end = span
         return last
 
     def _move(self, by: int) -> None:

@@ -96,7 +96,7 @@ def _text_options(name: str, schema: Mapping[str, Any], ends: Sequence[str]) -> 
             _quoted_choice(name, value, ends) for value in values if ("null" if value is None else "string") in kinds
         ]
     if isinstance(kind, list):
-        return [text for one in kind for text in _text_options(name, {**schema, "type": one}, ends)]
+        return [text for option in kind for text in _text_options(name, {**schema, "type": option}, ends)]
     if kind == "null":
         return [quoted("null")]
     if keywords <= {"type", "pattern", "minLength", "maxLength", "format"}:
