@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_type_hints
 
-from jinfercept.errors import ConfigError, nearest
+from jinfercept.errors import ConfigError, nearest, shown
 from jinfercept.plain_values import plain
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
@@ -63,7 +63,7 @@ class ModelOptions:
             return None
         words = [word.strip() for word in self.devices.split(",")]
         if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
-            raise ConfigError("devices are different indices", got=repr(self.devices), fix="such as 0 or 0,1")
+            raise ConfigError("devices are different indices", got=shown(self.devices), fix="such as 0 or 0,1")
         return tuple(map(int, words))
 
 
@@ -118,27 +118,27 @@ class SpeculativeConfig(NamedTuple):
         except ValueError as error:
             raise ConfigError(f"{what} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
         if not isinstance(values, dict):
-            raise ConfigError(f"{what} is an object", got=repr(values), fix=_SPECULATIVE_EXAMPLE)
+            raise ConfigError(f"{what} is an object", got=shown(values), fix=_SPECULATIVE_EXAMPLE)
         if unknown := sorted(set(values) - set(cls._fields)):
             raise ConfigError(f"{what} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
         model = values.get("model")
         values = {"method": "ngram" if model is None else "draft_model", **values}
         config = cls(**values)
         if config.method not in ("ngram", "draft_model"):
-            raise ConfigError(f"{what} has another method", got=repr(config.method), fix="ngram or draft_model")
+            raise ConfigError(f"{what} has another method", got=shown(config.method), fix="ngram or draft_model")
         if config.method == "ngram" and model is not None:
-            raise ConfigError(f"{what} has n-grams of a model", got=repr(given), fix="leave out model, or draft_model")
+            raise ConfigError(f"{what} has n-grams of a model", got=shown(given), fix="leave out model, or draft_model")
         if config.method == "draft_model" and not (isinstance(model, str) and model):
-            raise ConfigError(f"{what} lacks the draft model", got=repr(given), fix=_DRAFT_MODEL_EXAMPLE)
+            raise ConfigError(f"{what} lacks the draft model", got=shown(given), fix=_DRAFT_MODEL_EXAMPLE)
         if not all(type(number) is int and number >= 1 for number in config[1:4]):
-            raise ConfigError(f"{what} has whole numbers from 1 on", got=repr(given), fix=_SPECULATIVE_EXAMPLE)
+            raise ConfigError(f"{what} has whole numbers from 1 on", got=shown(given), fix=_SPECULATIVE_EXAMPLE)
         shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
         if "prompt_lookup_min" not in values:
             shortest = min(shortest, longest)
         if "prompt_lookup_max" not in values:
             longest = max(shortest, longest)
         if shortest > longest:
-            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=repr(given), fix="lower it")
+            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=shown(given), fix="lower it")
         return config._replace(prompt_lookup_min=shortest, prompt_lookup_max=longest)
 
 
@@ -386,6 +386,6 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     kind = str if choices else wanted
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{name} has the wrong type", got=repr(value), fix=f"give a value of type {kind.__name__}")
+        raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")
     if choices and value not in choices:
-        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=repr(value), fix="choose one of them")
+        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=shown(value), fix="choose one of them")

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from jinfercept.request import RequestOutput
 
 
+MOST_SHOWN = 120
+"""Characters of a wrong value that an error shows."""
+
+
 class JinferceptError(ValueError):
     """A mistake that the caller can mend.
 
@@ -26,7 +30,7 @@ class JinferceptError(ValueError):
 
     def __init__(self, what: str, *, got: object, fix: str) -> None:
         self.what, self.got, self.fix = what, got, fix
-        super().__init__(f"{what}; got {got!s}; fix: {fix}")
+        super().__init__(f"{what}; got {_text(got)}; fix: {fix}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
@@ -130,6 +134,23 @@ def describe_failure(error: BaseException) -> str:
         text = type(error).__name__
         text = f"{text}: {error}"
     return text
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's `repr`; of a value that cannot be shown, its type's name."""
+    try:
+        text = repr(value)
+    except Exception:  # a value's own methods may raise anything
+        return f"a {type(value).__name__} whose repr fails"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+def _text(value: object) -> str:
+    """A value as text; of a value that has none, what `shown` gives."""
+    try:
+        return str(value)
+    except Exception:
+        return shown(value)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

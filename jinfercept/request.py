@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.sampling_params import SamplingParams as SamplingParams
 from jinfercept.sampling_params import is_number
 from jinfercept.short_repr import short_repr
@@ -26,7 +26,18 @@ READER = "<reader>"
 def check_tool_name(name: str) -> None:
     """Raise `RequestError` if a tool cannot have this name."""
     if not isinstance(name, str) or name == READER:
-        raise RequestError(f"no tool may be called {READER}, or by what is no text", got=repr(name), fix="another name")
+        raise RequestError(
+            f"no tool may be called {READER}, or by what is no text", got=shown(name), fix="another name"
+        )
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """A function's name; of an object that has none, its type's."""
+    try:
+        name = getattr(function, "__name__", "")
+    except Exception:  # an object's own `__getattr__` may raise anything
+        name = ""
+    return name if isinstance(name, str) and name else type(function).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +106,10 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise RequestError("a tool needs something to call", got=repr(self.function), fix="pass a Python function")
+            raise RequestError("a tool needs something to call", got=shown(self.function), fix="pass a Python function")
         check_tool_name(self.name)
         if not self.name:
-            object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
+            object.__setattr__(self, "name", _name_of(self.function))
         marks = (self.start, self.stop)
         if marks != (None, None) and not all(isinstance(mark, str) and mark for mark in marks):
             raise RequestError(
@@ -107,14 +118,16 @@ class Tool:
                 fix="give the text that opens a call and the text that ends it",
             )
         if not isinstance(self.result, str) or "{}" not in self.result:
-            raise RequestError(f"the result of tool {self.name!r} has no place", got=repr(self.result), fix="add {}")
+            raise RequestError(f"the result of tool {self.name!r} has no place", got=shown(self.result), fix="add {}")
         if not (is_number(self.timeout_s) and self.timeout_s > 0):
-            raise RequestError(f"tool {self.name!r} needs a time-out", got=repr(self.timeout_s), fix="seconds, above 0")
+            raise RequestError(
+                f"tool {self.name!r} needs a time-out", got=shown(self.timeout_s), fix="seconds, above 0"
+            )
         if type(room := self.max_result_tokens) is not int or room < 1:
             what = f"tool {self.name!r} needs room for its result"
-            raise RequestError(what, got=repr(room), fix="a whole number from 1")
+            raise RequestError(what, got=shown(room), fix="a whole number from 1")
         if self.calls not in (None, "sync", "parallel", "async"):
-            raise RequestError(f"calls of tool {self.name!r}", got=repr(self.calls), fix="sync, parallel or async")
+            raise RequestError(f"calls of tool {self.name!r}", got=shown(self.calls), fix="sync, parallel or async")
         if self.calls is not None and self.start is not None:
             raise RequestError(
                 f"tool {self.name!r} is called by marks of its own or in the markup of asynchronous calls, not both",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Self
 
-from jinfercept.errors import ArgumentError, RequestError
+from jinfercept.errors import ArgumentError, RequestError, shown
 from jinfercept.plain_values import plain
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.vllm_names import RENAMED_SAMPLING, unknown_argument
@@ -99,7 +99,7 @@ class SamplingParams:
     def __new__(cls, *by_position: object, **parameters: object) -> Self:
         if by_position:
             raise ArgumentError(
-                "sampling parameters are given by name", got=repr(by_position)[:80], fix="SamplingParams(temperature=0)"
+                "sampling parameters are given by name", got=shown(by_position), fix="SamplingParams(temperature=0)"
             )
         names = [field.name for field in fields(cls)]
         for name in sorted(parameters.keys() - {*names}):
@@ -115,42 +115,42 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
             if type(value) is not bool:
-                raise RequestError(f"{name} is True or False", got=repr(value)[:80], fix="give one of them")
+                raise RequestError(f"{name} is True or False", got=shown(value), fix="give one of them")
 
     def _check_ends(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         ids = () if self.stop_token_ids is None else self.stop_token_ids
         if not isinstance(stop, list | tuple) or any(not isinstance(text, str) or not text for text in stop):
             raise RequestError(
-                "stop is one or several texts that are not empty", got=repr(self.stop), fix="leave it out"
+                "stop is one or several texts that are not empty", got=shown(self.stop), fix="leave it out"
             )
         if not _is_ids(ids):
-            raise RequestError("stop_token_ids is a list of token ids", got=repr(ids), fix="give whole numbers")
+            raise RequestError("stop_token_ids is a list of token ids", got=shown(ids), fix="give whole numbers")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, None, "ask for a token")
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
         if self.seed is not None and type(self.seed) is not int:
-            raise RequestError("seed is a whole number", got=repr(self.seed), fix="leave it out, or give one")
+            raise RequestError("seed is a whole number", got=shown(self.seed), fix="leave it out, or give one")
 
     def _check_numbers(self) -> None:
         if not is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
             raise RequestError(
-                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=repr(self.temperature), fix="0 is greedy"
+                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=shown(self.temperature), fix="0 is greedy"
             )
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise RequestError("top_p is a share, above 0 and at most 1", got=repr(self.top_p), fix="1 turns it off")
+            raise RequestError("top_p is a share, above 0 and at most 1", got=shown(self.top_p), fix="1 turns it off")
         if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
-            raise RequestError("min_p is a share, from 0 to 1", got=repr(self.min_p), fix="0 turns it off")
+            raise RequestError("min_p is a share, from 0 to 1", got=shown(self.min_p), fix="0 turns it off")
         if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
             raise RequestError(
-                "repetition_penalty is a number above 0", got=repr(self.repetition_penalty), fix="1 turns it off"
+                "repetition_penalty is a number above 0", got=shown(self.repetition_penalty), fix="1 turns it off"
             )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if not is_number(value) or not -2 <= value <= 2:
-                raise RequestError(f"{name} is a number from -2 to 2", got=repr(value), fix="0 turns it off")
+                raise RequestError(f"{name} is a number from -2 to 2", got=shown(value), fix="0 turns it off")
         _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
         _whole("n", self.n, 1, MAX_OUTPUTS, "give the prompt several times")
         if self.n > 1 and self.temperature == 0:
@@ -163,7 +163,7 @@ class SamplingParams:
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise RequestError(
                 "structured_outputs are StructuredOutputsParams",
-                got=repr(self.structured_outputs)[:80],
+                got=shown(self.structured_outputs),
                 fix="StructuredOutputsParams(json=…)",
             )
         if self.logit_bias is not None:
@@ -172,22 +172,22 @@ class SamplingParams:
         if allowed is not None:
             if not _is_ids(allowed) or not allowed:
                 raise RequestError(
-                    "allowed_token_ids is a list of token ids", got=repr(allowed)[:80], fix="give at least one"
+                    "allowed_token_ids is a list of token ids", got=shown(allowed), fix="give at least one"
                 )
             object.__setattr__(self, "allowed_token_ids", tuple(allowed))
         if not _is_ids(self.forced_output_ids):
             raise RequestError(
-                "forced_output_ids is a list of token ids", got=repr(self.forced_output_ids)[:80], fix="leave it out"
+                "forced_output_ids is a list of token ids", got=shown(self.forced_output_ids), fix="leave it out"
             )
         object.__setattr__(self, "forced_output_ids", tuple(self.forced_output_ids))
         words = self.bad_words or ()
         if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
-            raise RequestError("bad_words is a list of texts", got=repr(words)[:80], fix="none of them empty")
+            raise RequestError("bad_words is a list of texts", got=shown(words), fix="none of them empty")
         object.__setattr__(self, "bad_words", tuple(words))
         bad = self.bad_words_token_ids or ()
         if not isinstance(bad, list | tuple) or any(not _is_ids(ids) or not ids for ids in bad):
             raise RequestError(
-                "bad_words_token_ids is a list of lists of token ids", got=repr(bad)[:80], fix="none of them empty"
+                "bad_words_token_ids is a list of lists of token ids", got=shown(bad), fix="none of them empty"
             )
         several = [ids for ids in bad if len(ids) > 1]
         if len(several) > MAX_BAD_SEQUENCES or max(map(len, several), default=0) > MAX_BAD_TOKENS:
@@ -223,7 +223,7 @@ def _biases(given: Any) -> dict[int, float]:
         biases = {0: math.nan}
     if not all(-100 <= bias <= 100 for bias in biases.values()):
         raise RequestError(
-            "logit_bias gives token ids a number from -100 to 100", got=repr(given)[:80], fix="{token id: bias}"
+            "logit_bias gives token ids a number from -100 to 100", got=shown(given), fix="{token id: bias}"
         )
     if len(biases) > MAX_BIASED_TOKENS:
         raise RequestError(
@@ -237,7 +237,7 @@ def _biases(given: Any) -> dict[int, float]:
 def _whole(name: str, value: Any, least: int, most: int | None, fix: str) -> None:
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise RequestError(f"{name} is a whole number, {bounds}", got=repr(value), fix=fix)
+        raise RequestError(f"{name} is a whole number, {bounds}", got=shown(value), fix=fix)
 
 
 def _is_ids(value: object) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinfercept.enforceable_schema import SchemaReduction
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -69,7 +69,7 @@ class StructuredOutputsParams:
             case _:
                 good, fix = isinstance(value, str) and bool(value), "give a text that is not empty"
         if not good:
-            raise RequestError(f"structured_outputs.{kind} is something else", got=repr(value)[:80], fix=fix)
+            raise RequestError(f"structured_outputs.{kind} is something else", got=shown(value), fix=fix)
 
     @property
     def source(self) -> tuple[str, str]:

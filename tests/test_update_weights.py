@@ -86,9 +86,18 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))
-        for wrong, words in ((shorter, "is missing"), (wide, "has another shape"), ({}, "weights are Params")):
+        odd = (np.array("text"), np.ma.masked_array([1.0]), np.array([1j]), np.array([None]), 1.0)
+        cases: list[tuple[Any, str]] = [
+            (shorter, "is missing"),
+            (wide, "has another shape"),
+            ({}, "weights are Params"),
+        ]
+        cases += [
+            (good._replace(head={**good.head, "kernel": leaf}), r"head\['kernel'\] (is no|has none)") for leaf in odd
+        ]
+        for wrong, words in cases:
             with pytest.raises(ModelError, match=words):
-                llm.update_weights(wrong)  # pyright: ignore[reportArgumentType]
+                llm.update_weights(wrong)
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before
         with closed_gate(llm):
             stream = llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))

@@ -31,7 +31,7 @@ from jinfercept.chat.transcript import ChatTranscript
 from jinfercept.chat.turns import ChatTurns
 from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools
 from jinfercept.engine.parallel_sampling import forks
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
@@ -57,7 +57,7 @@ def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> 
         return True
     checked_options(options)
     if isinstance(plain(prompt), int | float):
-        raise RequestError("a prompt is a text or a list of token ids", got=repr(prompt), fix="give either")
+        raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
     if others := ", ".join(name for name in options if name in ChatOptions.__annotations__ and name != "async_calls"):
         raise RequestError("options of a chat need messages", got=others, fix="leave them out")
     return False
@@ -172,7 +172,7 @@ def _conversations(given: Any) -> list[Sequence[Message]]:
     if not isinstance(given, list | tuple) or not all(is_conversation(one) for one in given):
         raise RequestError(
             "a chat is a list of messages, or several such lists",
-            got=repr(given)[:80],
+            got=shown(given),
             fix='[{"role": "user", "content": "…"}]',
         )
     return list(given)

@@ -10,17 +10,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack, get_origin, get_type_hints
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, describe_failure, shown
 from jinfercept.plain_values import strict_json
 from jinfercept.request import Tool, check_tool_name
 
 _NAME = re.compile(r'[^<>\[\]"\\\x00-\x1f]+')
 """Names that no format of calls takes for its markup."""
+_Cached = type(cache(len))
 _MOST_VALUES = 2**16
 """Values of a generator that are a result. One that never ends would fill the memory."""
 
@@ -59,7 +61,7 @@ def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
     if tools is None:
         return []
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
-        raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[function]")
+        raise RequestError("tools is a list", got=shown(tools), fix="tools=[function]")
     listed = [_chat_tool(tool) for tool in tools]
     names = [tool.name for tool in listed]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -125,7 +127,7 @@ def _chat_tool(tool: object) -> ChatTool:
         return _from_function(tool.function, tool)
     if callable(tool):
         return _from_function(tool, Tool(tool))
-    raise RequestError("this is no tool", got=repr(tool)[:80], fix="give Python functions or JSON declarations")
+    raise RequestError("this is no tool", got=shown(tool), fix="give Python functions or JSON declarations")
 
 
 def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,14 +136,14 @@ def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError(
             "a tool's declaration has a name",
-            got=repr(given)[:80],
+            got=shown(given),
             fix='{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}',
         )
     check_tool_name(function["name"])
     if not isinstance(function.get("parameters"), Mapping | None):
         raise RequestError(
             f"the parameters of tool {function['name']!r} are no JSON schema",
-            got=repr(function["parameters"])[:80],
+            got=shown(function["parameters"]),
             fix='{"type": "object", "properties": {…}}',
         )
     return {"type": "function", "function": dict(function)}
@@ -149,38 +151,46 @@ def _declaration(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
     """A tool that is a function: its declaration from signature and docstring, its arguments checked before every call."""
-    target: Callable[..., object] = function
-    if not (inspect.isroutine(function) or hasattr(function, "func")):  # an object that can be called
-        target = function.__call__
     if not _NAME.fullmatch(tool.name):
         raise RequestError(
-            "a model cannot write the name of this tool", got=repr(tool.name)[:80], fix="give it one: Tool(…, name=…)"
+            "a model cannot write the name of this tool", got=shown(tool.name), fix="give it one: Tool(…, name=…)"
         )
-    declaration = _declare(target, tool.name)
-    return ChatTool(declaration, replace(tool, function=_checked(target, tool.name)))
+    try:
+        annotated = _annotated(function)
+        declaration = _declare(annotated, tool.name)
+        return ChatTool(declaration, replace(tool, function=_checked(function, annotated, tool.name)))
+    except RequestError:
+        raise
+    except Exception as error:  # annotations, and what an object says of itself, may be anything
+        raise RequestError(
+            f"the arguments of tool {tool.name!r} have no JSON schema",
+            got=describe_failure(error).splitlines()[0][:200],
+            fix="wrap it in a function whose arguments are annotated with str, int, float, bool, Literal, lists, dicts or "
+            "dataclasses",
+        ) from error
+
+
+def _annotated(function: Callable[..., object]) -> Callable[..., object]:
+    """The function that has the annotations of what is called."""
+    if isinstance(function, _Cached):
+        return inspect.unwrap(function)
+    if inspect.isroutine(function) or hasattr(function, "func"):
+        return function
+    return function.__call__  # an object that can be called
 
 
 def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
     import docstring_parser
     from pydantic import TypeAdapter
 
-    try:
-        parameters = TypeAdapter[object](function).json_schema()  # pyright: ignore[reportArgumentType] # functions are types to it
-    except Exception as error:  # annotations may be anything
-        problem = str(error).splitlines()[0]
-        raise RequestError(
-            f"the arguments of tool {name!r} have no JSON schema",
-            got=problem,
-            fix="annotate them with str, int, float, bool, Literal, lists, dicts or dataclasses",
-        ) from error
+    parameters = TypeAdapter[object](function).json_schema()  # pyright: ignore[reportArgumentType] # functions are types to it
     if parameters.get("type") != "object" or "properties" not in parameters:
         raise RequestError(
             f"tool {name!r} cannot be called by the names of its arguments",
             got=str(inspect.signature(function)),
             fix="no positional-only arguments, no *args",
         )
-    if any(argument.kind is argument.VAR_KEYWORD for argument in inspect.signature(function).parameters.values()):
-        parameters.setdefault("additionalProperties", True)
+    _declare_others(function, parameters)
     try:
         documented = docstring_parser.parse(inspect.getdoc(function) or "")
     except docstring_parser.ParseError:  # a text in no known style
@@ -197,17 +207,40 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
     }
 
 
-def _checked(function: Callable[..., object], name: str) -> Callable[[str], object]:
+def _declare_others(function: Callable[..., object], parameters: dict[str, Any]) -> None:
+    """Declare what a function takes as `**others`: anything, values of one type, or the keys of `Unpack[SomeTypedDict]`."""
+    arguments = inspect.signature(function).parameters.values()
+    others = next((argument for argument in arguments if argument.kind is argument.VAR_KEYWORD), None)
+    if others is None:
+        return
+    declared = parameters.setdefault("additionalProperties", True)
+    if not isinstance(declared, dict) or get_origin(_hints(function).get(others.name)) is not Unpack:
+        return
+    if reference := declared.get("$ref"):
+        declared = parameters["$defs"][reference.rpartition("/")[2]]
+    parameters["properties"] |= declared["properties"]
+    parameters["required"] = [*parameters.get("required", ()), *declared.get("required", ())]
+    parameters["additionalProperties"] = declared.get("additionalProperties", False)
+
+
+def _hints(function: Callable[..., object]) -> dict[str, Any]:
+    return _hints(function.func) if isinstance(function, partial) else get_type_hints(inspect.unwrap(function))
+
+
+def _checked(function: Callable[..., object], annotated: Callable[..., object], name: str) -> Callable[[str], object]:
     """A function of the arguments as the model wrote them. Raises `RequestError`, for the model to read, if they do not fit."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ArgsKwargs, SchemaValidator
 
-    schema: Any = TypeAdapter[object](function).core_schema  # pyright: ignore[reportArgumentType] # as in `_declare`
+    schema: Any = TypeAdapter[object](annotated).core_schema  # pyright: ignore[reportArgumentType] # as in `_declare`
     if schema["type"] == "definitions":
         schema = {**schema, "schema": schema["schema"]["arguments_schema"]}
     else:
         schema = schema["arguments_schema"]
     fitted = SchemaValidator(schema)
+    signature = (
+        inspect.signature(annotated) if hasattr(function, "dispatch") else None
+    )  # `singledispatch` reads the first
 
     def call(arguments: str) -> object:
         try:
@@ -215,6 +248,9 @@ def _checked(function: Callable[..., object], name: str) -> Callable[[str], obje
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
+        if signature is not None:
+            bound = signature.bind(*args, **more)
+            args, more = bound.args, bound.kwargs
         value = function(*args, **more)  # not by pydantic: a thread that ends within native code aborts the process
         return _text_later(value) if inspect.isawaitable(value) or inspect.isasyncgen(value) else _text(value)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
@@ -49,7 +49,7 @@ class MarkedTools(NamedTuple):
                 return None
             options = AsyncCalls()
         if not isinstance(options, AsyncCalls):
-            raise RequestError("async_calls are AsyncCalls", got=repr(options)[:80], fix="AsyncCalls(on_end=…)")
+            raise RequestError("async_calls are AsyncCalls", got=shown(options), fix="AsyncCalls(on_end=…)")
         if tokenizer is None or grammars is None:
             raise RequestError("asynchronous calls need a tokenizer", got="none", fix="pass one, or a detector")
         declared = chat_tools([tool for tool in tools if isinstance(tool, ChatTool) or tool.start is None])

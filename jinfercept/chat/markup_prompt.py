@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters, escape
 
 STOP = "###"
@@ -84,7 +84,7 @@ def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delim
         RequestError: a tool is invalid, or two have one name, or the request is no text.
     """
     if not isinstance(request, str) or not request.strip():
-        raise RequestError("the request of a prompt is a text", got=repr(request)[:80], fix="say what is wanted")
+        raise RequestError("the request of a prompt is a text", got=shown(request), fix="say what is wanted")
     words = {**delimiters._asdict(), "stop": STOP}
     declared = "\n".join(map(_line, chat_tools(tools)))
     return f"{(_HEAD + _EXAMPLES).format_map(words)}\nTools:\n{declared}\nRequest: {escape(request, delimiters)}\nAnswer:\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.request import Call
 
 Message = Mapping[str, Any]
@@ -33,21 +33,19 @@ def checked_message(message: object) -> dict[str, Any]:
         RequestError: it is no message.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError("a message has a role", got=repr(message)[:80], fix='{"role": "user", "content": "…"}')
+        raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else parts
     if not isinstance(content, str | None):
-        raise RequestError("a message's content is text", got=repr(message)[:80], fix="give a string, or text parts")
+        raise RequestError("a message's content is text", got=shown(message), fix="give a string, or text parts")
     checked = {**message, "content": content or ""}
     if thought := message.get("reasoning_content") or message.get("reasoning"):
         checked |= {"reasoning_content": thought, "reasoning": thought}  # templates read the one, some the other
     calls = checked.pop("tool_calls", None) or ()
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-        raise RequestError(
-            "a message's tool_calls are a list", got=repr(calls)[:80], fix="leave them out, or give calls"
-        )
+        raise RequestError("a message's tool_calls are a list", got=shown(calls), fix="leave them out, or give calls")
     if calls:
         checked["tool_calls"] = [_checked_call(call) for call in calls]
     return checked
@@ -84,7 +82,7 @@ def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[d
 
 def _checked_call(call: object) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise RequestError("a message's tool_calls are calls", got=repr(call)[:80], fix="give them as OpenAI does")
+        raise RequestError("a message's tool_calls are calls", got=shown(call), fix="give them as OpenAI does")
     return dict(call)
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict, cast
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.tool_choice import ToolChoice
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
@@ -104,13 +104,13 @@ def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
     given = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
     for name, (kind, what, fix) in _KINDS.items():
         if not isinstance(value := given.get(name), kind | None):
-            raise RequestError(f"{name} {what}", got=repr(value)[:80], fix=fix)
+            raise RequestError(f"{name} {what}", got=shown(value), fix=fix)
     max_rounds = given.get("max_rounds", MAX_ROUNDS)
     if type(max_rounds) is not int or max_rounds < 0:
-        raise RequestError("max_rounds is a whole number", got=repr(max_rounds), fix="0 runs no call")
+        raise RequestError("max_rounds is a whole number", got=shown(max_rounds), fix="0 runs no call")
     source = given.get("chat_template")
     if source is not None and (not isinstance(source, str) or not source.strip()):
-        raise RequestError("chat_template is Jinja source", got=repr(source)[:80], fix="give its text, not empty")
+        raise RequestError("chat_template is Jinja source", got=shown(source), fix="give its text, not empty")
     return cast(ChatOptions, given)
 
 
@@ -118,10 +118,12 @@ def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | N
     """Raise `RequestError` for unknown parser names; needs no model."""
     if tool_call_parser is not None and ALIASES.get(tool_call_parser, tool_call_parser) not in FORMATS:
         names = ", ".join((*FORMATS, *ALIASES))
-        raise RequestError("no such tool_call_parser", got=repr(tool_call_parser), fix=f"one of {names}")
+        raise RequestError("no such tool_call_parser", got=shown(tool_call_parser), fix=f"one of {names}")
     if reasoning_parser not in (None, "auto", *REASONING_FORMATS):
         names = ", ".join(REASONING_FORMATS)
-        raise RequestError("no such reasoning_parser", got=repr(reasoning_parser), fix=f"one of auto, {names}, or None")
+        raise RequestError(
+            "no such reasoning_parser", got=shown(reasoning_parser), fix=f"one of auto, {names}, or None"
+        )
 
 
 def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool]) -> ToolCallFormat:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.marked_tools import MarkedTools
-from jinfercept.errors import PromptLengthError, RequestError
+from jinfercept.errors import PromptLengthError, RequestError, shown
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.detector import StopStringDetector
@@ -53,9 +53,7 @@ def make_requests(
     )
     for one in all_params:
         if not isinstance(one, SamplingParams):
-            raise RequestError(
-                "sampling_params are SamplingParams", got=repr(one)[:80], fix="SamplingParams(max_tokens=…)"
-            )
+            raise RequestError("sampling_params are SamplingParams", got=shown(one), fix="SamplingParams(max_tokens=…)")
     given = _checked_tools(tools)
     marked = MarkedTools.of(given, async_calls, tokenizer, grammars)
     by_name = {tool.name: tool for tool in given if isinstance(tool, Tool)}
@@ -66,7 +64,7 @@ def make_requests(
     detectors = _one_each(detector, None, len(listed), "detector")
     for one in detectors:
         if one is not None and not callable(getattr(one, "watch", None)):
-            raise RequestError("a detector has a method watch()", got=repr(one)[:80], fix="see request.Detector")
+            raise RequestError("a detector has a method watch()", got=shown(one), fix="see request.Detector")
     requests = [
         _request(request_id, prompt, one_params, by_name, one_detector, tokenizer, grammars)
         for request_id, prompt, one_params, one_detector in zip(ids, listed, all_params, detectors, strict=False)
@@ -102,7 +100,7 @@ def _prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError("prompts are texts or lists of token ids", got=repr(prompts)[:80], fix="give either")
+        raise RequestError("prompts are texts or lists of token ids", got=shown(prompts), fix="give either")
     listed = plain(list(prompts))
     return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 
@@ -133,7 +131,7 @@ def _request(
     if isinstance(prompt, list | tuple):
         prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, str | Mapping):
-        raise RequestError("a prompt is a text or a list of token ids", got=repr(prompt)[:80], fix="give either")
+        raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
     parts = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
     unknown = sorted(set(map(str, parts)) - _PROMPT_KEYS)
     if unknown:
@@ -142,16 +140,16 @@ def _request(
         )
     text, token_ids = parts.get("prompt"), parts.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
-        raise RequestError("a prompt's text is a string", got=repr(text)[:80], fix="give text or prompt_token_ids")
+        raise RequestError("a prompt's text is a string", got=shown(text), fix="give text or prompt_token_ids")
     if token_ids is None:
         if text is None:
-            raise RequestError("a prompt is a text or has prompt_token_ids", got=repr(prompt)[:80], fix="give either")
+            raise RequestError("a prompt is a text or has prompt_token_ids", got=shown(prompt), fix="give either")
         if tokenizer is None:
             raise RequestError("this model has no tokenizer", got=text[:80], fix="give prompt_token_ids")
         token_ids = tokenizer.encode(text, add_special_tokens=True)
     salt = parts.get("cache_salt", "")
     if not isinstance(salt, str):
-        raise RequestError("cache_salt is a text", got=repr(salt)[:80], fix="give a string")
+        raise RequestError("cache_salt is a text", got=shown(salt), fix="give a string")
     grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
     if params.bad_words:
         params = _with_bad_words(params, tokenizer)
@@ -178,7 +176,7 @@ def _whole_numbers(token_ids: Any) -> tuple[int, ...]:
         return tuple(token.__index__() for token in token_ids)
     except (TypeError, AttributeError):
         raise RequestError(
-            "prompt_token_ids are whole numbers", got=repr(token_ids)[:80], fix="give a list of them"
+            "prompt_token_ids are whole numbers", got=shown(token_ids), fix="give a list of them"
         ) from None
 
 
@@ -186,11 +184,11 @@ def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
     if tools is None:
         return []
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):
-        raise RequestError("tools is a list", got=repr(tools)[:80], fix="tools=[Tool(…)]")
+        raise RequestError("tools is a list", got=shown(tools), fix="tools=[Tool(…)]")
     listed: list[Tool | ChatTool] = []
     for tool in tools:
         if not isinstance(tool, Tool | ChatTool):
-            raise RequestError("tools are given as Tool(…)", got=repr(tool)[:80], fix="Tool(function, start=…, stop=…)")
+            raise RequestError("tools are given as Tool(…)", got=shown(tool), fix="Tool(function, start=…, stop=…)")
         if tool.name in {other.name for other in listed}:
             raise RequestError("two tools have one name", got=tool.name, fix="give one of them another name")
         listed.append(tool)

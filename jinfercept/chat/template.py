@@ -30,7 +30,7 @@ from jinfercept.chat.system_messages import (
     with_leading_system,
 )
 from jinfercept.chat.written_tools import with_written_tools
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.request import Call
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class ChatTemplate:
         if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
             raise RequestError(
                 "chat_template_kwargs are what a template reads besides messages, tools and add_generation_prompt",
-                got=repr(variables)[:80],
+                got=shown(variables),
                 fix='{"enable_thinking": False}, for example',
             )
         self._tokenizer, self._special_tokens_in_text = tokenizer, special_tokens_in_text

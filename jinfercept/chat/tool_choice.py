@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.enforceable_schema import SchemaReduction
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar
@@ -54,7 +54,7 @@ class TurnCalls:
 def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
     """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
     if type(parallel) is not bool:
-        raise RequestError("parallel_tool_calls is a truth value", got=repr(parallel), fix="True or False")
+        raise RequestError("parallel_tool_calls is a truth value", got=shown(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
     match given:
         case None | "auto" | "none":
@@ -66,7 +66,7 @@ def tool_choice(given: ToolChoice | None, parallel: bool, tools: Sequence[ChatTo
         case _:
             raise RequestError(
                 "tool_choice is none of those that there are",
-                got=repr(given)[:80],
+                got=shown(given),
                 fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
             )
     if not asked or asked - names:

@@ -23,7 +23,7 @@ from jinfercept.endpoints.tool_tables import (
     Table,
     read_tables,
 )
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 from jinfercept.intercept.tool_executor import ToolExecutor
 
 _Source = Callable[[], list[ChatTool]]
@@ -95,7 +95,7 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         RequestError: a Python function cannot be a tool, or two tools have one name.
     """
     if not isinstance(path, str | Path):
-        raise ConfigError("tools come from a file", got=repr(path)[:80], fix="give its path")
+        raise ConfigError("tools come from a file", got=shown(path), fix="give its path")
     path, inbox = Path(path), inbox or Inbox()
     if path.suffix not in (".toml", ".py"):
         raise ConfigError(

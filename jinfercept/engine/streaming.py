@@ -13,7 +13,7 @@ from typing import Any, Self, final
 
 from jinfercept.engine.parallel_sampling import complete, joined
 from jinfercept.engine.thread import EngineThread, Sink
-from jinfercept.errors import EngineError, RequestError, describe_failure
+from jinfercept.errors import EngineError, RequestError, describe_failure, shown
 from jinfercept.events import Event, Finished
 from jinfercept.request import Request, RequestOutput
 
@@ -33,7 +33,7 @@ def serve(
     """
     if on_event is not None and not callable(on_event):
         raise RequestError(
-            "on_event is called with events", got=repr(on_event)[:80], fix="pass a function, or leave it out"
+            "on_event is called with events", got=shown(on_event), fix="pass a function, or leave it out"
         )
     with Stream(thread, requests, ends_only=on_event is None) as stream:
         for event in stream:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, final
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render
 from jinfercept.parsers.cml import (
     DELIMITERS,
@@ -83,9 +83,9 @@ class AsyncCalls:
             ("reasoning", self.reasoning, (None, *REASONING_FORMATS)),
         ):
             if value not in known:
-                raise RequestError(f"{name} of AsyncCalls is unknown", got=repr(value)[:80], fix=f"one of {known}")
+                raise RequestError(f"{name} of AsyncCalls is unknown", got=shown(value), fix=f"one of {known}")
         if type(self.max_pending) is not int or self.max_pending < 1:
-            raise RequestError("max_pending is a whole number from 1", got=repr(self.max_pending), fix="such as 8")
+            raise RequestError("max_pending is a whole number from 1", got=shown(self.max_pending), fix="such as 8")
         if (
             not isinstance(self.delimiters, Delimiters)
             or not all(isinstance(text, str) for text in self.delimiters)
@@ -94,7 +94,7 @@ class AsyncCalls:
             raise RequestError(
                 f"delimiters have 2 to {MAX_DELIMITER_CHARS} characters and no backslash, and none contains another one or the "
                 "beginning of one at its end",
-                got=repr(self.delimiters)[:120],
+                got=shown(self.delimiters),
                 fix="leave them out, or give Delimiters(call=…, head=…, end=…, trap=…, interrupt=…)",
             )
 

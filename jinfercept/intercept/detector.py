@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.request import Call, Tool, Watch
 
 MAX_ARGUMENT_CHARS = 8192
@@ -22,9 +22,7 @@ class StopStringDetector:
     def __init__(self, tools: Sequence[Tool]) -> None:
         listed = list(tools) if isinstance(tools, Iterable) else [tools]
         if not all(isinstance(tool, Tool) for tool in listed):
-            raise RequestError(
-                "stop strings are of tools", got=repr(tools)[:80], fix="[Tool(function, start=…, stop=…)]"
-            )
+            raise RequestError("stop strings are of tools", got=shown(tools), fix="[Tool(function, start=…, stop=…)]")
         self._marks = [(tool.start, tool.stop, tool.name) for tool in listed if tool.start and tool.stop]
 
     def watch(self) -> Watch:
@@ -96,7 +94,7 @@ class ScriptedDetector:
             self.script = {count: tuple(calls) for count, calls in script.items()}
         except (AttributeError, TypeError):
             raise RequestError(
-                "a script has calls by number of tokens", got=repr(script)[:80], fix="{3: [Call(…)]}"
+                "a script has calls by number of tokens", got=shown(script), fix="{3: [Call(…)]}"
             ) from None
 
     def watch(self) -> Watch:

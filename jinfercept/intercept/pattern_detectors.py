@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import final
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS
 from jinfercept.request import Call, Watch
 
@@ -31,15 +31,13 @@ class RegexDetector:
             self._pattern = re.compile(pattern)
             matches_nothing = self._pattern.search("")
         except (re.error, TypeError) as error:
-            raise RequestError("this is no regular expression", got=repr(pattern)[:80], fix=str(error)) from None
+            raise RequestError("this is no regular expression", got=shown(pattern), fix=str(error)) from None
         if matches_nothing:
-            raise RequestError(
-                "the pattern matches an empty text", got=repr(pattern)[:80], fix="let it need a character"
-            )
+            raise RequestError("the pattern matches an empty text", got=shown(pattern), fix="let it need a character")
         if tool is None and "name" not in self._pattern.groupindex:
             raise RequestError(
                 "the pattern does not say what is called",
-                got=repr(pattern)[:80],
+                got=shown(pattern),
                 fix="name the tool, or a group (?P<name>…)",
             )
         self._tool = tool
@@ -98,7 +96,7 @@ class TokenDetector:
         wrong += [name for name in named.values() if not isinstance(name, str)]
         if wrong or not named:
             raise RequestError(
-                "calls are found by token ids", got=repr(wrong or calls)[:80], fix="give names of tools by token id"
+                "calls are found by token ids", got=shown(wrong or calls), fix="give names of tools by token id"
             )
         self._calls, self._opening = dict(calls), opening
 

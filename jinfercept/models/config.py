@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 
 Family = Literal["llama", "gptj"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors"]
@@ -102,9 +102,7 @@ class ModelConfig:
         _check_number("norm_eps", self.norm_eps, whole=False)
         for name in ("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"):
             if not isinstance(getattr(self, name), bool):
-                raise ModelError(
-                    f"{name} is true or false", got=repr(getattr(self, name))[:80], fix="correct the config"
-                )
+                raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")
         self._check_rope()
         for token_id in self.eos_token_ids:
             _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
@@ -145,6 +143,6 @@ def _check_number(name: str, value: Any, *, whole: bool, least: int | None = Non
         kind = "whole number" if whole else "number"
         raise ModelError(
             f"{name} is a {kind} {'above 0' if least is None else f'from {least} on'} and below {most}",
-            got=repr(value)[:80],
+            got=shown(value),
             fix="correct the model's config or download it again",
         )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from jaxtyping import Shaped
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.gptq_weights import Read, StoredType
 from jinfercept.models.packed_rows import PackedRows, Packing
 
@@ -42,7 +42,7 @@ class Float8Format:
         """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors."""
         if stated.get("quant_method") == "compressed-tensors" and stated.get("format") != "float-quantized":
             raise ModelError(
-                "compressed tensors are in float8", got=repr(stated.get("format"))[:80], fix="use a checkpoint in FP8"
+                "compressed tensors are in float8", got=shown(stated.get("format")), fix="use a checkpoint in FP8"
             )
         if stated.get("transform_config"):
             got = repr(stated["transform_config"])[:80]
@@ -53,7 +53,7 @@ class Float8Format:
         if block is not None and not (
             isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
         ):
-            raise ModelError("weight_block_size is two sizes", got=repr(block)[:80], fix="correct config.json")
+            raise ModelError("weight_block_size is two sizes", got=shown(block), fix="correct config.json")
         without = stated.get("ignore") or stated.get("ignored_layers") or stated.get("modules_to_not_convert") or ()
         return cls(None if block is None else (block[0], block[1]), tuple(map(str, without)))
 
@@ -127,6 +127,6 @@ def _block_of_groups(stated: Mapping[str, Any]) -> Any:
     blocks = [how.get("block_structure") for how in weights if isinstance(how, Mapping)]
     if any(block != blocks[0] for block in blocks):
         raise ModelError(
-            "groups of layers have blocks of the same size", got=repr(blocks)[:80], fix="use another checkpoint"
+            "groups of layers have blocks of the same size", got=shown(blocks), fix="use another checkpoint"
         )
     return blocks[0] if blocks else None

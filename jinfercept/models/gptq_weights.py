@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.packed_rows import PackedRows, Packing
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -67,7 +67,7 @@ class WordFormat:
                 fix=f"use {supported[method]}",
             )
         if type(group) is not int or not (group == -1 or (group > 0 and group % 8 == 0)):
-            raise ModelError("group_size is a multiple of 8, or -1", got=repr(group)[:80], fix="correct config.json")
+            raise ModelError("group_size is a multiple of 8, or -1", got=shown(group), fix="correct config.json")
         if method == "gptq" and stated.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
             got = repr(stated["checkpoint_format"])[:80]
             raise ModelError("GPTQ has the checkpoint_format gptq or gptq_v2", got=got, fix="use another checkpoint")
@@ -76,7 +76,7 @@ class WordFormat:
                 "inputs of GPTQ in order of activation are not supported", got="desc_act", fix="use another file"
             )
         if method == "awq" and str(stated.get("version", "gemm")).lower() != "gemm":
-            raise ModelError("AWQ has the version gemm", got=repr(stated["version"])[:80], fix="use another checkpoint")
+            raise ModelError("AWQ has the version gemm", got=shown(stated["version"]), fix="use another checkpoint")
         first = method == "gptq" and stated.get("checkpoint_format", "gptq") != "gptq_v2"  # stores zeros less one
         symmetric = method == "gptq" and stated.get("sym") is True
         without = (*map(str, stated.get("modules_to_not_convert") or ()), *_left_out(stated.get("dynamic") or {}))

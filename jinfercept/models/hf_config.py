@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig, RopeConfig
 from jinfercept.models.hf_keys import check_keys, require
 from jinfercept.models.hf_rope import rope_from_hf
@@ -72,7 +72,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     if not isinstance(config, Mapping) or not isinstance(generation, Mapping | None):
         raise ModelError(
             "config.json and generation_config.json are JSON objects",
-            got=repr(config if generation is None or isinstance(generation, Mapping) else generation)[:80],
+            got=shown(config if generation is None or isinstance(generation, Mapping) else generation),
             fix="download them again",
         )
     name = _architecture(config)
@@ -151,7 +151,7 @@ def _window(config: Mapping[str, Any], name: str) -> int | None:
         if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
             raise ModelError(
                 f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
-                got=repr(kinds)[:200],
+                got=shown(kinds),
                 fix="use another model, or set sliding_window and use_sliding_window",
             )
     return size if windowed else None
@@ -190,7 +190,7 @@ def _check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: t
             kind = "number" if float in kinds else "whole number"
             raise ModelError(
                 f"{key} of config.json is a {kind} above 0",
-                got=repr(value)[:80],
+                got=shown(value),
                 fix="correct the file or download it again",
             )
 
@@ -199,7 +199,7 @@ def _flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool
     """A key that is true or false. Raises `ModelError` for another value."""
     value = config.get(key, default)
     if not isinstance(value, bool):
-        raise ModelError(f"{key} of config.json is true or false", got=repr(value)[:80], fix="correct the file")
+        raise ModelError(f"{key} of config.json is true or false", got=shown(value), fix="correct the file")
     return value
 
 
@@ -208,7 +208,7 @@ def _refuse_unless(config: Mapping[str, Any], **implemented: tuple[str, ...]) ->
         if config.get(key, values[0]) not in values:
             raise ModelError(
                 f"{key} of config.json is not supported",
-                got=repr(config[key])[:80],
+                got=shown(config[key]),
                 fix=f"use a model with {values[0]}",
             )
 

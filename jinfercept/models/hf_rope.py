@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.hf_keys import check_keys, require
 
@@ -78,7 +78,7 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int) ->
             return Rope(_longrope(rope, theta, head_dim, original, max_position), min(max_position, original))
         case _:
             raise ModelError(
-                "the rope scaling is not supported", got=repr(kind)[:80], fix=f"use one of {', '.join(_TYPES)}"
+                "the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_TYPES)}"
             )
     return Rope(scaled, max_position)
 
@@ -88,7 +88,7 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     stated = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key) not in (None, {})}
     for key, rope in stated.items():
         if not isinstance(rope, Mapping):
-            raise ModelError(f"{key} of config.json is an object", got=repr(rope)[:80], fix="correct the file")
+            raise ModelError(f"{key} of config.json is an object", got=shown(rope), fix="correct the file")
     if len(stated) == 2 and stated["rope_scaling"] != stated["rope_parameters"]:
         log.warning(
             "config.json has rope_scaling and rope_parameters: rope_scaling counts, as in transformers, with rope_theta %s",
@@ -102,7 +102,7 @@ def _refuse_partial(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     if share not in (None, 1):
         raise ModelError(
             "partial_rotary_factor of config.json is not supported: transformers turns whole heads whatever it is",
-            got=repr(share)[:80],
+            got=shown(share),
             fix="use another model, or remove it if the model turns whole heads",
         )
 
@@ -161,7 +161,7 @@ def _longrope(rope: Mapping[str, Any], theta: float, head_dim: int, original: in
     short = rope["short_factor"]
     if not isinstance(short, list) or len(short) != head_dim // 2:
         raise ModelError(
-            f"short_factor of longrope has {head_dim // 2} numbers", got=repr(short)[:80], fix="correct config.json"
+            f"short_factor of longrope has {head_dim // 2} numbers", got=shown(short), fix="correct config.json"
         )
     factor, attention = rope.get("factor"), rope.get("attention_factor")
     factor = max_position / original if factor is None else factor
@@ -184,5 +184,5 @@ def _check_numbers(rope: Mapping[str, Any]) -> None:
         value = rope.get(key)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
             raise ModelError(
-                f"{key} of rope_parameters is a number above 0", got=repr(value)[:80], fix="correct config.json"
+                f"{key} of rope_parameters is a number above 0", got=shown(value), fix="correct config.json"
             )

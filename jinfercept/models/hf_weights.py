@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.checkpoint import StoredTensor, TensorNames
 from jinfercept.models.config import Family, ModelConfig
 from jinfercept.models.fp8_weights import Float8Format
@@ -184,7 +184,7 @@ def _stated_apart(directory: Path) -> Mapping[str, Any]:
         if file.is_file():
             stated = read_json(file)
             if not isinstance(stated, dict):
-                raise ModelError(f"{file.name} is a JSON object", got=repr(stated)[:80], fix="download it again")
+                raise ModelError(f"{file.name} is a JSON object", got=shown(stated), fix="download it again")
             if "w_bit" in stated:
                 names = {"w_bit": "bits", "q_group_size": "group_size"}
                 stated = {"quant_method": "awq"} | {names.get(key, key): value for key, value in stated.items()}
@@ -198,7 +198,7 @@ def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
     if stated is None:
         return None
     if not isinstance(stated, Mapping):
-        raise ModelError("quantization_config is an object", got=repr(stated)[:80], fix="correct config.json")
+        raise ModelError("quantization_config is an object", got=shown(stated), fix="correct config.json")
     match stated.get("quant_method"):
         case "gptq" | "awq":
             return WordFormat.from_config(stated)
@@ -207,7 +207,7 @@ def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | None:
         case other:
             raise ModelError(
                 "the checkpoint's quantisation is not supported",
-                got=repr(other)[:80],
+                got=shown(other),
                 fix="use a checkpoint of gptq, awq or fp8, a GGUF file, or one that is not quantised",
             )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jinfercept.errors import ModelError
@@ -16,6 +17,7 @@ from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_specs
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
+_NUMBERS = (np.number, np.bool)
 
 
 def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
@@ -140,12 +142,23 @@ def _complete(model: ServedModel, params: Params) -> Params:
         raise ModelError("layers are a tuple", got=type(params.layers).__name__, fix=f"give {_LAYOUT}")
     params = params._replace(layers=tuple(params.layers))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            name = jax.tree_util.keystr(path)
-            raise ModelError(
-                f"weight {name} does not exist", got="an array that was deleted or donated", fix="give the new one"
-            )
+        _check_leaf(
+            jax.tree_util.keystr(path), leaf, (np.floating, np.integer) if isinstance(model, Model) else _NUMBERS
+        )
     return tied(model.config, params) if isinstance(model, Model) and "embedding" in params.embed else params
+
+
+def _check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
+    """Raise `ModelError` unless a weight is an array of these kinds of numbers that exists, without a mask."""
+    fix = "give a numpy or JAX array of numbers"
+    if not isinstance(leaf, jax.Array | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
+        raise ModelError(f"weight {name} is no array", got=type(leaf).__name__, fix=fix)
+    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
+        raise ModelError(f"weight {name} has none of a weight's dtypes", got=leaf.dtype, fix=fix)
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ModelError(
+            f"weight {name} does not exist", got="an array that was deleted or donated", fix="give the new one"
+        )
 
 
 def _shapes(params: Params) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
@@ -109,7 +109,7 @@ def _named(index: Path) -> list[str]:
     parsed = read_json(index)
     placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
-        raise ModelError(f"{index.name} has no weight_map", got=repr(parsed)[:80], fix="download it again")
+        raise ModelError(f"{index.name} has no weight_map", got=shown(parsed), fix="download it again")
     names = sorted(set(placed.values()))
     strangers = [name for name in names if Path(name).name != name or name == ".." or "\\" in name]
     if strangers:

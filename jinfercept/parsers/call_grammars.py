@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 from jinfercept.parsers.lark import Rules, one_of, quoted
 from jinfercept.parsers.tool_schemas import arguments_schema
 
@@ -89,6 +89,6 @@ def unwritable_name(name: str, what: str) -> RequestError:
     """The error for a name that a format cannot write; `what` is "tool" or "argument"."""
     return RequestError(
         f"the model's format of calls cannot write the name of this {what}",
-        got=repr(name)[:80],
+        got=shown(name),
         fix='give it a name of letters, digits and underscores, or leave the call to the model (tool_choice="auto")',
     )

@@ -6,7 +6,7 @@ A grammar may allow less than a schema (nothing undeclared, no number that is to
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 
 _ANNOTATIONS = {
     *("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "strict", "title"),
@@ -40,7 +40,7 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if schema.get("type", "object") != "object":
         raise RequestError(
             f"the arguments of tool {name!r} are no object",
-            got=repr(schema["type"]),
+            got=shown(schema["type"]),
             fix='declare them as {"type": "object", "properties": {…}}',
         )
     said = constraints(schema)
@@ -115,7 +115,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         if reference in seen or not isinstance(found, Mapping):
             raise RequestError(
                 "a schema refers to nothing",
-                got=repr(reference),
+                got=shown(reference),
                 fix='give what it refers to in the "$defs" of the tool\'s parameters',
             )
         seen.add(reference)

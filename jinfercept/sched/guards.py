@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from jinfercept.errors import ConfigError, PluginError, describe_failure
+from jinfercept.errors import ConfigError, PluginError, describe_failure, shown
 from jinfercept.kv.page import Page
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
@@ -180,7 +180,7 @@ class GuardedOrder(Order):
         if not isinstance(patience, int) or patience < 0:
             raise ConfigError(
                 f"the order {name} has a patience that is no number of overtakings",
-                got=repr(patience)[:80],
+                got=shown(patience),
                 fix="a whole number, at least 0",
             )
         self.patience = patience

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 
 MOST_SATURATION = 1_000_000
 
@@ -26,9 +26,11 @@ def check_field(name: str, kind: object, value: Any) -> None:
         if name == "saturation" and value > MOST_SATURATION:
             raise ConfigError(f"a profile's {name} is too large", got=value, fix=f"at most {MOST_SATURATION:,}")
     elif kind is str and (not isinstance(value, str) or not value):
-        raise ConfigError("a profile needs a name", got=repr(value), fix="name the model and the machine")
+        raise ConfigError("a profile needs a name", got=shown(value), fix="name the model and the machine")
     elif kind is Source and value not in get_args(Source):
-        raise ConfigError("a profile's source is unknown", got=repr(value), fix=f"one of {', '.join(get_args(Source))}")
+        raise ConfigError(
+            "a profile's source is unknown", got=shown(value), fix=f"one of {', '.join(get_args(Source))}"
+        )
     elif name == "tables" and not isinstance(value, Mapping):
         raise ConfigError("a profile's tables have no names", got=type(value).__name__, fix="give a mapping")
     elif name.startswith("bucket_") and not _ascends(value):

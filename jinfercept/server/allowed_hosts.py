@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
 from typing import final
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 
 _PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[^\[\]]+)?\]|[A-Za-z0-9._-]+)(?::[0-9]*)?")
@@ -52,7 +52,7 @@ def check_allowed_hosts(names: Iterable[str]) -> None:
         if name != _ALL and not _PATTERN.fullmatch(name) and not _is_address(name) and not _is_address(f"[{name}]"):
             raise ConfigError(
                 "a name in allowed_hosts is no host name",
-                got=repr(name),
+                got=shown(name),
                 fix="a name without scheme, path and port, such as llm.example.org, *.example.org, or * for all",
             )
 

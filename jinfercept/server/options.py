@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from jinfercept.config import option
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
@@ -178,7 +178,7 @@ class ServerOptions:
             raise ConfigError("a port is a number up to 65535", got=self.port, fix="0 takes one that is free")
         if self.state_url is not None and not self.state_url.strip():
             raise ConfigError(
-                "state_url names no database", got=repr(self.state_url), fix="leave it out to store in memory"
+                "state_url names no database", got=shown(self.state_url), fix="leave it out to store in memory"
             )
         if not all(self.served_model_name):
             raise ConfigError("a name of the model is empty", got="''", fix="leave it out, or give one")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 
 SYSTEMS: Mapping[str, str] = {
     "vLLM": "discard",
@@ -69,7 +69,7 @@ def load_figure(path: str | Path) -> Figure:
 def _point(row: Mapping[str, str], where: str) -> tuple[str, str, tuple[float, float]]:
     panel, system, *texts = (row[name] for name in _COLUMNS)
     if system not in SYSTEMS:
-        raise ConfigError(f"{where}: no such system", got=repr(system), fix=f"one of {', '.join(SYSTEMS)}")
+        raise ConfigError(f"{where}: no such system", got=shown(system), fix=f"one of {', '.join(SYSTEMS)}")
     try:
         rate, latency = (float(text) for text in texts)
     except (TypeError, ValueError):

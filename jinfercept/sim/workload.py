@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 from jinfercept.sim.distributions import DISTRIBUTIONS, Like, LogNormal
 
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
@@ -190,7 +190,7 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
 
 def _choose[T](table: Mapping[Any, T], name: str, what: str) -> T:
     if name not in table:
-        raise ConfigError(f"no such {what}", got=repr(name), fix=f"one of {', '.join(table)}")
+        raise ConfigError(f"no such {what}", got=shown(name), fix=f"one of {', '.join(table)}")
     return table[name]
 
 

@@ -12,7 +12,7 @@ from jinfercept.config import EngineConfig
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
@@ -179,10 +179,10 @@ def assemble(
 def _recorded(record: Recorder, kv: KVManager, known: PolicyInputs) -> tuple[Observer, Estimator]:
     """The recorder's observer and estimator. Raises `ConfigError` if it returns anything else."""
     if not callable(record):
-        raise ConfigError("record is a function", got=repr(record)[:80], fix="see assembly.Recorder")
+        raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
     made: object = record(kv, known)
     if not isinstance(made, tuple) or len(made) != 2:
-        raise ConfigError("record returns two things", got=repr(made)[:80], fix="an Observer and an Estimator")
+        raise ConfigError("record returns two things", got=shown(made), fix="an Observer and an Estimator")
     check_shape("what record returns first", made[0], Observer)
     check_shape("what record returns second", made[1], Estimator)
     return made

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
-from jinfercept.errors import ModelError
+from jinfercept.errors import ModelError, shown
 from jinfercept.models.load import locate
 from jinfercept.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -41,4 +41,4 @@ def as_tokenizer(given: object) -> Tokenizer:
         return Tokenizer(copy.deepcopy(given))
     if hasattr(given, "special_tokens_map"):
         return from_transformers(copy.deepcopy(given), set(), "tokenizer")
-    raise ModelError("this is no tokenizer", got=repr(given)[:80], fix=_FIX)
+    raise ModelError("this is no tokenizer", got=shown(given), fix=_FIX)

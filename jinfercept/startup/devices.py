@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from jinfercept.config import ModelOptions
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, shown
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import CutModel, ServedModel
@@ -84,7 +84,7 @@ def _of_hosts(options: ModelOptions, mesh: Mesh | None) -> ModelMesh:
 
 def _of_mesh(options: ModelOptions, mesh: Mesh) -> ModelMesh:
     if not isinstance(mesh, Mesh):
-        raise ConfigError("a mesh is a jax.sharding.Mesh", got=repr(mesh)[:80], fix="jax.make_mesh((2,), ('tp',))")
+        raise ConfigError("a mesh is a jax.sharding.Mesh", got=shown(mesh), fix="jax.make_mesh((2,), ('tp',))")
     if options.tensor_parallel_size not in (None, mesh.size) or options.devices is not None:
         raise ConfigError(
             "a mesh has its devices",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinfercept.errors import ConfigError, ModelError, RequestError
+from jinfercept.errors import ConfigError, ModelError, RequestError, shown
 from jinfercept.sampling_params import SamplingParams
 
 FILE = "generation_config.json"
@@ -51,7 +51,7 @@ def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
             f"{FILE} cannot be read", got=error, fix="correct it, or use generation_config=vllm"
         ) from error
     if not isinstance(given, dict):
-        raise ModelError(f"{FILE} is a JSON object", got=repr(given)[:80], fix="use the original file")
+        raise ModelError(f"{FILE} is a JSON object", got=shown(given), fix="use the original file")
     defaults = {ours: given[name] for name, ours in NAMES.items() if given.get(name) is not None}
     try:
         replace(SamplingParams(), **defaults)

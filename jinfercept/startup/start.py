@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jinfercept.config import ALIASES, OPTIONS, EngineConfig, RestartOptions
 from jinfercept.engine.process_end import ending_at_exit
-from jinfercept.errors import ConfigError, ModelError
+from jinfercept.errors import ConfigError, ModelError, shown
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.models.config import ModelConfig
@@ -187,7 +187,7 @@ def set_up(
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
-        raise ConfigError("a profile is a Profile, a name or a file", got=repr(profile)[:80], fix="Profile(…)")
+        raise ConfigError("a profile is a Profile, a name or a file", got=shown(profile), fix="Profile(…)")
     flags, notes = own_options(flags, OPTIONS, ALIASES)
     for note in notes:
         log.info("%s", note)
@@ -200,7 +200,7 @@ def set_up(
     read = None if tokenizer is None else as_tokenizer(tokenizer)
     if not isinstance(model, str | Path | ModelConfig | ServedModel):
         raise ModelError(
-            "a model is a name, a path, a ModelConfig or a Model", got=repr(model)[:80], fix="give one of them"
+            "a model is a name, a path, a ModelConfig or a Model", got=shown(model), fix="give one of them"
         )
     group = None
     if (placement := placement_of(config)) is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import tokenizers
 
-from jinfercept.errors import RequestError
+from jinfercept.errors import RequestError, shown
 
 
 class LiteralBackend(NamedTuple):
@@ -60,7 +60,7 @@ def _as(token: tokenizers.AddedToken, name: str, *, special: bool) -> tokenizers
 def encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
     """The ids of a text. Raises `RequestError` for a lone surrogate, which no encoding can express, and for what is no text."""
     if not isinstance(text, str):
-        raise RequestError("a text is a string", got=repr(text)[:80], fix="give several one by one")
+        raise RequestError("a text is a string", got=shown(text), fix="give several one by one")
     try:  # a batch lets other threads run meanwhile, one text does not
         return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     except TypeError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import tokenizers
 
-from jinfercept.errors import ModelError, RequestError
+from jinfercept.errors import ModelError, RequestError, shown
 from jinfercept.plain_values import plain
 from jinfercept.tokenizer.byte_encoding import read_byte_encoding
 from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
@@ -222,7 +222,7 @@ class Tokenizer:
         given = plain(ids)
         listed: list[Any] = list(given) if isinstance(given, Iterable) else [None]
         if not all(type(id_) is int for id_ in listed):
-            raise RequestError("token ids are whole numbers", got=repr(ids)[:80], fix="give a list of them")
+            raise RequestError("token ids are whole numbers", got=shown(ids), fix="give a list of them")
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens)
         return "".join([*map(detokenizer.add, listed), detokenizer.flush()])
 

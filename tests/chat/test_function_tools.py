@@ -6,8 +6,8 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial, singledispatch
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import pytest
 
@@ -190,3 +190,48 @@ def test_a_function_of_any_arguments_gets_any() -> None:
 
     assert only(anything).declaration["function"]["parameters"]["additionalProperties"] is True
     assert call(only(anything), '{"b": 1, "a": 2}') == "a,b"
+
+
+def test_cached_and_dispatching_functions_and_typed_others_are_called_as_declared() -> None:
+    class Options(TypedDict, total=False):
+        days: Required[int]
+        exact: bool
+
+    @cache
+    def cached(x: int) -> str:
+        return f"cached {x}"
+
+    @singledispatch
+    def dispatched(x: int, y: int = 3) -> str:
+        return f"{x} of {y}"
+
+    def others(place: str, **options: Unpack[Options]) -> str:
+        return f"{place} {options}"
+
+    tools = chat_tools([cached, dispatched, others, partial(others, place="here")])
+    texts = ('{"x": 1}', '{"y": 4, "x": 1}', '{"place": "Rome", "days": 2}', '{"days": 5}')
+    results = [tool.tool.function(text) for tool, text in zip(tools, texts, strict=True) if tool.tool]
+    assert results == ["cached 1", "1 of 4", "Rome {'days': 2}", "here {'days': 5}"]
+    declared = tools[2].parameters
+    assert (sorted(declared["properties"]), sorted(declared["required"])) == (
+        ["days", "exact", "place"],
+        ["days", "place"],
+    )
+    assert declared["additionalProperties"] is False
+
+
+def test_an_object_whose_own_methods_raise_is_refused_with_a_reason() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    class Hidden:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    for wrong in ([Silent()], Silent(), [Hidden()]):
+        with pytest.raises(RequestError):
+            chat_tools(wrong)  # pyright: ignore[reportArgumentType]
