@@ -75,8 +75,13 @@ class Executables:
         shapes = jax.tree.map(_shape, arguments)
         self._pending[self._whole(key)] = lambda: jax.jit(function, donate_argnums=tuple(donate)).lower(*shapes)
 
-    def compile(self, progress: Progress = silent) -> None:
-        """Compile the added functions, in parallel. An exception, and an interrupt, waits for those that are being compiled."""
+    def compile(self, progress: Progress = silent, most_at_once: int | None = None) -> None:
+        """Compile the added functions, in parallel. An exception, and an interrupt, waits for those that are being compiled.
+
+        Args:
+            progress: called with what is done.
+            most_at_once: how many are compiled at the same time; None: one for each processor.
+        """
         keys, results = deque(self._pending), SimpleQueue[BaseException | None]()
         count = len(keys)
 
@@ -86,7 +91,7 @@ class Executables:
                     results.put(self._failure(keys.popleft()))
 
         # not an executor's threads: at the end of the interpreter these would compile all of the rest first
-        num_threads = min(count, os.cpu_count() or 1)
+        num_threads = min(count, most_at_once or os.cpu_count() or 1)
         threads = [threading.Thread(target=compile_next, daemon=True) for _ in range(num_threads)]
         try:
             for thread in threads:

@@ -149,6 +149,8 @@ class Compaction(NamedTuple):
 class KVArrays:
     """All pages of a model on its devices, and their copies on the host.
 
+    The pool is allocated by `reset`, so that all executables can be compiled before it takes the memory.
+
     A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`. On a GPU a copy waits for
     what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's `start` comes
     before every executable of the step.
@@ -164,6 +166,10 @@ class KVArrays:
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
         pinned: whether the host copies are page-locked; else they are pageable, and the host waits for every copy that leaves.
+
+    Attributes:
+        shapes: of every layer's pages.
+        layers: these arrays; () while there is no pool.
     """
 
     def __init__(
@@ -184,7 +190,9 @@ class KVArrays:
         self._staging = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
-        self._on_device = beside(jax.ShapeDtypeStruct(shape, dtype, sharding=home), COPIES_SPEC)
+        layer = jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+        self.shapes: Any = (layer,) * self.parts[-1][1]
+        self._on_device = beside(layer, COPIES_SPEC)
         self._pinned = pinned
         self._on_host = self._on_device.with_memory_kind("pinned_host")
         blanks = {end - first: np.zeros((staging_pages, end - first, *shape[1:]), dtype) for first, end in parts}
@@ -196,13 +204,12 @@ class KVArrays:
         self._compactions: list[Compaction] = []
         self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
         self._in_flight: deque[list[HostPages]] = deque(maxlen=2)  # what the last two steps moved to the host
-        self.reset()
 
     def add_executables(self, run: Executables) -> None:
         """Add the transfers' executables, which `start` and `scatter` call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            add_transfers(run, self.layers[first:end], self._sizes, self._staging)
+            add_transfers(run, self.shapes[first:end], self._sizes, self._staging)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
@@ -212,9 +219,9 @@ class KVArrays:
         self._in_flight.clear()
 
     def reset(self) -> None:
-        """Forget all pages; the pool is zeros again."""
+        """Allocate the pool, or forget all pages; it is zeros."""
         self.close()
-        self.layers = tuple(self._zeros() for _ in range(self.parts[-1][1]))
+        self.layers = tuple(self._zeros() for _ in self.shapes)
 
     def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]) -> None:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.

@@ -75,7 +75,7 @@ class Drafter(Protocol):
 
 @final
 class ModelRunner:
-    """One model on the devices where its weights lie.
+    """One model on the devices where its weights lie. `warm_up` or `allocate` comes before its first plan.
 
     Args:
         model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
@@ -130,7 +130,7 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             beside(leaf),
         )
-        add_steps(self.executables, model, shape, attention, self.params, self.kv.layers)
+        add_steps(self.executables, model, shape, attention, self.params, self.kv.shapes)
         self.kv.add_executables(self.executables)
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
@@ -203,9 +203,21 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.runner.close()
 
-    def warm_up(self, progress: Progress = silent) -> None:
-        """Compile every executable. Without it a step waits for the compilation of those that it is the first to need."""
-        self.executables.compile(progress)
+    def warm_up(self, progress: Progress = silent, most_at_once: int | None = None) -> None:
+        """Compile every executable, then allocate the pages, whose memory a GPU's compiler needs to time kernels.
+
+        Args:
+            progress: called with what is done.
+            most_at_once: executables that are compiled at the same time; None: one for each processor.
+        """
+        self.executables.compile(progress, most_at_once)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
+        self.kv.reset()
+        if self.drafter is not None:
+            self.drafter.runner.allocate()
 
     @property
     def layers_compile_s(self) -> list[float]:

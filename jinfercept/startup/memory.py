@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import psutil
@@ -62,6 +62,8 @@ class MemoryPlan:
         reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
         host_bytes: of the copies of the pages of this host's devices.
         moved_tokens: most that one step moves over the host links, of which every device has one.
+        timed_bytes: operands and result of the largest product, which a GPU's compiler makes to time kernels before the pages
+            are allocated; 0 where pages and everything else share the memory.
         num_devices: among which weights and pages are cut.
         num_local_devices: of these, the ones of this host.
         kv_repeats: how often every KV head is stored, so that all devices have as many.
@@ -75,6 +77,7 @@ class MemoryPlan:
     host_tokens: int
     max_model_len: int
     moved_tokens: int
+    timed_bytes: int = 0
     num_devices: int = 1
     num_local_devices: int = 1
     kv_repeats: int = 1
@@ -86,7 +89,7 @@ class MemoryPlan:
             f"memory plan: {where}weights {_gib(self.weight_bytes)}, KV pool {_gib(self.kv_bytes)} for "
             f"{self.kv_tokens:,} tokens"
             f"{reserved}, host copies up to {_gib(self.host_bytes)} for {self.host_tokens:,} tokens; "
-            f"sequences of up to {self.max_model_len:,} tokens{self._repeats()}"
+            f"sequences of up to {self.max_model_len:,} tokens{self._repeats()}{self._timed()}"
         )
 
     def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
@@ -101,6 +104,12 @@ class MemoryPlan:
             return ""
         spent = self.kv_bytes - self.kv_bytes // self.kv_repeats
         return f"; every KV head is stored {self.kv_repeats} times, which takes {_gib(spent)} of each pool"
+
+    def _timed(self) -> str:
+        """What the compiler needs before the pages are there."""
+        if not self.timed_bytes:
+            return ""
+        return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"
 
     def token_bytes(self, page_size: int) -> int:
         """Bytes of one token's keys and values on all devices together; a page of the pools is scratch."""
@@ -129,6 +138,7 @@ def plan_memory(
     config: EngineConfig,
     room: FreeMemory,
     step_bytes: int = 0,
+    timed_bytes: int = 0,
     kv_repeats: int = 1,
     draft: Loaded[ServedModel] | None = None,
 ) -> MemoryPlan:
@@ -138,6 +148,7 @@ def plan_memory(
         params: the weights, which are there already.
         room: what is free beside them, on each of their devices.
         step_bytes: most that a step takes beside weights and pages.
+        timed_bytes: see `largest_product_bytes`.
         kv_repeats: how often each KV head is among those of the model.
         draft: the draft model, whose KV are in pages of their own.
     """
@@ -185,10 +196,36 @@ def plan_memory(
         host_tokens=host_tokens,
         max_model_len=wanted or limit,
         moved_tokens=MOVED_BYTES // token_bytes,
+        timed_bytes=0 if room.shared else timed_bytes,
         num_devices=num_devices,
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
     )
+
+
+def largest_product_bytes(params: Params, num_rows: int, num_sampled: int) -> int:
+    """Most bytes that operands and result of a product with a weight take on a device, results in float32.
+
+    Args:
+        num_rows: most rows of a step.
+        num_sampled: most of them that the head multiplies.
+    """
+
+    def product(weight: Any, rows: int) -> int:
+        shape = weight.shape
+        widths = [math.prod(shape[:split]) + math.prod(shape[split:]) for split in range(1, len(shape))]
+        return sum(map(local_bytes, jax.tree.leaves(weight))) + 4 * rows * max(widths, default=0)
+
+    layers = weights_of(params.layers)
+    return max(
+        [product(weight, num_rows) for weight in layers]
+        + [product(weight, num_sampled) for weight in weights_of(params.head)]
+    )
+
+
+def most_at_once(plan: MemoryPlan, room: FreeMemory) -> int | None:
+    """Executables that can be compiled at the same time, each with the largest product's operands; None: any number."""
+    return max(1, room.free_bytes // plan.timed_bytes) if plan.timed_bytes else None
 
 
 def token_kv_bytes(

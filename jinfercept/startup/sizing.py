@@ -20,12 +20,16 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, plan_memory, token_kv_bytes
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, largest_product_bytes, plan_memory, token_kv_bytes
 from jinfercept.startup.probes import PlanRunner
 from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
 
 GPU_LAYERS_PER_STEP = 4
 """Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
+
+
+COMPILING_THREADS = 2
+"""Threads that compile after a lazy start: the engine's, and the one behind it."""
 
 
 class Grouping(NamedTuple):
@@ -76,21 +80,28 @@ def plan_pools(
     config: EngineConfig,
     layers_per_step: int,
     draft: Loaded[ServedModel] | None = None,
+    *,
+    lazy: bool = False,
 ) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
     A device with memory of its own has its steps compiled first, for a pool of one page, to learn what they take beside it.
+
+    Args:
+        lazy: steps compile executables once the pages are there: what the compiler needs to time kernels is kept free, too.
     """
     room = FreeMemory.on(*_mesh(params).local_devices)
-    beside = 0
+    beside = timed = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
         shape, attention = _runner_shape(1, longest, config, layers_per_step), config.advanced.attention
         beside = step_bytes(model, params, shape, attention)
+        timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None:
             beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
     repeats = model.kv_repeats if isinstance(model, Model) else 1
-    memory = plan_memory(model.config, params, config, room, beside, repeats, draft)
+    beside += COMPILING_THREADS * timed if lazy else 0
+    memory = plan_memory(model.config, params, config, room, beside, timed, repeats, draft)
     num_pages = memory.kv_tokens // config.cache.page_size
     return memory, _runner_shape(num_pages, memory.max_model_len, config, layers_per_step)
 

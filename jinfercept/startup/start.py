@@ -38,7 +38,7 @@ from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.devices import choose_devices, on_devices
 from jinfercept.startup.draft_model import add_drafter, load_draft_model
 from jinfercept.startup.generation_config import sampling_defaults
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, most_at_once
 from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.several_hosts import (
     follow_to_the_end,
@@ -248,7 +248,7 @@ def _set_up_here(
         grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
     grouped_s = time.monotonic()
     with closing(CompileCounter()) as compilations:
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft)
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft, lazy=lazy)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
         log.info("%s", memory_plan)
@@ -261,7 +261,9 @@ def _set_up_here(
         if profile is None and effort is None:
             profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
         if profile is None or group is not None or not lazy:
-            runner.warm_up(progress)
+            runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)))
+        else:
+            runner.allocate()
     warm_s = time.monotonic()
     leader = None
     if group is not None:

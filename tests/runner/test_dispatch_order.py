@@ -119,3 +119,13 @@ def test_pages_of_two_steps_may_be_under_way_and_a_third_waits_for_the_first() -
     assert without.count("wait") == 0
     assert ["wait" in step for step in rest] == [True, True, True, True, True, False]
     assert all(step[0] == "wait" for step in rest[:5])
+
+
+def test_the_pool_takes_its_memory_when_all_is_compiled() -> None:
+    runner = ModelRunner(MODEL, separate(LOADED.params), SHAPE, attention="reference")
+    pages: list[int] = []
+    runner.warm_up(lambda *_: pages.append(len(runner.kv.layers)), most_at_once=1)
+    assert len(pages) > len(runner.layers_compile_s)
+    assert not any(pages)
+    assert len(runner.kv.layers) == LAYERS
+    runner.close()

@@ -13,7 +13,16 @@ from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.runner.runner import step_bytes
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.profile import PROFILES
-from jinfercept.startup.memory import GIB, MOVED_BYTES, FreeMemory, MemoryPlan, check_weights, plan_memory
+from jinfercept.startup.memory import (
+    GIB,
+    MOVED_BYTES,
+    FreeMemory,
+    MemoryPlan,
+    check_weights,
+    largest_product_bytes,
+    most_at_once,
+    plan_memory,
+)
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
@@ -30,9 +39,9 @@ class Counted:
         return self.stats
 
 
-def planned(room: FreeMemory, step_bytes: int = 0, **flags: object) -> MemoryPlan:
+def planned(room: FreeMemory, step_bytes: int = 0, timed_bytes: int = 0, **flags: object) -> MemoryPlan:
     config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01} | flags)
-    return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes)
+    return plan_memory(LOADED.model.config, LOADED.params, config, room, step_bytes, timed_bytes)
 
 
 def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
@@ -46,6 +55,22 @@ def test_a_device_of_its_own_gives_all_that_is_not_kept_free() -> None:
     assert plan.kv_tokens % 4 == 0
     assert "kept free" in str(plan)
     assert planned(room, 1000, swap_space=0).reserved_bytes == 1000
+
+
+def test_no_more_is_compiled_at_once_than_has_room_for_the_largest_product() -> None:
+    config = LOADED.model.config
+    rows, sampled = 8192, 16
+    largest = largest_product_bytes(LOADED.params, rows, sampled)
+    assert largest > 4 * rows * 2 * config.hidden_size
+    assert largest == largest_product_bytes(LOADED.params, rows, 1)  # a layer's
+    room = FreeMemory(3 * GIB, shared=False)
+    plan = planned(room, timed_bytes=GIB)
+    assert "on up to 1.00 GiB for a product" in str(plan)
+    assert most_at_once(plan, room) == 3
+    assert most_at_once(plan, FreeMemory(GIB // 2, shared=False)) == 1
+    shared = planned(FreeMemory(3 * GIB, shared=True), timed_bytes=GIB)
+    assert most_at_once(shared, room) is None
+    assert "product" not in str(shared)
 
 
 def test_quantised_pages_hold_more_tokens_in_the_same_bytes() -> None:
