@@ -10,8 +10,10 @@ from typing import final
 from jinfercept.parsers.call_grammars import CallGrammar
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.lark import quoted
-from jinfercept.parsers.source import Source, Steps
+from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
+
+_ASIDE_END = Marks((">",))
 
 
 @final
@@ -25,6 +27,7 @@ class CallLists:
         name, arguments: the keys of an object.
         members: an expression for the members that stand before them.
         readable: other tags behind which calls are read.
+        aside: a tag up to the next `>`, with what stands between: never content.
     """
 
     opening: str
@@ -36,12 +39,15 @@ class CallLists:
     arguments: str = "arguments"
     members: str = ""
     readable: tuple[str, ...] = ()
+    aside: str = ""
 
     def read(self, source: Source) -> Steps[None]:
         """Read a turn. The closing tag may be missing; objects may be in a list or not. `read_calls` says the rest."""
         while mark := (yield from source.read_content()):
             if mark in (self.opening, *self.readable):
                 yield from read_calls(source, tagged=True)
+            elif mark == self.aside and (yield from source.skip_until(_ASIDE_END)):
+                source.at += 1
 
     def grammar(self, calls: CallGrammar) -> str:
         """The grammar of a turn that has to call."""
@@ -62,7 +68,7 @@ class CallLists:
         Args:
             tags: more markup than that of calls.
         """
-        own = (self.opening, *([self.closing] if self.closing else ()), *self.readable)
+        own = (self.opening, *filter(None, (self.closing, self.aside)), *self.readable)
         return ToolCallFormat(
             read=self.read,
             grammar=self.grammar,
@@ -77,7 +83,7 @@ def _text(text: str) -> str:
     return quoted(text) if text else ""
 
 
-GRANITE = CallLists("<|tool_call|>", "").format(
+GRANITE = CallLists("<|tool_call|>", "", readable=("<tool_call>",)).format(
     lambda template: "<|tool_call|>" in template and "<|start_of_role|>" in template, ("<|end_of_text|>",)
 )
 NEMOTRON = CallLists("<TOOLCALL>", "</TOOLCALL>").format(
@@ -95,10 +101,11 @@ COHERE = CallLists(
     name="tool_name",
     arguments="parameters",
     members='"\\"tool_call_id\\": \\"" /[0-9]{1,3}/ "\\", "',
+    aside="</co:",
 ).format(
     lambda template: "<|START_ACTION|>" in template,
     ("<|END_OF_TURN_TOKEN|>",),
-    tags=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    tags=("<co>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     frames_text=True,
 )
 GIGACHAT = CallLists("<|function_call|>", "", "", None, "", readable=("function call<|role_sep|>",)).format(

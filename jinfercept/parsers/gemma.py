@@ -1,17 +1,19 @@
 """Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>`, objects with bare keys and marks for quotes.
 
-Arguments become JSON when a call is complete. Its texts have no escapes, so that none can hold the mark.
+Arguments become JSON when a call is complete. Its texts have no escapes, so that none can hold the mark. Short texts may come
+without marks.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
-from jinfercept.parsers.json_values import distinct
 from jinfercept.parsers.lark import pattern, quoted
 from jinfercept.parsers.named_calls import NAME_CHAR
+from jinfercept.parsers.python_literals import to_json
+from jinfercept.parsers.schema_values import property_types, value_of
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import constraints, named_arguments
@@ -19,9 +21,9 @@ from jinfercept.parsers.tool_schemas import constraints, named_arguments
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"[\w.:/-]+")
 _KEY = re.compile(r"[\w.$-]+")
-_TOKEN = re.compile(
-    rf'{re.escape(_QUOTE)}(?P<text>.*?){re.escape(_QUOTE)}|"(?:[^"\\]|\\.)*"|(?P<key>[\w.$-]+)(?=\s*:)', re.DOTALL
-)
+_STRING = re.compile(rf'{re.escape(_QUOTE)}(?P<text>.*?){re.escape(_QUOTE)}|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BARE = re.compile(r"[^,{}\[\]]*")
+_SPACE = re.compile(r"\s*")
 _CLOSES = {"{": "}", "[": "]"}
 
 
@@ -32,12 +34,12 @@ def _read(source: Source) -> Steps[None]:
             continue
         start = source.at
         yield from source.skip()
-        yield from source.take("call:")
+        yield from source.take("call:", ":")
         first = source.at
         name = yield from source.match(NAME_CHAR)
         begin = source.at
         if name and (yield from source.peek()) == "{" and (yield from _skip_object(source)):
-            arguments = _as_json(source.text[begin : source.at])
+            arguments = _as_json(source.text[begin : source.at], (source.tools or {}).get(name, {}))
             if arguments is not None:
                 source.begin_call(name, first)
                 source.add_arguments(arguments)
@@ -83,20 +85,105 @@ def _skip_text(source: Source, quote: str) -> Steps[bool]:
     return False
 
 
-def _as_json(text: str) -> str | None:
-    """The object as JSON; None if it is none."""
+def _as_json(text: str, schema: Mapping[str, Any]) -> str | None:
+    """The object as JSON, with white space as it is written; None if it is none.
 
-    def written(token: re.Match[str]) -> str:
-        plain = token["text"] if token["text"] is not None else token["key"]
-        return token[0] if plain is None else json.dumps(plain, ensure_ascii=False)
-
+    Args:
+        text: of the object.
+        schema: of the arguments; a value without quotes gets one of its types.
+    """
+    arguments = _Arguments(text, schema)
     try:
-        arguments = _TOKEN.sub(written, text)
-        json.loads(arguments, object_pairs_hook=distinct)
-        arguments.encode()
+        arguments.read_object(schema)
+        written = "".join(arguments.parts)
+        written.encode()
     except (ValueError, RecursionError):
         return None
-    return arguments
+    return written if arguments.at == len(text) else None
+
+
+@final
+class _Arguments:
+    """Reads the text of an object, whose brackets fit. Its methods raise ValueError for what is none.
+
+    Attributes:
+        at: the offset of the next character.
+        parts: the JSON so far.
+    """
+
+    def __init__(self, text: str, schema: Mapping[str, Any]) -> None:
+        self._text, self._schema = text, schema
+        self.at = 0
+        self.parts: list[str] = []
+
+    def read_object(self, schema: Mapping[str, Any]) -> None:
+        """Read an object of this schema."""
+        self._take("{")
+        keys: set[str] = set()
+        while self._next() != "}":
+            string = _STRING.match(self._text, self.at) or _KEY.match(self._text, self.at)
+            key = _plain(string) if string else ""
+            if not string or key in keys:
+                raise ValueError("no key, or one that comes twice")
+            keys.add(key)
+            self.at = string.end()
+            self.parts.append(to_json(key))
+            self._take(":")
+            self._read_value(property_types(schema, key))
+            if self._next() == ",":
+                self._take(",")
+        self._take("}")
+
+    def _read_value(self, types: list[str]) -> None:
+        char = self._next()
+        if char == "{":
+            self.read_object({})
+        elif char == "[":
+            self._take("[")
+            while self._next() != "]":
+                self._read_value([])
+                if self._next() == ",":
+                    self._take(",")
+            self._take("]")
+        elif string := _STRING.match(self._text, self.at):
+            self.at = string.end()
+            self.parts.append(to_json(_plain(string)))
+        else:
+            bare = _BARE.match(self._text, self.at)
+            assert bare is not None
+            self.at = bare.end()
+            self.parts.append(_bare_json(bare[0].rstrip(), types))
+
+    def _next(self) -> str:
+        """The next character that is no white space, which is written as it is."""
+        space = _SPACE.match(self._text, self.at)
+        assert space is not None
+        self.at = space.end()
+        self.parts.append(space[0])
+        return self._text[self.at : self.at + 1]
+
+    def _take(self, char: str) -> None:
+        if self._next() != char:
+            raise ValueError(f"no {char}")
+        self.at += 1
+        self.parts.append(char)
+
+
+def _plain(string: re.Match[str]) -> str:
+    """The text of a string between marks, or in JSON, or of a bare key."""
+    if string.re is _KEY:
+        return string[0]
+    return json.loads(string[0], strict=False) if string["text"] is None else string["text"]
+
+
+def _bare_json(text: str, types: list[str]) -> str:
+    """A value without quotes: of one of these types, or a text of one line where JSON has no such value."""
+    if "\n" in text:
+        raise ValueError("a text of several lines without quotes")
+    try:
+        return to_json(value_of(text, types)) if types else to_json(json.loads(text))
+    except ValueError:
+        return to_json(text)
 
 
 def _grammar(calls: CallGrammar) -> str:

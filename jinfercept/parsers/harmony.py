@@ -19,15 +19,17 @@ _MESSAGE, _END = "<|message|>", "<|end|>"
 _TURN_ENDS = ("<|call|>", "<|return|>")
 _HEADER_ENDS = Marks((_MESSAGE, _END, _START, *_TURN_ENDS, "\n"))
 _MESSAGE_ENDS = Marks((_END, _START, _CHANNEL, *_TURN_ENDS))
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.:/-]+)")
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/-]+)")
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 _NAME = re.compile(r"[\w.:/-]+")
+_ASSISTANT = "assistant"
 
 
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    A message to a tool is a call where it begins with `{`, or has nothing in it; where no tool is offered it is dropped.
+    A message to a tool is a call where it begins with `{`, has nothing in it, or goes to a function; otherwise, and where no
+    tool is offered, it is dropped.
     Reasoning is dropped too, but for that with which the turn begins, which is content if no reasoning format took it.
     """
     begins = True  # nothing was read
@@ -47,7 +49,7 @@ def _read(source: Source) -> Steps[None]:
         source.at += len(_MESSAGE)
         recipient = _RECIPIENT.search(header)
         if recipient is not None and source.tools != {}:
-            yield from _read_call(source, recipient[1], start - len(mark) + recipient.start(1))
+            yield from _read_call(source, recipient, start - len(mark) + recipient.start(2))
         elif recipient is not None or (_ANALYSIS.search(header) and not first):
             yield from source.skip_until(_MESSAGE_ENDS)
         elif has_content:
@@ -55,17 +57,25 @@ def _read(source: Source) -> Steps[None]:
         has_content = has_content or recipient is None
 
 
-def _read_call(source: Source, name: str, start: int) -> Steps[None]:
-    """Read the arguments of a call, or leave what is none."""
-    char = yield from source.skip()
-    if char == "{":
+def _read_call(source: Source, recipient: re.Match[str], start: int) -> Steps[None]:
+    """Read the arguments of a call; a message that is none is dropped."""
+    name, char = recipient[2], (yield from source.skip())
+    if char == "{" and name != _ASSISTANT:
         source.begin_call(name, start)
         if (yield from stream_arguments(source)):
             source.end_call()
         yield from source.skip(" \t\r\n}")
-    elif char == "<":
+        return
+    if char == "<" and name != _ASSISTANT:
         source.begin_call(name, start)
         source.add_arguments("{}")
+        source.end_call()
+        return
+    first = source.at
+    mark = yield from source.skip_until(_MESSAGE_ENDS)
+    if (recipient[1] or name in (source.tools or ())) and source.at > first and (mark or not source.cut):
+        source.begin_call(name, start)
+        source.add_arguments(source.text[first : source.at].rstrip())
         source.end_call()
 
 

@@ -14,6 +14,7 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.parsers.tool_schemas import arguments_schema
 
 _TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_TURN_END = "</s>"
 _NAME = re.compile(r"[\w.:/-]")
 _ID = re.compile(r"\w")
 _WHOLE_NAME = re.compile(r"[\w.:/-]+")
@@ -23,8 +24,9 @@ _ID_FORM = "[a-zA-Z0-9]{9}"
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    In the newer form a call begins with the `{` of its arguments; a name without them is content, or dropped where the text
-    ends with it. `[ARGS]` may be missing, `[CALL_ID]` and an id may stand before it. `read_calls` reads the older form.
+    In the newer form a call begins with the `{` of its arguments. A name without them is a call where the next one follows or
+    the turn ends, if such a tool is offered; otherwise it is content, or dropped where the text ends with it. `[ARGS]` may be
+    missing, `[CALL_ID]` and an id may stand before it. `read_calls` reads the older form.
     """
     while mark := (yield from source.read_content()):
         if mark != _TOOL_CALLS:
@@ -52,10 +54,22 @@ def _named_call(source: Source, start: int) -> Steps[None]:
         source.begin_call(name, first, call_id)
         if (yield from stream_arguments(source)):
             source.end_call()
+    elif name in (source.tools or ()) and (yield from _ends_call(source)):
+        source.begin_call(name, first, call_id)
+        source.add_arguments("{}")
+        source.end_call()
     elif name and not char:
         source.drop_rest()
     else:
         source.at = start
+
+
+def _ends_call(source: Source) -> Steps[bool]:
+    """Whether the turn ends here, or another call begins."""
+    start = source.at
+    ends = (yield from source.take(_TOOL_CALLS, _TURN_END)) or (not (yield from source.peek()) and not source.cut)
+    source.at = start
+    return bool(ends)
 
 
 def _grammar(calls: CallGrammar) -> str:
@@ -76,7 +90,7 @@ MISTRAL = ToolCallFormat(
     grammar=_grammar,
     detect=lambda template: _TOOL_CALLS in template,
     tags=(_TOOL_CALLS, _CALL_ID, _ARGS),
-    turn_ends=("</s>",),
+    turn_ends=(_TURN_END,),
     new_id=lambda: uuid.uuid4().hex[:9],
     ids=_ID_FORM,
 )

@@ -23,6 +23,9 @@ _STRING = re.compile(
 )
 _RESERVED = re.compile(rf"\b({'|'.join(keyword.kwlist)})(?=\s*=(?!=))")
 _MARK = "reserved_word_"
+_LEADING_ZEROS = re.compile(r"(?<![\w.])0+(?=[1-9][0-9]*(?![\w.]))")
+_RAW = re.compile(r"(\\.)|[\n\r\x00]", re.DOTALL)
+_ESCAPES = {"\n": r"\n", "\r": r"\r", "\0": r"\x00"}
 
 
 class PythonCall(NamedTuple):
@@ -102,8 +105,6 @@ def _skip_brackets(source: Source) -> Steps[bool]:
         if quote:
             if char == "\\" and (yield from source.peek()):
                 source.at += 1
-            elif char == "\n" and len(quote) == 1:
-                return False
         elif char in _CLOSES:
             closing.append(_CLOSES[char])
         elif char in ")]}":
@@ -114,6 +115,14 @@ def _skip_brackets(source: Source) -> Steps[bool]:
     return False
 
 
+def _as_python(text: str) -> str:
+    """A call without what models write and Python refuses: `from=`, `07`, and strings over several lines."""
+    pieces = _STRING.split(text)
+    pieces[::2] = [_LEADING_ZEROS.sub("", _RESERVED.sub(rf"{_MARK}\1", piece)) for piece in pieces[::2]]
+    pieces[1::2] = [_RAW.sub(lambda raw: raw[1] or _ESCAPES[raw[0]], piece) for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
 def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str]:
     """Name and JSON arguments of a call. Raises an error of `UNREADABLE`.
 
@@ -121,9 +130,7 @@ def parse_call(text: str, parameters: Mapping[str, Sequence[str]] | None = None)
         parameters: names of parameters by function; arguments without names take them in order. None: all have names.
     """
     name = text[: text.index("(")].strip()
-    pieces = _STRING.split(text)
-    pieces[::2] = [_RESERVED.sub(rf"{_MARK}\1", piece) for piece in pieces[::2]]  # `from=` is no Python
-    call = parse_expression("".join(pieces))
+    call = parse_expression(_as_python(text))
     if not isinstance(call, ast.Call) or not _NAME.fullmatch(name) or ast.unparse(call.func) != name:
         raise ValueError("not a call with keyword arguments")
     names = (parameters or {}).get(name, ())

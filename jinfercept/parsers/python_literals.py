@@ -27,7 +27,7 @@ def value_of_node(node: ast.expr) -> Any:
             return -number
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             return [value_of_node(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             names = [key.value if isinstance(key, ast.Constant) else None for key in keys]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jinfercept.parsers.call_grammars import CallGrammar, check_name, unwritable_name
+from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.lark import Rules, one_of, pattern, quoted
 from jinfercept.parsers.llama import (
     LLAMA3_TURN_ENDS,
@@ -34,14 +35,16 @@ def _read(source: Source) -> Steps[None]:
 
     The list becomes calls when it is complete, each with its arguments as one piece of JSON. The whole list is content if
     something in it is no call, has a positional argument, or a value that JSON cannot express; so is a list that is cut off.
-    After `<|python_start|>` (Llama 4) or `<|python_tag|>` (Llama 3.2) it may stand anywhere, and is dropped if cut off. Where
-    the tools are known, a list at the beginning of a line, or in a code block, that calls only these is one too.
+    Behind a tag it may stand anywhere, and is dropped if cut off; the calls may be JSON objects there. Where the tools are
+    known, a list at the beginning of a line, or in a code block, that calls only these is one too.
     """
     whole = True  # no list was cut off
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
         if mark in (PYTHON_START, PYTHON_TAG, _LFM2_START):
-            yield from _read_list(source, tagged=True)
+            yield from _read_tagged(source)
+        elif mark == _LFM2_END:
+            yield from _skip_echo(source)
         elif mark in _BARE_LISTS and whole:
             whole = yield from _read_bare_list(source, mark)
         elif mark in _BARE_LISTS:
@@ -67,16 +70,37 @@ def _read_bare_list(source: Source, opening: str) -> Steps[bool]:
     return not cut_off
 
 
+def _read_tagged(source: Source) -> Steps[None]:
+    """Read calls behind a tag."""
+    start = source.at
+    if (char := (yield from source.skip())) == "[":
+        source.at += 1
+        char = yield from source.skip()
+    source.at = start
+    if char == "{":
+        yield from read_calls(source, tagged=True)
+    else:
+        yield from _read_list(source, tagged=True)
+
+
+def _skip_echo(source: Source) -> Steps[None]:
+    """Pass over a list that LFM2 writes once more, with the closing tag alone: it would be called twice."""
+    start = source.at
+    if (yield from source.skip()) == "[" and (yield from _read_calls(source)) and (yield from source.take(_LFM2_END)):
+        return
+    source.at = start
+
+
 def _read_list(source: Source, tagged: bool) -> Steps[None]:
     """Read `[f(a=1), …]` after white space, or leave all of it to be read again.
 
     Args:
-        tagged: a list that is cut off is dropped; otherwise it is read again.
+        tagged: a list that is cut off or empty is dropped; otherwise it is read again.
     """
     start = source.at
     if (yield from source.skip()) == "[":
         calls = yield from _read_calls(source)
-        if calls:
+        if calls or (calls is not None and tagged):
             write_calls(source, calls)
             return
     if tagged and source.ended and source.at == len(source.text):
@@ -85,8 +109,8 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
         source.at = start
 
 
-def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[list[PythonCall]]:
-    """Pass over the list that opens here; its calls, or none if anything else is in it.
+def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[list[PythonCall] | None]:
+    """Pass over the list that opens here; its calls, or None if anything else is in it.
 
     Args:
         names: the functions that can be called; None: any.
@@ -96,13 +120,13 @@ def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[l
     while (yield from source.skip()) != "]":
         call = yield from read_call(source, names)
         if call is None:
-            return []
+            return None
         calls.append(call)
         char = yield from source.skip()
         if char == ",":
             source.at += 1
         elif char != "]":
-            return []
+            return None
     source.at += 1
     return calls
 

@@ -1,7 +1,8 @@
 """Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
 
-A turn begins with its reasoning or has none: marks that stand later are text. A call within reasoning is not a call, unless the
-turn ends with it before the reasoning is closed (`trailing_calls`). Knows no engine and no format of calls.
+A turn begins with its reasoning or has none: marks that stand later are text, but for closing ones with which the answer
+begins, as some models repeat them. A call within reasoning is not a call, unless the turn ends with it before the reasoning is
+closed (`trailing_calls`). Knows no engine and no format of calls.
 """
 
 from collections.abc import Mapping
@@ -103,7 +104,7 @@ class ReasoningParser:
     ) -> None:
         self._format, self._at, self._answer, self._calls = format, beginning, answer, calls
         self._held = ""  # undecided: the whole text; thinking: white space at its end, or half a mark
-        self._thought, self._trims = False, False
+        self._thought, self._trims, self._answered = False, False, False
         self._num_chars = 0  # not fed to the answer's parser
         self._first_char: int | None = None  # of the reasoning, once there is some
         self._num_searched = 0  # characters of the reasoning that were searched for calls
@@ -138,7 +139,9 @@ class ReasoningParser:
         if said.startswith(opening):
             self._at = "thinking"
             self._skip(len(self._held) - len(said) + len(opening))
-        elif not opening.startswith(said):
+        elif not opening.startswith(said) and (
+            not self._format.closing.startswith(said) or said == self._format.closing
+        ):
             self._at = "answering"
 
     def _think(self) -> list[Piece]:
@@ -178,9 +181,18 @@ class ReasoningParser:
         return self._first_char + self._calls.start - self._num_chars
 
     def _answers(self) -> list[Piece]:
-        if self._trims:
-            self._drop_space()
-            self._trims = not self._held
+        closing = self._format.closing
+        while not self._answered:
+            said = self._held.lstrip()
+            if said.startswith(closing):
+                self._skip(len(self._held) - len(said) + len(closing))
+                self._trims = True
+                continue
+            if self._trims:
+                self._drop_space()
+            if closing.startswith(said):
+                return []
+            self._answered = True
         text, self._held = self._held, ""
         return self._shifted(self._answer.feed(text))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from jinfercept.parsers.json_values import stream_arguments
 from jinfercept.parsers.python_literals import to_json
 from jinfercept.parsers.schema_values import property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
@@ -16,6 +17,8 @@ _NAME = re.compile(r'[^<>\n"]')
 _BARE_NAME = re.compile(r"[\w.:/-]")
 _OPEN_SCHEMAS = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "patternProperties", "then"}
 _NO_TEXTS = ("integer", "number", "boolean", "array", "object", "null")
+_WRAPPERS = ("arguments", "parameters", "properties", "input")
+"""Keys under which models write all arguments at once."""
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 
@@ -32,7 +35,7 @@ class XmlTags:
         value_start: a tag behind the end of the key, which white space may precede.
         parameter_end: ends a value.
         padded: a line break on each side of a value is no part of it.
-        outer: the tags around calls; none if empty.
+        outer: the tags around calls, none if empty; behind the first two others that are read.
         one_block: the outer tags stand around all calls, not around each.
         token: a special token of which all tags have one, besides text.
         cdata: values may stand in a CDATA section.
@@ -66,10 +69,11 @@ class XmlTags:
 def read_xml_calls(source: Source, tags: XmlTags) -> Steps[None]:
     """Read a turn.
 
-    Tags are never content. A call begins with its function's tag, the outer tag may be missing; text beside parameters is
-    dropped. `_read_value` says where a value ends. Each value becomes one piece of JSON, of the type in the tool's schema
-    (`schema_values`). Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
-    any, is cut off.
+    Tags are never content. A call begins with its function's tag, the outer tag may be missing; without a parameter or its
+    closing tag behind the name it is none. Text beside parameters is dropped. `_read_value` says where a value ends. Each value
+    becomes one piece of JSON, of the type in the tool's schema (`schema_values`). All arguments may be one JSON object, in the
+    place of parameters or as the value of the first (`_wrapped`). Closing tags may be missing where the turn ends after a
+    value; a call that ends within one, or before any, is cut off.
     """
     while mark := (yield from source.read_content()):
         if mark == tags.function:
@@ -80,16 +84,43 @@ def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
     """Read a call behind its function's tag, or leave it as content."""
     start = source.at
     name = yield from _read_name(source, tags)
+    behind = source.at
     if not name:
         if not source.ended or source.at < len(source.text):
             source.at = start
         else:
             source.drop_rest()
         return
+    marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
+    if (char := (yield from source.skip())) != "{":
+        mark = yield from source.skip_until(marks)
+        if mark not in (tags.parameter, tags.function_end) and char and source.text[behind : source.at].strip():
+            source.at = start
+            return
     source.begin_call(name, start)
     source.add_arguments("")
+    if char == "{":
+        yield from _read_object(source, tags)
+    else:
+        yield from _read_parameters(source, tags, name, marks)
+
+
+def _read_object(source: Source, tags: XmlTags) -> Steps[None]:
+    """Read the open call's arguments, which are one JSON object."""
+    if (yield from stream_arguments(source)):
+        yield from source.skip()
+        yield from source.take(tags.function_end)
+        source.end_call()
+
+
+def _read_parameters(source: Source, tags: XmlTags, name: str, marks: Marks) -> Steps[None]:
+    """Read the open call's arguments, each with a tag.
+
+    Args:
+        name: of the tool.
+        marks: the tags that may stand beside arguments.
+    """
     schema = (source.tools or {}).get(name, {})
-    marks = Marks(tuple(tag for tag in source.tags if tag not in tags.inner))
     given: set[str] = set()
     rest = source.at
 
@@ -102,12 +133,16 @@ def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
         if key is None or not is_next(key):
             continue
         separator = ", " if given else "{"
+        wraps = not given and key in _WRAPPERS and not _is_property(schema, key)
         given.add(key)
         text = yield from _read_value(source, tags, is_next)
         if text is None:
             return
         value = _json(text, _types(property_types(schema, key), kind))
-        source.add_arguments(f"{separator}{to_json(key)}: {value}")
+        members = _wrapped(text, schema) if wraps else None
+        given |= {*(members or ())}
+        written = to_json(members)[1:-1] if members else f"{to_json(key)}: {value}"
+        source.add_arguments(f"{separator}{written}")
         rest = source.at
     if not mark and (not given or source.text[rest:].strip()):
         return
@@ -115,6 +150,19 @@ def _read_call(source: Source, tags: XmlTags) -> Steps[None]:
         source.at += len(mark)
     source.add_arguments("}" if given else "{}")
     source.end_call()
+
+
+def _wrapped(text: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """All arguments, where a model wrote them as the value of one; None if it did not."""
+    value = value_of(text, ["object"])
+    if isinstance(value, dict) and value and all(_is_property(schema, key) for key in value):
+        return value
+    return None
+
+
+def _is_property(schema: Mapping[str, Any], key: str) -> bool:
+    properties = schema.get("properties")
+    return isinstance(properties, Mapping) and key in properties
 
 
 def _is_declared(schema: Mapping[str, Any], key: str) -> bool:
@@ -134,7 +182,7 @@ def _read_name(source: Source, tags: XmlTags) -> Steps[str]:
     name = yield from source.match(_BARE_NAME)
     yield from source.skip()
     end = source.at
-    if not (yield from source.take(tags.parameter, tags.function_end)):
+    if not (yield from source.take(tags.parameter, tags.function_end, "{")):
         return ""
     source.at = end
     return name

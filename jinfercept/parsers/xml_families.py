@@ -70,7 +70,7 @@ SEED_OSS = _format(
 _DSML = "｜DSML｜"
 
 
-def _deepseek(block: str) -> ToolCallFormat:
+def _deepseek(block: str, other: str) -> ToolCallFormat:
     def detect(template: str) -> bool:
         return _DSML in template and f"{block}>" in template
 
@@ -78,14 +78,14 @@ def _deepseek(block: str) -> ToolCallFormat:
         *(f'<{_DSML}invoke name="', '">', f"</{_DSML}invoke>", f'<{_DSML}parameter name="'),
         {'" string="true">': "string", '" string="false">': "other", '">': ""},
         f"</{_DSML}parameter>",
-        outer=(f"<{_DSML}{block}>", f"</{_DSML}{block}>"),
+        outer=tuple(f"<{slash}{_DSML}{name}>" for name in (block, other) for slash in ("", "/")),
         one_block=True,
         token=_DSML,
     )
     return _format(tags, detect, turn_ends=("<｜end▁of▁sentence｜>",))
 
 
-DEEPSEEK_V32, DEEPSEEK_V4 = _deepseek("function_calls"), _deepseek("tool_calls")
+DEEPSEEK_V32, DEEPSEEK_V4 = _deepseek("function_calls", "tool_calls"), _deepseek("tool_calls", "function_calls")
 """MiniMax's tags with `｜DSML｜` in them; each argument says whether it is a string."""
 
 _HY = ":opensource>"

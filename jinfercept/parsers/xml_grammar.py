@@ -31,7 +31,7 @@ def xml_grammar(calls: CallGrammar, tags: XmlTags) -> str:
     call = f"{_tag(calls, tags, tags.function)} {calls.each(write, names)}"
     if not tags.outer:
         return f"{calls.several(call, _LINE)} {_LINE}"
-    opening, closing = (_tag(calls, tags, tag) for tag in tags.outer)
+    opening, closing = (_tag(calls, tags, tag) for tag in tags.outer[:2])
     if tags.one_block:
         return f"{opening} {_LINE} {calls.several(call, _LINE)} {_LINE} {closing} {_LINE}"
     return f"{calls.several(f'{opening} {_LINE} {call} {_LINE} {closing}', _LINE)} {_LINE}"

@@ -77,10 +77,10 @@ def test_a_prompt_may_open_the_reasoning_of_every_turn(make_scripted: Make) -> N
     assert answer == {"role": "assistant", "content": "23 it is.", "reasoning_content": "So 23."}
 
 
-def test_where_thinking_is_off_marks_are_text(make_scripted: Make) -> None:
+def test_where_thinking_is_off_marks_are_text_but_for_a_closing_one_at_the_beginning(make_scripted: Make) -> None:
     scripted = make_scripted(QWEN3)
-    completion = only(ask(scripted, f"</think>23.{END}", chat_template_kwargs={"enable_thinking": False}))
-    assert completion.messages == ({"role": "assistant", "content": "</think>23."},)
+    completion = only(ask(scripted, f"</think>23.</think>{END}", chat_template_kwargs={"enable_thinking": False}))
+    assert completion.messages == ({"role": "assistant", "content": "23.</think>"},)
 
 
 def test_without_a_parser_reasoning_is_content(make_scripted: Make) -> None:

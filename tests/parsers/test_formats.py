@@ -48,7 +48,7 @@ def test_what_a_call_spans_is_the_text_that_it_was_written_in(turn: Turn) -> Non
     for call in (piece.call for piece in pieces if isinstance(piece, CallEnded)):
         written = turn.text[slice(*call.span)]
         assert written.startswith(("{", call.name))
-        assert written.rstrip().endswith(("}", ")", ">"))
+        assert written.rstrip().endswith(("}", ")", ">", call.arguments, call.name))
 
 
 @EVERY_FORMAT

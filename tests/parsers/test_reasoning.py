@@ -51,7 +51,12 @@ def read(parts: list[str] | str, beginning: Beginning, format: str | None = None
         ("thinking", "a < b </ c </think", [("reasoning", "a < b </ c </think")]),
         ("thinking", "a</think> \n", [("reasoning", "a")]),
         ("thinking", "a</think>b</think>c", [("reasoning", "a"), ("content", "b</think>c")]),
+        ("thinking", "a</think>\n</think>\n\nb", [("reasoning", "a"), ("content", "b")]),
         ("answering", "<think>23.", [("content", "<think>23.")]),
+        ("answering", " 23. </think>", [("content", " 23. </think>")]),
+        ("answering", "\n</think>\n\n23.", [("content", "23.")]),
+        ("undecided", "</think>\n\n23.", [("content", "23.")]),
+        ("undecided", "</thin", [("content", "</thin")]),
     ],
 )
 def test_reasoning_and_answer_are_told_apart_however_the_text_is_divided(
