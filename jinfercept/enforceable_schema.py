@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, final
 
 from jinfercept.errors import RequestError
@@ -45,6 +46,28 @@ _UNENFORCEABLE = {
     *("$dynamicRef", "$recursiveRef", "dependencies", "dependentSchemas", "else", "if", "not", "then"),
     *("unevaluatedItems", "unevaluatedProperties"),
 }
+_ELSEWHERE = {
+    *(
+        "$dynamicRef",
+        "$recursiveRef",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "contains",
+        "dependentSchemas",
+        "else",
+        "if",
+        "not",
+        "oneOf",
+    ),
+    "then",
+}
+"""Keywords whose schemas say which members of the same value are evaluated."""
+_PLAIN = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}
+"""What keywords mean where no other schema evaluates members of the value."""
+_COUNTS = {f"{bound}{what}" for bound in ("min", "max") for what in ("Contains", "Items", "Length", "Properties")}
+_MOST_COMPARED = 50
+"""Most options, values and names that are compared with each other."""
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
 _TYPE_NAMES = {
@@ -72,7 +95,7 @@ class SchemaReduction:
 
     Attributes:
         checked_later: a validator sees the whole schema once the value is there.
-        unenforced: places of the constraints that were left to it.
+        unenforced: places of the constraints that were left to it; a `oneOf` is among them where several options may match.
     """
 
     checked_later: bool
@@ -91,19 +114,26 @@ class SchemaReduction:
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
                 continue
             at = f"{place}/{str(key).replace('~', '~0').replace('/', '~1')}"
-            if key in _UNENFORCEABLE:
+            if key in _PLAIN and not _ELSEWHERE & {*schema}:
+                if _PLAIN[key] not in schema:
+                    reduced[_PLAIN[key]] = self.reduce(value, at)
+            elif key in _UNENFORCEABLE:
                 raise _unenforceable(at, "Unimplemented keys")
-            if _is_beyond_grammars(key, value, schema):
+            elif _is_beyond_grammars(key, value, schema):
                 if not self.checked_later:
                     raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
                 self.unenforced.append(at)
             else:
+                if key == "oneOf" and self.checked_later and not _exclude_each_other(value, schema):
+                    self.unenforced.append(at)
                 reduced |= self._member(key, value, at, schema)
         return reduced
 
     def _member(self, key: str, value: Any, at: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         if key == "type" and self.checked_later:
             return {key: [json_type(name) for name in value] if _are_texts(value) else _type(value)}
+        if key in _COUNTS and isinstance(value, float) and value.is_integer():
+            return {key: int(value)}
         if key in _LOWER + _UPPER and _is_huge(value, schema):
             return {_LOWER[0] if key in _LOWER else _UPPER[0]: _largest(schema) * (-1 if key in _LOWER else 1)}
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
@@ -140,7 +170,7 @@ def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool
         case "then" | "else":
             return "if" not in schema or value is True or _is_empty(value)
         case "dependentRequired" | "dependentSchemas" | "dependencies":
-            return isinstance(value, Mapping) and all(not flag or flag is True for flag in value.values())
+            return isinstance(value, Mapping) and all(each in (True, []) or _is_empty(each) for each in value.values())
         case _:
             return False
 
@@ -159,6 +189,44 @@ def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool
     if key in _LOWER + _UPPER and _is_huge(value, schema):
         return (value > 0) == (key in _LOWER)
     return key in _CHECKABLE
+
+
+def _exclude_each_other(options: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether no value is known to fit two of these schemas: a discriminator, or the schemas themselves, tell them apart."""
+    if "discriminator" in schema or not isinstance(options, list):
+        return True
+    return len(options) <= _MOST_COMPARED and all(_exclude(one, other) for one, other in combinations(options, 2))
+
+
+def _exclude(one: Any, other: Any) -> bool:
+    """Whether two schemas have different types or values, or require a property for which this holds."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return one is False or other is False
+    kinds = _types(one) & _types(other)
+    if not kinds:
+        return True
+    if (values := _values(one)) is not None and (others := _values(other)) is not None:
+        return not any(value == another for value in values for another in others)
+    keys = [key for key in _list(one, "required") if key in _list(other, "required")]
+    named = [schema.get("properties") for schema in (one, other)]
+    if kinds != {"object"} or not all(isinstance(properties, Mapping) for properties in named):
+        return False
+    return any(_exclude(*(properties.get(key) for properties in named if properties)) for key in keys)
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """JSON's types that a schema allows, an integer being a number."""
+    kinds = schema.get("type", ["array", "boolean", "null", "number", "object", "string"])
+    return {"number" if kind == "integer" else str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])}
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else _list(schema, "enum") or None
+
+
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    values = schema.get(key)
+    return values if isinstance(values, list) and len(values) <= _MOST_COMPARED else []
 
 
 def _is_empty(schema: Any) -> bool:

@@ -87,11 +87,60 @@ def test_what_only_a_validator_can_check_is_left_to_it_or_refused(schema: Any, p
         _ = StructuredOutputsParams(json=whole).source
 
 
-@pytest.mark.parametrize("schema", [{"not": TEXT}, {"if": {}, "then": TEXT}, {"unevaluatedItems": False}], ids=str)
+@pytest.mark.parametrize(
+    "schema", [{"not": TEXT}, {"if": {}, "then": TEXT}, {"$ref": "#", "unevaluatedItems": False}], ids=str
+)
 @pytest.mark.parametrize("checked_later", [False, True])
 def test_what_decides_between_schemas_is_refused_by_its_place(schema: Any, checked_later: bool) -> None:
     with pytest.raises(RequestError, match="got #/anyOf/1/"):
         reduced({"anyOf": [TEXT, schema]}, checked_later)
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        (
+            {"properties": {"a": TEXT}, "unevaluatedProperties": False},
+            {"properties": {"a": TEXT}, "additionalProperties": False},
+        ),
+        ({"additionalProperties": TEXT, "unevaluatedProperties": False}, {"additionalProperties": TEXT}),
+        ({"prefixItems": [TEXT], "unevaluatedItems": TEXT | {"title": "x"}}, {"prefixItems": [TEXT], "items": TEXT}),
+        ({"maxItems": 2.0, "minLength": 1.0}, {"maxItems": 2, "minLength": 1}),
+    ],
+    ids=str,
+)
+def test_a_keyword_becomes_a_plainer_one_that_says_the_same(schema: Any, plain: Any) -> None:
+    assert reduced({"anyOf": [schema]}) == ({"anyOf": [plain]}, [])
+
+
+@pytest.mark.parametrize("keyword", ["dependentSchemas", "dependencies"])
+def test_a_property_that_may_not_come_is_no_empty_constraint(keyword: str) -> None:
+    assert reduced({keyword: {"a": True, "b": {}}}) == ({}, [])
+    with pytest.raises(RequestError, match=f"got #/{keyword}"):
+        reduced({keyword: {"a": False}})
+
+
+def test_one_of_several_is_checked_later_unless_they_exclude_each_other() -> None:
+    def object_of(kind: Any) -> Any:
+        return {"type": "object", "properties": {"kind": kind, "a": {}}, "required": ["kind"]}
+
+    apart: list[Any] = [
+        [TEXT, {"type": "integer"}, {"type": ["array", "null"]}],
+        [{"const": "a"}, {"enum": ["b", "c"]}],
+        [object_of({"const": "a"}), object_of({"enum": ["b"]})],
+        [False, TEXT],
+    ]
+    together: list[Any] = [
+        [{"type": "integer"}, {"type": "number"}],
+        [{"required": ["a"]}, {"required": ["b"]}],
+        [object_of({"const": "a"}), object_of(TEXT)],
+        [{"const": "a", "required": 1, "properties": 1}, {"enum": 7, "required": ["a"]}],
+        [{"const": place} for place in range(100)],
+        [True, TEXT],
+    ]
+    assert [reduced({"oneOf": options}, checked_later=True)[1] for options in apart] == [[]] * 4
+    assert [reduced({"oneOf": options}, checked_later=True)[1] for options in together] == [["#/oneOf"]] * 6
+    assert reduced({"oneOf": together[0], "discriminator": {}}, checked_later=True)[1] == []
 
 
 def test_bounds_that_no_reader_of_json_keeps_become_ones_that_it_does() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
 
 from jinfercept.endpoints.calls import CallFailed
 from jinfercept.endpoints.tool_tables import Place
@@ -20,15 +21,21 @@ def texts(names: list[str]) -> dict[str, Any]:
 
 
 def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
-    """A check against a schema. Raises `ConfigError` for an invalid schema, and for one of another type than object."""
+    """A check against a schema, of draft 2020-12 or the one that its `$schema` names.
+
+    Raises:
+        ConfigError: the schema is invalid, or of another type than object.
+    """
+    named = isinstance(parameters.get("$schema"), str)
+    draft = validator_for(parameters, default=Draft202012Validator) if named else Draft202012Validator
     try:
-        Draft202012Validator.check_schema(parameters)
+        draft.check_schema(dict(parameters))
     except SchemaError as error:
         where = ".".join(["parameters", *map(str, error.path)])
         raise place.error(f"{where} is no JSON schema", repr(error.instance)[:80], error.message[:200]) from error
     if parameters.get("type") != "object":
         raise place.error("parameters are an object's schema", repr(parameters.get("type")), 'type = "object"')
-    validator = Draft202012Validator(parameters, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator = draft(parameters, format_checker=draft.FORMAT_CHECKER)
 
     def check(arguments: Mapping[str, Any]) -> None:
         wrong = sorted(

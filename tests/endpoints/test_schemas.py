@@ -25,3 +25,12 @@ def test_what_no_grammar_holds_is_checked(schema: Any, wrong: Any, right: Any) -
     check({"x": right})
     with pytest.raises(CallFailed, match="the arguments do not fit: x: "):
         check({"x": wrong})
+
+
+def test_a_schema_may_name_an_older_draft() -> None:
+    pair = {"type": "array", "items": [{"type": "string"}], "additionalItems": False}
+    draft = "http://json-schema.org/draft-07/schema#"
+    check = check_of({"$schema": draft, "type": "object", "properties": {"x": pair}}, Place(Path("tools.toml"), 1))
+    check({"x": ["a"]})
+    with pytest.raises(CallFailed, match="the arguments do not fit: x"):
+        check({"x": ["a", "b"]})
