@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jinfercept.enforceable_schema import json_type
@@ -93,8 +94,11 @@ def _boolean(text: str) -> bool | None:
 
 def _container(kind: type[Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        """JSON, or a literal of Python's; either may stand within a JSON string, where a template made one of it."""
+        """JSON, or a literal of Python's; either may be escaped as in a JSON string, with its quotes or without."""
         value = _loaded(text)
+        if value is None:
+            with suppress(ValueError, RecursionError):
+                value = json.loads(f'"{text}"', strict=False)
         value = _loaded(value) if isinstance(value, str) else value
         return value if isinstance(value, kind) else None
 

@@ -1,5 +1,6 @@
 """Plain text becomes a value of the type in a tool's schema."""
 
+import math
 from typing import Any
 
 import pytest
@@ -34,6 +35,9 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
         ({"type": "array"}, '{"a": 1}', '{"a": 1}'),
         ({"type": "object"}, '{"a": "x\ny"}', {"a": "x\ny"}),
         ({"type": "object"}, "\"{'a': 1}\"", {"a": 1}),
+        ({"type": "array"}, r"[{\"a\": \"C:\\\\b\"}]", [{"a": "C:\\b"}]),
+        ({"type": "array"}, 'x", [1], "y', 'x", [1], "y'),
+        ({"type": "array"}, "[1e999]", [math.inf]),
         ({"type": "object"}, "open('x')", "open('x')"),
         ({"type": "float"}, "1.5", 1.5),
         ({"type": "int"}, "3", 3),
