@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from jinfercept.enforceable_schema import json_type
+from jinfercept.parsers.json_values import distinct
 from jinfercept.parsers.python_literals import literal
 from jinfercept.parsers.tool_schemas import at_reference
 
@@ -107,7 +108,7 @@ def _container(kind: type[Any]) -> Callable[[str], Any]:
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, object_pairs_hook=distinct)
     except (ValueError, RecursionError):
         return literal(text)
 

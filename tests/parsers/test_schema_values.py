@@ -38,6 +38,7 @@ STRING, NULL = {"type": "string"}, {"type": "null"}
         ({"type": "array"}, r"[{\"a\": \"C:\\\\b\"}]", [{"a": "C:\\b"}]),
         ({"type": "array"}, 'x", [1], "y', 'x", [1], "y'),
         ({"type": "array"}, "[1e999]", [math.inf]),
+        ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
         ({"type": "object"}, "open('x')", "open('x')"),
         ({"type": "float"}, "1.5", 1.5),
         ({"type": "int"}, "3", 3),
