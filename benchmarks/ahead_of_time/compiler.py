@@ -25,8 +25,8 @@ from jinfercept.models.sharding import partition_specs
 from jinfercept.pallas.layout import KVPages, kv_shape
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.page_arrays import PAGES_SPEC
-from jinfercept.runner.runner import add_steps
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.steps import add_steps
 
 TARGETS = Path(__file__).parent / "targets"
 type Facts = dict[str, Any]

@@ -85,7 +85,7 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
     adding: Any = CaseCompiler(compiler, case)
     layers = add_runner(adding, config, shape, "triton")
     if case.transfers:
-        add_transfers(adding, layers, transfer_sizes("gpu"), 1)
+        add_transfers(adding, layers, transfer_sizes("gpu"), 1, shape.sample_rows[-1])
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ class SampleRows(NamedTuple):
     key_high: Int[Array, "R"]  # of the 64 bits of the request's random key
     key_low: Int[Array, "R"]
     position: Int[Array, "R"]  # of the token to be drawn, in its sequence
-    masked: Int[Array, "R"]  # 1: the row's mask applies
     remembered: Int[Array, "R"]  # 1: the state of its slot applies
     held: Int[Array, "R"]  # 1: end tokens are forbidden
     top_k: Int[Array, "R"]  # 0: all
@@ -67,7 +66,7 @@ def shape_logits(
     """Logits with biases and penalties, and -inf for forbidden tokens.
 
     If no token is left, bad words and end tokens are allowed; if still none is left, all tokens of the mask. A mask always
-    holds.
+    holds; that of a row without one has all bits.
     """
     remembered = rows.remembered != 0
     biased = _penalize(_bias(logits, slots, rows, remembered), slots, rows, remembered)
@@ -118,9 +117,8 @@ def _allowed(
     mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int
 ) -> Bool[Array, "R V"]:
     everything = jnp.uint32(0xFFFFFFFF)
-    masked = jnp.where((rows.masked != 0)[:, None], mask, everything)
-    both = masked & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
-    words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, masked)
+    both = mask & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
+    words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, mask)
     hard = unpack_mask(words, vocab_size)
     ends = jnp.where((remembered & (rows.held != 0))[:, None], slots.ends[rows.slot], 0)
     soft = unpack_mask(words & ~ends, vocab_size) & ~_bad(slots, rows, remembered, vocab_size)

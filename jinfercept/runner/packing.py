@@ -1,4 +1,4 @@
-"""Packs a plan's chunks into one int32 vector, so that a step needs one upload, and unpacks it inside the executable.
+"""Packs a plan's chunks into one int32 vector, the first part of a step's upload, and unpacks it inside the executable.
 
 For kernels with work schedules the vector has these too, and they read it where it lies.
 """
@@ -83,6 +83,11 @@ def pack(
         for into, numbers in zip(scheduled, chain.from_iterable(work), strict=True):
             into[:] = numbers
     return vector
+
+
+def packed_size(shape: PackedShape) -> int:
+    """Numbers of the packed batch."""
+    return _places(shape)[-1].end
 
 
 def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:

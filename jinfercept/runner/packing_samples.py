@@ -1,4 +1,4 @@
-"""Packs a plan's sampled rows into one int32 matrix, so that sampling needs one upload, and unpacks it on the device."""
+"""Packs a plan's sampled rows into one int32 matrix, for the step's upload, and unpacks it on the device."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args

@@ -27,6 +27,7 @@ from jinfercept.models.parallel import AXIS
 from jinfercept.pallas.layout import OUT_OF_RANGE, KVPages, from_words, kv_shape, to_words
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostArray, HostPages, HostSlots
+from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 PAGES_SPEC = PartitionSpec(None, None, None, AXIS)
 """Several devices cut a layer's pages by KV head."""
@@ -51,8 +52,16 @@ def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
     return tuple(sorted(powers | {max(usual[0], staging_pages)}, reverse=True))
 
 
-def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -> tuple[HostPages, ...]:
-    """The pages of these slots, in arrays of `staging` pages. Padding reads any page."""
+def _gather(
+    common_shape: CommonShape,
+    size: int,
+    staging: int,
+    layers: tuple[KVPages, ...],
+    common: Int[Array, "common"],
+    transfer: Int[Array, ""],
+) -> tuple[HostPages, ...]:
+    """The pages of a transfer's slots, in arrays of `staging` pages. Padding reads any page."""
+    slots = common_shape.slots(common, transfer, size)
 
     def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
         pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
@@ -65,7 +74,15 @@ def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "k"]) -
     return jax.lax.platform_dependent(layers, slots, cpu=gather, default=gather_words)
 
 
-def _scatter(layers: tuple[KVPages, ...], slots: Int[Array, "k"], arrays: tuple[HostPages, ...]) -> tuple[KVPages, ...]:
+def _scatter(
+    common_shape: CommonShape,
+    size: int,
+    layers: tuple[KVPages, ...],
+    common: Int[Array, "common"],
+    transfer: Int[Array, ""],
+    arrays: tuple[HostPages, ...],
+) -> tuple[KVPages, ...]:
+    slots = common_shape.slots(common, transfer, size)
     return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
 
 
@@ -87,11 +104,15 @@ def _scatter_words(
     return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
 
 
-def _select(pages: HostPages, indices: Int[Array, "j"]) -> HostPages:
-    return pages.at[indices].get(mode="clip")
+def _select(
+    common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
+) -> HostPages:
+    return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
 
 
-def add_transfers(run: Executables, layers: tuple[KVPages, ...], sizes: Sequence[int], staging_pages: int) -> None:
+def add_transfers(
+    run: Executables, layers: tuple[KVPages, ...], sizes: Sequence[int], staging_pages: int, num_rows: int
+) -> None:
     """Add the transfers' executables for a part of the layers.
 
     Args:
@@ -99,11 +120,16 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], sizes: Sequence
         layers: pages of consecutive layers, arrays or shapes with shardings.
         sizes: `transfer_sizes`.
         staging_pages: most pages of an array.
+        num_rows: most sampled rows of a step.
     """
+    shape = CommonShape(num_rows, sizes[0])
+    home = beside(layers[0])
+    common = jax.ShapeDtypeStruct((shape.size,), jnp.int32, sharding=home)
+    transfer = jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
 
     def array(size: int) -> Any:
-        shape = (size, len(layers), *layers[0].shape[1:])
-        return jax.ShapeDtypeStruct(shape, layers[0].dtype, sharding=beside(layers[0], COPIES_SPEC))
+        dims = (size, len(layers), *layers[0].shape[1:])
+        return jax.ShapeDtypeStruct(dims, layers[0].dtype, sharding=beside(layers[0], COPIES_SPEC))
 
     def add(
         key: tuple[Any, ...], function: Any, *arguments: Any, out: PartitionSpec, donate: Sequence[int] = ()
@@ -111,24 +137,17 @@ def add_transfers(run: Executables, layers: tuple[KVPages, ...], sizes: Sequence
         run.add((*key, len(layers)), over_devices(function, arguments, out), *arguments, donate=donate)
 
     for size in sizes:
-        slots, pages = _padded({}, size), min(size, staging_pages)
+        pages = min(size, staging_pages)
         arrays = (array(pages),) * (size // pages)
-        add(("gather", size), partial(_gather, pages), layers, slots, out=COPIES_SPEC)
-        add(("scatter", size), _scatter, layers, slots, arrays, out=PAGES_SPEC, donate=(0,))
+        gather, scatter = partial(_gather, shape, size, pages), partial(_scatter, shape, size)
+        add(("gather", size), gather, layers, common, transfer, out=COPIES_SPEC)
+        add(("scatter", size), scatter, layers, common, transfer, arrays, out=PAGES_SPEC, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            add(("select", fewer, size), _select, array(size), _padded({}, fewer), out=COPIES_SPEC)
+            add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=COPIES_SPEC)
 
 
-class Fetch(NamedTuple):
-    """An array of pages on its way to the device.
-
-    Attributes:
-        parts: its data, on the host.
-        slots: the device slots of its pages by their index; pages without one are not wanted.
-    """
-
-    parts: Sequence[HostPages]
-    slots: dict[int, int]
+Fetched = Sequence[HostPages]
+"""The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
 
 
 class Compaction(NamedTuple):
@@ -136,12 +155,10 @@ class Compaction(NamedTuple):
 
     Attributes:
         parts: its data, on the host.
-        indices: its live pages.
         into: the smaller array, which gets its data part by part.
     """
 
     parts: Sequence[HostPages]
-    indices: Sequence[int]
     into: HostArray
 
 
@@ -151,9 +168,9 @@ class KVArrays:
 
     The pool is allocated by `reset`, so that all executables can be compiled before it takes the memory.
 
-    A step calls `begin`, then for each part `start`, the compute of the part's layers, and `scatter`. On a GPU a copy waits for
-    what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's `start` comes
-    before every executable of the step.
+    A step calls `begin`, then for each part `fetch`, `offload`, the compute of the part's layers, and `scatter`. On a GPU a
+    copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later: the first part's
+    `fetch` comes before every executable of the step. `offload` and `scatter` read slots in the step's upload, see `slots_in`.
 
     Args:
         num_pages: pages of the device pool, without the scratch page.
@@ -165,6 +182,7 @@ class KVArrays:
             memory, cut alike.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
+        num_rows: most sampled rows of a step.
         pinned: whether the host copies are page-locked; else they are pageable, and the host waits for every copy that leaves.
 
     Attributes:
@@ -182,6 +200,7 @@ class KVArrays:
         head_dim: int,
         dtype: DTypeLike,
         home: Sharding,
+        num_rows: int = 1,
         staging_pages: int = 1,
         pinned: bool = True,
     ) -> None:
@@ -189,9 +208,14 @@ class KVArrays:
         self.parts = tuple(parts)
         self._staging = staging_pages
         self._sizes = transfer_sizes(next(iter(home.device_set)).platform, staging_pages)
+        self.common_shape = CommonShape(num_rows, self._sizes[0])
         self._zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=home)
         layer = jax.ShapeDtypeStruct(shape, dtype, sharding=home)
         self.shapes: Any = (layer,) * self.parts[-1][1]
+        self._numbers: list[Array] = place(
+            [np.array(number, np.int32) for number in range(MOST_TRANSFERS)], beside(layer)
+        )
+        self._commons: Sequence[Array] = ()
         self._on_device = beside(layer, COPIES_SPEC)
         self._pinned = pinned
         self._on_host = self._on_device.with_memory_kind("pinned_host")
@@ -199,23 +223,23 @@ class KVArrays:
         self._blank = place(blanks, self._on_device)  # fills up a scatter's arrays
         self.layers: tuple[KVPages, ...] = ()
         self.host = HostSlots()
-        self._offloads: list[tuple[int, Sequence[PageCopy], list[HostArray]]] = []  # by gather: its size, pages, arrays
-        self._fetches: list[tuple[int, list[Fetch]]] = []  # by scatter: its size, arrays
+        self._offloads: list[tuple[int, list[HostArray]]] = []  # by gather: its size, arrays
+        self._fetches: list[tuple[int, list[Fetched]]] = []  # by scatter: its size, arrays
         self._compactions: list[Compaction] = []
         self._arrived: list[HostPages] = []  # on the device: of the fetches, then of the compactions
         self._in_flight: deque[list[HostPages]] = deque(maxlen=2)  # what the last two steps moved to the host
 
     def add_executables(self, run: Executables) -> None:
-        """Add the transfers' executables, which `start` and `scatter` call."""
+        """Add the transfers' executables, which `offload` and `scatter` call."""
         self._run = run
         for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            add_transfers(run, self.shapes[first:end], self._sizes, self._staging)
+            add_transfers(run, self.shapes[first:end], self._sizes, self._staging, self.common_shape.num_rows)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
         self.layers = ()
         self.host.clear()
-        self._offloads, self._fetches, self._compactions, self._arrived = [], [], [], []
+        self._offloads, self._fetches, self._compactions, self._arrived, self._commons = [], [], [], [], ()
         self._in_flight.clear()
 
     def reset(self) -> None:
@@ -223,59 +247,69 @@ class KVArrays:
         self.close()
         self.layers = tuple(self._zeros() for _ in self.shapes)
 
-    def begin(self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]) -> None:
+    def begin(
+        self, fetch: Sequence[PageCopy], drop: Iterable[int], offload: Sequence[PageCopy]
+    ) -> list[Int32[np.ndarray, "k"]]:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
         Waits for the offloads of the step before the last one, if its compute did not hide them, so that pages in flight take
         no more memory than two steps' transfers.
+
+        Returns:
+            The slots of every gather, scatter and selection, for the step's upload.
         """
         if len(self._in_flight) == 2 and self._in_flight[0]:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
-        self._fetches = self._scatters(fetch)
-        self._compactions = []
+        fetches = self._scatters(fetch)
+        self._compactions, selected = [], list[Int32[np.ndarray, "k"]]()
         for array in self.host.drop(drop):
             into, indices = self.host.compact(array)
-            self._compactions.append(Compaction(array.parts, indices, into))
-        self._offloads = []
+            self._compactions.append(Compaction(array.parts, into))
+            selected.append(_padded(dict(enumerate(indices)), into.size))
+        self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
         for start, size in _cover(len(offload), self._sizes, self._staging):
             group, pages = offload[start : start + size], min(size, self._staging)
             pieces = [group[first : first + pages] for first in range(0, len(group), pages)]
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
-            self._offloads.append((size, group, arrays))
+            self._offloads.append((size, arrays))
+            gathered.append(_padded({index: copy.device_slot for index, copy in enumerate(group)}, size))
+        self._fetches = [(size, arrays) for size, arrays, _ in fetches]
+        return [*gathered, *(slots for _, _, slots in fetches), *selected]
 
-    def start(self, part: int) -> None:
-        """Dispatch the copies of one part, both ways: pages are offloaded as they are before anything dispatched later."""
-        first, end = self.parts[part]
-        coming = [fetch.parts[part] for _, fetches in self._fetches for fetch in fetches]
+    def slots_in(self, commons: Sequence[Array]) -> None:
+        """Set the common parts of the step's uploads, which have the slots that `begin` returned."""
+        self._commons = commons
+
+    def fetch(self, part: int) -> None:
+        """Dispatch the copies of one part to the device."""
+        coming = [parts[part] for _, arrays in self._fetches for parts in arrays]
         coming += [compaction.parts[part] for compaction in self._compactions]
         if coming:
             self._arrived = move(coming, self._on_device)
-        for size, group, arrays in self._offloads:
+
+    def offload(self, part: int) -> None:
+        """Dispatch the copies of one part to the host: the pages as they are before anything dispatched later."""
+        first, end = self.parts[part]
+        for number, (size, arrays) in enumerate(self._offloads):
             gather = self._run["gather", size, end - first]
-            slots = _padded({index: copy.device_slot for index, copy in enumerate(group)}, size)
-            self._leave(gather(self.layers[first:end], slots)[: len(arrays)], arrays)
+            self._leave(gather(self.layers[first:end], *self._slots(number))[: len(arrays)], arrays)
 
     def scatter(self, part: int) -> None:
         """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
         first, end = self.parts[part]
         arrived, self._arrived = iter(self._arrived), []
-        for size, fetches in self._fetches:
-            arrays = [next(arrived) for _ in fetches]
-            pages = min(size, self._staging)
-            slots = {
-                start * pages + index: slot
-                for start, fetch in enumerate(fetches)
-                for index, slot in fetch.slots.items()
-            }
-            arrays += [self._blank[end - first]] * (size // pages - len(arrays))
+        for number, (size, fetched) in enumerate(self._fetches, start=len(self._offloads)):
+            arrays = [next(arrived) for _ in fetched]
+            arrays += [self._blank[end - first]] * (size // min(size, self._staging) - len(arrays))
             scatter = self._run["scatter", size, end - first]
-            written = scatter(self.layers[first:end], _padded(slots, size), tuple(arrays))
+            written = scatter(self.layers[first:end], *self._slots(number), tuple(arrays))
             self.layers = (*self.layers[:first], *written, *self.layers[end:])
-        for compaction, array in zip(self._compactions, arrived, strict=True):
+        first_number = len(self._offloads) + len(self._fetches)
+        for number, (compaction, array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):
             into = compaction.into
             select = self._run["select", into.size, array.shape[0], end - first]
-            self._leave([select(array, _padded(dict(enumerate(compaction.indices)), into.size))], [into])
+            self._leave([select(array, *self._slots(number))], [into])
 
     def wait(self) -> None:
         """Wait for every copy in flight."""
@@ -288,17 +322,28 @@ class KVArrays:
             array.parts.append(piece)
         self._in_flight[-1] += pieces
 
-    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetch]]]:
-        """The arrays of these pages by the scatters that write them: arrays of full size together, smaller ones alone."""
-        by_array: dict[int, tuple[HostArray, Fetch]] = {}
+    def _slots(self, number: int) -> tuple[Array, Array]:
+        """Where the slots of a step's transfer are: in which common part, and in which row of that."""
+        return self._commons[number // MOST_TRANSFERS], self._numbers[number % MOST_TRANSFERS]
+
+    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]]:
+        """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size
+        together, smaller ones alone."""
+        by_array: dict[int, tuple[HostArray, dict[int, int]]] = {}
         for copy in fetch:
             array, index = self.host[copy.host_slot]
-            _, found = by_array.setdefault(id(array), (array, Fetch(array.parts, {})))
-            found.slots[index] = copy.device_slot
-        full = [found for array, found in by_array.values() if array.size == self._staging]
-        scatters = [(array.size, [found]) for array, found in by_array.values() if array.size < self._staging]
+            by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
+        full = [wanted for wanted in by_array.values() if wanted[0].size == self._staging]
+        groups = [(array.size, [(array, slots)]) for array, slots in by_array.values() if array.size < self._staging]
         for start, size in _cover(len(full) * self._staging, self._sizes, self._staging):
-            scatters.append((size, full[start // self._staging : (start + size) // self._staging]))
+            groups.append((size, full[start // self._staging : (start + size) // self._staging]))
+        scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "k"]]] = []
+        for size, group in groups:
+            pages = min(size, self._staging)
+            slots = {
+                place * pages + index: slot for place, (_, wanted) in enumerate(group) for index, slot in wanted.items()
+            }
+            scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))
         return scatters
 
 

@@ -21,9 +21,10 @@ from jaxtyping import Array, Float, Int, Int32, UInt32
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
+from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
     KINDS,
+    NUM_FIELDS,
     Kind,
     any_remembered,
     draw_kind,
@@ -34,24 +35,28 @@ from jinfercept.runner.packing_samples import (
 )
 from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
 from jinfercept.runner.sampling import logprobs, sample
+from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import MAX_LOGPROBS
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 
 
-class Logits(NamedTuple):
-    """The logits of a plan's sampled rows.
+class Samples(NamedTuple):
+    """A plan's sampled rows.
 
     Attributes:
-        values: `[R, V]`, on the device.
-        packed: the rows' parameters, see `pack_samples`; no row is masked yet.
+        packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
         num_best: by row, how many likeliest tokens are reported beside the drawn one; None: nothing is reported.
         forced: by row, masks that leave one token.
     """
 
-    values: Array
-    packed: np.ndarray
+    packed: Int32[np.ndarray, "fields R"]
     num_best: tuple[int | None, ...]
     forced: Masks
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the executables; 0 if nothing is sampled."""
+        return self.packed.shape[1]
 
 
 class Hidden(NamedTuple):
@@ -60,12 +65,16 @@ class Hidden(NamedTuple):
     Attributes:
         x: `[T, E]`, the last layer's output, on the device.
         chunks: of the plan.
-        logits: of the sampled rows; None if nothing is sampled.
+        common: the common part of the step's upload, on the device.
+        samples: what is sampled.
+        logits: `[R, V]`, of the sampled rows; None if nothing is sampled.
     """
 
     x: Array
     chunks: tuple[Chunk, ...]
-    logits: Logits | None
+    common: Array
+    samples: Samples
+    logits: Array | None
 
 
 class Drawn(NamedTuple):
@@ -90,6 +99,7 @@ class Sampler:
 
     Args:
         run: the executables, among them those of `add_sampler`.
+        common_shape: of the steps' uploads.
         row_counts: numbers of rows that have executables, ascending.
         num_slots: sequence slots.
         vocab_size: columns of the logits.
@@ -99,11 +109,13 @@ class Sampler:
     def __init__(
         self,
         run: Executables,
+        common_shape: CommonShape,
         row_counts: tuple[int, ...],
         num_slots: int,
         vocab_size: int,
         home: jax.sharding.Sharding,
     ) -> None:
+        self._common_shape = common_shape
         self._run, self._row_counts, self._num_slots, self._home = run, row_counts, num_slots, home
         self._vocab_size = vocab_size
         self._no_masks = {rows: place(self._ones(rows), home) for rows in row_counts}
@@ -125,17 +137,11 @@ class Sampler:
         for array in (*self._slots, self._last_tokens):
             array.delete()
 
-    def head(self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights) -> Hidden:
-        """Dispatch the end of a plan's forward pass: the logits of its sampled rows, and the history of new slots.
-
-        Args:
-            x: the last layer's output.
-            chunks: of the plan.
-            params: `Params.head`.
-        """
+    def pack(self, chunks: tuple[Chunk, ...]) -> Samples:
+        """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own."""
         samples = sampled_rows(chunks)
         if not samples:
-            return Hidden(x, chunks, None)
+            return Samples(np.zeros((NUM_FIELDS, 0), np.int32), (), {})
         num_best: list[int | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, asked) in enumerate(samples):
@@ -144,12 +150,26 @@ class Sampler:
             if asked.options is not None and asked.history is not None:
                 assert slot is not None, "the host does not draft for a slot with state"
                 vector = pack_slot(asked.options, asked.history, self._vocab_size)
-                self._slots = self._run["enter"](self._slots, np.int32(slot), vector)
+                self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             num_best.append(None if asked.options is None else asked.options.params.logprobs)
         num_rows = self._row_counts[bisect_left(self._row_counts, len(samples))]
-        packed = pack_samples(samples, num_rows, self._num_slots)
-        values = self._run["head", x.shape[0], num_rows](params, x, packed)
-        return Hidden(x, chunks, Logits(values, packed, tuple(num_best), forced))
+        return Samples(pack_samples(samples, num_rows, self._num_slots), tuple(num_best), forced)
+
+    def head(
+        self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], samples: Samples, common: Array, params: Weights
+    ) -> Hidden:
+        """Dispatch the end of a plan's forward pass: the logits of its sampled rows.
+
+        Args:
+            x: the last layer's output.
+            chunks: of the plan.
+            samples: of `pack`, for the same plan.
+            common: the common part of the step's upload, which has these.
+            params: `Params.head`.
+        """
+        num_rows = samples.num_rows
+        logits = self._run["head", x.shape[0], num_rows](params, x, common) if num_rows else None
+        return Hidden(x, chunks, common, samples, logits)
 
     def draw(self, hidden: Hidden, params: Weights, masks: Masks) -> Drawn:
         """Dispatch the sampling of a plan, and its reports.
@@ -159,7 +179,7 @@ class Sampler:
             params: `Params.head`.
             masks: of the plan's constrained rows.
         """
-        drawn = Drawn() if hidden.logits is None else self._sample(hidden.logits, masks)
+        drawn = Drawn() if hidden.logits is None else self._sample(hidden.logits, hidden.samples, hidden.common, masks)
         if [chunk for chunk in hidden.chunks if chunk.score is not None]:
             drawn = drawn._replace(scores=tuple(self._scores(hidden.x, hidden.chunks, params)))
         return drawn
@@ -179,7 +199,7 @@ class Sampler:
             scores.append(tuple(_logprobs(row, num_best) for row in rows))
         return tokens, reported, tuple(scores)
 
-    def _sample(self, logits: Logits, masks: Masks) -> Drawn:
+    def _sample(self, logits: Array, samples: Samples, common: Array, masks: Masks) -> Drawn:
         """Dispatch the draw, and before and after it what only some steps need.
 
         Three kinds of draws, apart from the options that change logits (`shape`) and from their state (`remember`): a step
@@ -187,33 +207,30 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        values, packed, num_best, forced = logits
+        packed, num_best, forced = samples
         masks = {**masks, **forced} if forced else masks
-        num_rows, shaped = len(values), values
-        mask, remembered = self._no_masks[num_rows], any_remembered(packed)
-        if masks:
-            mask, packed = self._masked(packed, masks)
+        num_rows, shaped = len(logits), logits
+        remembered = any_remembered(packed)
         if masks or remembered:
-            shaped = self._run["shape", num_rows](values, mask, self._slots, packed)
+            mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
+            shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
         draw = self._run["sample", num_rows, draw_kind(packed)]
-        tokens, self._last_tokens = draw(shaped, self._last_tokens, packed)
+        tokens, self._last_tokens = draw(shaped, self._last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
-            self._slots = self._run["remember", num_rows](self._slots, tokens, packed)
+            self._slots = self._run["remember", num_rows](self._slots, tokens, common)
         reports = None
         if num_best.count(None) < len(num_best):
-            reports = self._run["logprobs", num_rows](values, tokens)
+            reports = self._run["logprobs", num_rows](logits, tokens)
             reports.copy_to_host_async()
         return Drawn(tokens, num_best, reports)
 
-    def _masked(self, packed: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
-        """The masks of all rows, `[R, words]`, and the rows' parameters, with `masked` set where there is a mask."""
-        packed = packed.copy()
-        mask = self._ones(packed.shape[1])
+    def _masked(self, num_rows: int, masks: Masks) -> Array:
+        """The masks of all rows, `[R, words]`: uploaded now, for they are computed while the device runs the step."""
+        mask = self._ones(num_rows)
         for row, words in masks.items():
             mask[row] = words
-            SampleRows(*packed).masked[row] = 1  # pyright: ignore[reportIndexIssue]
-        return mask, packed
+        return place(mask, self._home)
 
     def _scores(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights
@@ -229,8 +246,10 @@ class Sampler:
             for first in range(0, len(targets), num_rows):
                 part = np.array(targets[first : first + num_rows], np.int32)
                 packed = pack_positions(range(begin + first, begin + first + len(part)), num_rows, self._num_slots)
-                logits = self._run["head", size, num_rows](params, x, packed)
-                reports.append(self._run["logprobs", num_rows](logits, np.pad(part, (0, num_rows - len(part)))))
+                scored = (self._common_shape.pack(packed, ()), np.pad(part, (0, num_rows - len(part))))
+                common, tokens = place(scored, self._home)
+                logits = self._run["head", size, num_rows](params, x, common)
+                reports.append(self._run["logprobs", num_rows](logits, tokens))
                 reports[-1].copy_to_host_async()
             scores.append((chunk.score.num_best, len(targets), tuple(reports)))
         return scores
@@ -250,6 +269,7 @@ def add_sampler(
     model: ServedModel,
     params: Weights,
     x_by_size: Mapping[int, jax.ShapeDtypeStruct],
+    common_shape: CommonShape,
     row_counts: tuple[int, ...],
     num_slots: int,
     *,
@@ -259,6 +279,7 @@ def add_sampler(
 
     Args:
         params: `Params.head`, or shapes.
+        common_shape: of the steps' uploads.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
         drafts_for: see `RunnerShape`.
@@ -275,20 +296,22 @@ def add_sampler(
         run.add(key, over_devices(function, arguments), *arguments, donate=donate)
 
     if not drafts_for:
-        add("enter", unpack_slot, slots, np.int32(0), np.zeros(slot_size(vocab_size), np.int32), donate=(0,))
+        vector = struct((slot_size(vocab_size),), jnp.int32)
+        add("enter", unpack_slot, slots, struct((), jnp.int32), vector, donate=(0,))
+    common = struct((common_shape.size,), jnp.int32)
     for rows in row_counts:
-        packed = pack_positions((), rows, num_slots)
+        packed = partial(common_shape.samples, num_rows=rows)
         for size, x in x_by_size.items():
             if rows <= size:
-                add(("head", size, rows), partial(_head, model, vocab_size), params, x, packed)
+                add(("head", size, rows), partial(_head, model, vocab_size, packed), params, x, common)
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
         for kind in KINDS[:2] if drafts_for else KINDS:
-            add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, packed, donate=(1,))
+            add(("sample", rows, kind), partial(_sample, kind, packed), logits, last_tokens, common, donate=(1,))
         if drafts_for:
             continue
-        add(("shape", rows), _shape, logits, mask, slots, packed)
-        add(("remember", rows), _remember, slots, tokens, packed, donate=(0,))
+        add(("shape", rows), partial(_shape, packed), logits, mask, slots, common)
+        add(("remember", rows), partial(_remember, packed), slots, tokens, common, donate=(0,))
         add(("logprobs", rows), _report, logits, tokens)
 
 
@@ -298,37 +321,54 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in (*slot_shapes(num_slots, vocab_size), last_tokens))
 
 
+RowsOf = Callable[[Int[Array, "common"]], Int[Array, "fields R"]]
+"""The sampled rows in the common part of an upload."""
+
+
 def _head(
-    model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], packed: Int[Array, "fields R"]
+    model: ServedModel,
+    vocab_size: int,
+    rows_of: RowsOf,
+    params: Weights,
+    x: Float[Array, "T E"],
+    common: Int[Array, "common"],
 ) -> Float[Array, "R V"]:
     """The logits of the sampled rows, cut or filled to this vocabulary."""
     with jax.named_scope("head"):
-        logits = model.head(params, x[unpack_samples(packed).token_index])[:, :vocab_size]
+        logits = model.head(params, x[unpack_samples(rows_of(common)).token_index])[:, :vocab_size]
         lacking = vocab_size - logits.shape[1]
         return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
 
 
 def _shape(
-    logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, packed: Int[Array, "fields R"]
+    rows_of: RowsOf,
+    logits: Float[Array, "R V"],
+    mask: UInt32[Array, "R words"],
+    slots: Slots,
+    common: Int[Array, "common"],
 ) -> Float[Array, "R V"]:
     with jax.named_scope("shape"):
-        return shape_logits(logits, mask, slots, unpack_samples(packed))
+        return shape_logits(logits, mask, slots, unpack_samples(rows_of(common)))
 
 
 def _sample(
-    kind: Kind, logits: Float[Array, "R V"], last_tokens: Int32[Array, "slots"], packed: Int[Array, "fields R"]
+    kind: Kind,
+    rows_of: RowsOf,
+    logits: Float[Array, "R V"],
+    last_tokens: Int32[Array, "slots"],
+    common: Int[Array, "common"],
 ) -> tuple[Int[Array, "R"], Int32[Array, "slots"]]:
     """Tokens, and the tokens drawn last by slot. Rows of the scratch slot, the last one, write nothing."""
-    rows = unpack_samples(packed)
+    rows = unpack_samples(rows_of(common))
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
     with jax.named_scope("sample"):
         tokens = sample(logits, rows, kind)
         return tokens, last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
 
 
-def _remember(slots: Slots, tokens: Int[Array, "R"], packed: Int[Array, "fields R"]) -> Slots:
+def _remember(rows_of: RowsOf, slots: Slots, tokens: Int[Array, "R"], common: Int[Array, "common"]) -> Slots:
     with jax.named_scope("remember"):
-        return remember(slots, unpack_samples(packed), tokens)
+        return remember(slots, unpack_samples(rows_of(common)), tokens)
 
 
 def _report(logits: Float[Array, "R V"], tokens: Int[Array, "R"]) -> Int32[Array, "R columns"]:

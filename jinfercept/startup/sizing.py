@@ -15,8 +15,8 @@ from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.quantized import is_quantized, weights_of
-from jinfercept.runner.runner import step_bytes
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.layer_groups import GroupChoice, Tried, remembered_layers, try_groups

@@ -168,7 +168,7 @@ def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
     layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
     ways = [replace(shape, transfer_parts=parts).parts(config.num_layers) for parts in (1, shape.transfer_parts)]
     for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
-        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1)  # pyright: ignore[reportArgumentType]
+        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1, shape.sample_rows[-1])  # pyright: ignore[reportArgumentType]
 
 
 def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
             compiler.add(f"{name} {' '.join(map(str, key))}", *arguments, **options)
 
     staging = case["staging_pages"]
-    add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging)  # pyright: ignore[reportArgumentType]
+    add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging, 64)  # pyright: ignore[reportArgumentType]
 
 
 def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jinfercept.kv.store import PageCopy
@@ -47,11 +48,18 @@ def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
         look_up, put, wait = Executables.__getitem__, jax.device_put, jax.block_until_ready
 
         def noting_look_up(run: Executables, key: tuple[Any, ...]) -> Any:
-            seen[-1].append(" ".join(map(str, key)))
-            return look_up(run, key)
+            executable, name = look_up(run, key), " ".join(map(str, key))
+            seen[-1].append(name)
+
+            def call(*arguments: Any) -> Any:
+                assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(arguments)), name
+                return executable(*arguments)
+
+            return call
 
         def noting_put(what: Any, where: jax.sharding.Sharding) -> Any:
-            seen[-1].append(f"to {where.memory_kind}")
+            own = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(what))
+            seen[-1].append(f"upload {len(jax.tree.leaves(what))}" if own else f"to {where.memory_kind}")
             return put(what, where)
 
         def noting_wait(what: Any) -> Any:
@@ -68,39 +76,41 @@ def dispatched(parts: int, *plans: StepPlan) -> list[list[str]]:
     return seen
 
 
-def moves(layers: int, compute: list[str]) -> list[str]:
+def moves(layers: int, compute: list[str], *, embed: bool = False) -> list[str]:
     """One page's way in and another one's out, around the compute of their layers."""
-    return ["to device", f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
+    embedding = ["embed 4"] if embed else []
+    return ["to device", *embedding, f"gather 1 {layers}", "to pinned_host", *compute, f"scatter 1 {layers}"]
 
 
-def test_whole_pages_start_before_everything_else_and_land_after_the_last_layer() -> None:
+def test_whole_pages_start_right_behind_the_only_upload_and_land_after_the_last_layer() -> None:
     first, both = dispatched(1, FIRST, BOTH_WAYS)
-    compute = ["embed 4", *["layers 4 1"] * LAYERS]
-    assert first == [f"gather 1 {LAYERS}", "to pinned_host", *compute]
-    assert both == [*moves(LAYERS, compute), *SAMPLING]
+    compute = ["layers 4 1"] * LAYERS
+    assert first == ["upload 1", "embed 4", f"gather 1 {LAYERS}", "to pinned_host", *compute]
+    assert both == ["upload 1", *moves(LAYERS, compute, embed=True), *SAMPLING]
 
 
 def test_parts_of_pages_start_before_their_own_layers_and_land_after_them() -> None:
     first, both = dispatched(LAYERS, FIRST, BOTH_WAYS)
     later = ["gather 1 1", "to pinned_host", "layers 4 1"]
-    assert first == ["gather 1 1", "to pinned_host", "embed 4", "layers 4 1", *later * (LAYERS - 1)]
-    assert both == [*moves(1, ["embed 4", "layers 4 1"]), *moves(1, ["layers 4 1"]) * (LAYERS - 1), *SAMPLING]
+    assert first == ["upload 1", "embed 4", *later * LAYERS]
+    ways = [*moves(1, ["layers 4 1"], embed=True), *moves(1, ["layers 4 1"]) * (LAYERS - 1)]
+    assert both == ["upload 1", *ways, *SAMPLING]
 
 
 @pytest.mark.parametrize("parts", [1, LAYERS])
 def test_a_plan_without_compute_only_moves(parts: int) -> None:
     _, transfers = dispatched(parts, FIRST, replace(BOTH_WAYS, bucket=0, chunks=()))
-    assert transfers == [*moves(LAYERS // parts, []) * parts, "wait"]
+    assert transfers == ["upload 1", *moves(LAYERS // parts, []) * parts, "wait"]
 
 
 def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jinfercept.runner.runner.cut_for", lambda *_, **__: WorkCut(1, 8, 16, 16))
+    monkeypatch.setattr("jinfercept.runner.steps.cut_for", lambda *_, **__: WorkCut(1, 8, 16, 16))
     decode = StepPlan(1, 4, (Chunk(0, 4, (5,), ((1, 2),), Sample(0.0, 0, 5)),))
     mixed, alone = dispatched(1, FIRST, decode)
     assert [name for name in mixed if "embed" in name or "layers" in name] == ["embed 4", *["layers 4 1"] * LAYERS]
-    assert alone == ["decode embed 4", *["decode layers 4 1"] * LAYERS, *SAMPLING]
+    assert alone == ["upload 1", "decode embed 4", *["decode layers 4 1"] * LAYERS, *SAMPLING]
 
 
 def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_executables() -> None:
@@ -108,8 +118,8 @@ def test_many_pages_cross_in_one_call_each_way_and_are_gathered_by_the_largest_e
     pages = tuple(PageCopy(1 + index, index) for index in range(count))
     out, back = dispatched(1, StepPlan(0, 0, offload=pages), StepPlan(1, 0, fetch=pages, scatter=pages))
     full, rest = (f"{size} {LAYERS}" for size in (CPU_TRANSFERS[0], 1))
-    assert out == [f"gather {full}", "to pinned_host", f"gather {rest}", "to pinned_host", "wait"]
-    assert back == ["to device", f"scatter {full}", f"scatter {rest}", "wait"]
+    assert out == ["upload 1", f"gather {full}", "to pinned_host", f"gather {rest}", "to pinned_host", "wait"]
+    assert back == ["upload 1", "to device", f"scatter {full}", f"scatter {rest}", "wait"]
 
 
 def test_pages_of_two_steps_may_be_under_way_and_a_third_waits_for_the_first() -> None:

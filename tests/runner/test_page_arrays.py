@@ -1,5 +1,6 @@
 """Pages on their way: what is fetched is what was offloaded, in arrays of any size, and arrays stay at least half live."""
 
+from itertools import batched
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.store import PageCopy
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_arrays import KVArrays, _cover, transfer_sizes
+from jinfercept.runner.step_upload import MOST_TRANSFERS
 
 NUM_PAGES, NUM_HOST = 24, 40
 
@@ -44,9 +47,11 @@ def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
 
 
 def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
-    kv.begin(fetch, drop, offload)
+    transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
+    kv.slots_in([jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)])
     for part in range(len(kv.parts)):
-        kv.start(part)
+        kv.fetch(part)
+        kv.offload(part)
         kv.scatter(part)
     kv.wait()
 
@@ -112,3 +117,14 @@ def test_transfers_cover_all_pages_and_no_array_starts_half_empty(platform: str,
 def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_wait() -> None:
     sizes = transfer_sizes("gpu")
     assert max(len(_cover(out, sizes, 1)) + len(_cover(512 - out, sizes, 1)) for out in range(513)) <= 17
+
+
+def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("page_arrays", "step_upload"):
+        monkeypatch.setattr(f"jinfercept.runner.{module}.MOST_TRANSFERS", 1)
+    kv = pool(1, ((0, 2),))
+    monkeypatch.setattr(f"{__name__}.MOST_TRANSFERS", 1)
+    everything = list(range(NUM_PAGES))
+    offloads = [PageCopy(1 + page, page) for page in everything]
+    assert len(kv.begin((), (), offloads)) > 1
+    check(kv, [Move(everything, [], everything), Move([], [3, 5], everything[::-1])])

@@ -36,7 +36,7 @@ VOCAB, NUM_DRAWS, NUM_SLOTS = 70, 6000, 3
 PROMPT, OUTPUT = (1, 2, 3, 3, 50, 69), (4, 4, 4, 2, 60, 7, 8)
 ENDS = (0, 5)
 LOGITS = np.random.default_rng(0).normal(0.0, 1.5, VOCAB).astype(np.float32)
-MASKED, TOP_K = map(SampleRows._fields.index, ("masked", "top_k"))
+TOP_K = SampleRows._fields.index("top_k")
 EMPTY = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), slot_shapes(NUM_SLOTS, VOCAB))
 HISTORY = TokenHistory(PROMPT + OUTPUT, ((0, len(PROMPT)),))
 
@@ -135,7 +135,6 @@ def draws(
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
         mask[: len(asked)] = np.packbits(bits, bitorder="little").view(np.uint32)
-        packed[MASKED] = 1
     logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
     if allowed is not None or any_remembered(packed):
         logits = shape(logits, mask, slots, packed)
@@ -244,7 +243,7 @@ def test_what_was_drawn_counts_at_once() -> None:
     slots, output = enter(EMPTY, 1, pack_slot(options, HISTORY, VOCAB)), list(OUTPUT)
     chunk = Chunk(1, 0, (1,), (), Sample(0.0, 0, 0, options))
     packed = pack_samples(sampled_rows((chunk,)), 1, NUM_SLOTS)
-    mask = np.zeros((1, mask_words(VOCAB)), np.uint32)
+    mask = np.full((1, mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     for _ in range(12):
         [token] = draw("greedy", shape(LOGITS[None], mask, slots, packed), packed)
         assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()

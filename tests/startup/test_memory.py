@@ -10,8 +10,8 @@ from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.load import load
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.runner.runner import step_bytes
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import PROFILES
 from jinfercept.startup.memory import (
     GIB,

@@ -1,0 +1,187 @@
+"""The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jinfercept.models.blocks import Attend
+from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices
+from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.quantized import weights_of
+from jinfercept.pallas.attention import cut_for, joined_attention, paged_attention
+from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.kv_rows import is_quantised, stored_dtype
+from jinfercept.pallas.layout import Batch, KVPages, kv_shape, write_kv
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.runner.executables import Executables
+from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
+from jinfercept.runner.page_arrays import PAGES_SPEC, transfer_sizes
+from jinfercept.runner.sampler import add_sampler, slots_bytes
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.step_upload import CommonShape
+
+
+def add_steps(
+    run: Executables,
+    model: ServedModel,
+    shape: RunnerShape,
+    attention: str,
+    params: Params,
+    layers: tuple[KVPages, ...],
+) -> None:
+    """Add every executable that a plan's chunks can need, for arrays or for their shapes.
+
+    Args:
+        run: to which they are added.
+        attention: see `pallas.attention`; `auto` only for the default backend.
+        params, layers: the weights and the KV: arrays, or shapes with shardings.
+    """
+    leaf = weights_of(params.embed)[0]
+
+    def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
+
+    last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
+    platform = mesh_of(leaf).devices[0].platform
+    common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
+    for (size, decode_only), bucket in step_shapes(model, shape, attention, leaf).items():
+        embed_name, layers_name = step_names(decode_only)
+        upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
+        embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, upload))
+        passed = () if bucket.cut is None else (2,)  # the upload goes on to the layers
+        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=passed)
+        embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
+        x, batch, _ = jax.tree.map(lambda made: struct(made.shape, made.dtype), embedded)
+        embedded_by_size[size] = x
+        step = partial(_layers, model, attention, bucket)
+        for first, end in {end - first: (first, end) for first, end in shape.groups(len(layers))}.values():
+            arguments = (params.layers[first:end], x, layers[first:end], batch)
+            whole = over_devices(step, arguments, out=(EVERYWHERE, PAGES_SPEC))
+            run.add((layers_name, size, end - first), whole, *arguments, donate=(1, 2))
+    add_sampler(
+        run,
+        model,
+        params.head,
+        embedded_by_size,
+        common_shape,
+        shape.sample_rows,
+        shape.max_num_seqs,
+        drafts_for=shape.drafts_for,
+    )
+
+
+def step_shapes(
+    model: ServedModel, shape: RunnerShape, attention: str, like: Placed
+) -> dict[tuple[int, bool], PackedShape]:
+    """The packed sizes of every step's executables: by bucket, and by whether they are for decode rows only.
+
+    There are such executables only where attention has other code for them.
+
+    Args:
+        like: an array with the dtype and on the devices of the steps, each of which has its share of the heads.
+    """
+    config, num_devices = model.config, mesh_of(like).size
+    num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
+    heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize)
+    stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
+    cut = cut_for(heads, like.dtype, stored, implementation=attention)
+    joined = shape.joined_decode and not is_quantised(stored)  # they attend to the row's own key before it is rounded
+    kinds = [(size, False) for size in shape.buckets]
+    kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
+    return {
+        (size, alone): shape.bucket(size)._replace(cut=cut, decode_only=alone, joined=alone and joined)
+        for size, alone in kinds
+    }
+
+
+def step_names(decode_only: bool) -> tuple[str, str]:
+    """The first parts of the keys of embeddings and of groups of layers."""
+    return ("decode embed", "decode layers") if decode_only else ("embed", "layers")
+
+
+def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
+    """Device memory, in bytes, that a step of the largest bucket takes beside weights and pages, the slots' state included.
+
+    Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
+    """
+    config = model.config
+
+    def struct(leaf: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind("device"))
+
+    run, largest = Executables(), replace(shape, num_pages=1, buckets=shape.buckets[-1:])
+    weights = jax.tree.map(struct, params)
+    leaf = weights_of(weights.embed)[0]
+    dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
+    dims = kv_shape(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype)
+    pages = jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf, PAGES_SPEC))
+    add_steps(run, model, largest, attention, weights, (pages,) * config.num_layers)  # pyright: ignore[reportArgumentType]
+    run.compile()
+    return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
+
+
+def _embed(
+    model: ServedModel,
+    shape: PackedShape,
+    params: Weights,
+    last_tokens: Int[Array, "slots"],
+    upload: Int[Array, "upload"],
+) -> tuple[Float[Array, "T E"], Batch | Int[Array, "upload"], Int[Array, "common"]]:
+    """The tokens' vectors; what the layers read of the batch: the upload itself, if their kernels can; and the common part."""
+    batch = unpack(upload, last_tokens, shape)
+    with jax.named_scope("embed"):
+        x = model.embed(params, batch.tokens)
+    return x, batch if shape.cut is None else upload, upload[packed_size(shape) :]
+
+
+class _JoinedAttend(NamedTuple):
+    """Attention of decode rows that rotates queries and keys itself; a model that rotates them calls `separate`."""
+
+    separate: Attend[KVPages]
+    batch: Batch
+
+    def __call__(
+        self, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return self.separate(q, k, v, pages)
+
+    def joined(
+        self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return joined_attention(qkv, rotation, pages, self.batch)
+
+
+def _layers(
+    model: ServedModel,
+    attention: str,
+    shape: PackedShape,
+    params: tuple[Weights, ...],
+    x: Float[Array, "T E"],
+    layers: tuple[KVPages, ...],
+    batch: Batch | Int[Array, "upload"],
+) -> tuple[Float[Array, "T E"], tuple[KVPages, ...]]:
+    """A group of consecutive layers: each writes all of the step's keys and values before its attention.
+
+    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
+    whose calls follow each other in the order of the layers.
+    """
+    step = batch if isinstance(batch, Batch) else in_place(batch, shape)
+
+    def attend(
+        q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        pages = write_kv(pages, k, v, step.write_index)
+        return paged_attention(q, pages, step, implementation=attention, decode_only=shape.decode_only), pages
+
+    if shape.joined:
+        attend = _JoinedAttend(attend, step)
+    written = []
+    for index, (weights, pages) in enumerate(zip(params, layers, strict=True)):
+        with jax.named_scope(f"layer{index}"):
+            x, pages = model.layer(weights, x, step.positions, pages, attend)
+        written.append(pages)
+    return x, tuple(written)
