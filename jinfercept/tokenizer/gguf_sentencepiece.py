@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
-_SPACE = "▁"
+SPACE = "▁"
 
 
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
@@ -34,11 +34,11 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
             byte_fallback=BYTE in kinds,
         )
     )
-    steps = [normalizers.Prepend(_SPACE)] if prefixed else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])  # pyright: ignore
+    steps = [normalizers.Prepend(SPACE)] if prefixed else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])  # pyright: ignore
     stripped = [decoders.Strip(" ", 1, 0)] if prefixed else []
     backend.decoder = decoders.Sequence(  # pyright: ignore
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped]
     )
     return backend
 

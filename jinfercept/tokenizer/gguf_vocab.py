@@ -1,32 +1,27 @@
 """A fast tokenizer built from the vocabulary that a GGUF file carries.
 
-GGUF has the vocabulary, the merges and the *name* of the pre-tokenizer, which splits text before merging. This file defines the
-pre-tokenizers of the byte-level BPE vocabularies that jinfercept serves; `gguf_sentencepiece.py` builds SentencePiece
-vocabularies. Knows no tensors.
+GGUF has the vocabulary, the merges and the *name* of the pre-tokenizer, which splits text before merging and which
+`gguf_words.py` defines; `gguf_sentencepiece.py` builds SentencePiece vocabularies. Knows no tensors.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_header import read_header
-from jinfercept.tokenizer.gguf_sentencepiece import CONTROL, USER_DEFINED, sentencepiece
+from jinfercept.tokenizer.gguf_sentencepiece import CONTROL, SPACE, UNKNOWN, USER_DEFINED, sentencepiece
+from jinfercept.tokenizer.gguf_words import CUTTERS, GEMMA4, WordCutter, pre_tokenizer
 
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
-_KINDS = {
-    "qwen2": "qwen2",
-    "gpt-2": "gpt-2",
-    "gpt2": "gpt-2",
-    "smollm": "smollm",
-    "llama-bpe": "llama-bpe",
-    "llama3": "llama-bpe",
+_OTHER_MODELS = {
+    "bert": "WordPiece, of embedding models",
+    "t5": "SentencePiece unigrams",
+    "rwkv": "RWKV's trie",
+    "plamo2": "PLaMo 2's",
+    "no_vocab": "no vocabulary",
+    "none": "no vocabulary",
 }
 _LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 _MAX_TOKEN_CHARS = 1024
@@ -91,26 +86,13 @@ def _check(metadata: Mapping[str, Any], tokens: list[str]) -> None:
 
 
 def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token_id: int | None) -> Tokenizer:
-    model, cut = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    scored = len(metadata.get("tokenizer.ggml.scores", [])) == len(tokens)
-    known = (model == "gpt2" and cut in _KINDS) or (model == "llama" and scored)
-    if not tokens or not known:
-        raise ModelError(
-            "the vocabulary in this GGUF file is of a kind that cannot be built",
-            got=f"{path}: tokenizer.ggml.model {model!r}, tokenizer.ggml.pre {cut!r}, {len(tokens)} tokens",
-            fix="use the model's Hugging Face directory, or a file of model 'llama' with scores, or of model 'gpt2' with "
-            f"pre one of {sorted(_KINDS)}",
-        )
-    kind = "llama" if model == "llama" else _KINDS[str(cut)]
-    backend = sentencepiece(metadata, tokens) if kind == "llama" else _byte_level(metadata, tokens, kind)
-    backend.add_tokens(
-        [
-            AddedToken(token, special=token_type == CONTROL, normalized=False)
-            for token, token_type in zip(tokens, metadata.get("tokenizer.ggml.token_type", []), strict=False)
-            if token_type in (CONTROL, USER_DEFINED)
-        ]
-    )
-    begins = metadata.get("tokenizer.ggml.add_bos_token", kind in ("llama", "llama-bpe"))
+    cutter = _cutter(path, metadata, tokens)
+    if cutter is None:
+        backend = sentencepiece(metadata, tokens)
+    else:
+        backend = _byte_level(metadata, tokens, cutter) if cutter.byte_level else _of_text(metadata, tokens)
+    backend.add_tokens(_added_tokens(metadata, tokens))
+    begins = cutter is GEMMA4 or metadata.get("tokenizer.ggml.add_bos_token", cutter is None or cutter.begins)
     if bos_token_id is not None and begins:
         bos = tokens[bos_token_id]
         backend.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
@@ -119,30 +101,69 @@ def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token
     return backend
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kind: str) -> Tokenizer:
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.get("tokenizer.ggml.merges", []))]
+def _cutter(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> WordCutter | None:
+    """How text is cut into words; None for SentencePiece, which does not. Raises `ModelError` for unknown kinds."""
+    model, name = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    got = f"{path}: tokenizer.ggml.model {model!r}, tokenizer.ggml.pre {name!r}, {len(tokens)} tokens"
+    fix = "use the model's Hugging Face directory"
+    match model:
+        case "llama" if tokens and len(metadata.get("tokenizer.ggml.scores", [])) == len(tokens):
+            return None
+        case "gemma4" if tokens:
+            return GEMMA4
+        case "gpt2" if tokens and metadata.get("tokenizer.ggml.merges") and str(name) in CUTTERS:
+            return CUTTERS[str(name)]
+        case "gpt2" if tokens and name is None:
+            fix += ", or a newer file: this one does not say how its text is cut into words"
+        case "gpt2" if tokens and not metadata.get("tokenizer.ggml.merges"):
+            fix += ", or a file with merges"
+        case "gpt2":
+            fix += f", or a file with pre one of {sorted(CUTTERS)}"
+        case str() if model in _OTHER_MODELS:
+            got += f" ({_OTHER_MODELS[model]})"
+        case _:
+            fix += ", or a file of model 'gpt2', 'gemma4', or 'llama' with scores"
+    raise ModelError("the vocabulary in this GGUF file is of a kind that cannot be built", got=got, fix=fix)
+
+
+def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[AddedToken]:
+    """The tokens that are found in text before it is cut, without those that only fill up the model's matrices."""
+    phi3 = metadata.get("general.architecture") == "phi3" and metadata.get("tokenizer.ggml.model") == "llama"
+    return [
+        AddedToken(
+            token,
+            special=kind in (CONTROL, UNKNOWN),
+            normalized=False,
+            rstrip=phi3 and token not in ("<unk>", "<s>", "<|endoftext|>"),  # GGUF has no word for it
+        )
+        for i, (token, kind) in enumerate(zip(tokens, metadata.get("tokenizer.ggml.token_type", []), strict=False))
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN) and token != f"[PAD{i}]"
+    ]
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], cutter: WordCutter) -> Tokenizer:
     vocab = {token: i for i, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe"))
-    if kind == "qwen2":
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=_merges(metadata), ignore_merges=cutter.whole_words))
+    if cutter.normal_form:
         backend.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-    backend.pre_tokenizer = _pre_tokenizer(kind)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pre_tokenizer(cutter)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return backend
 
 
-def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
-    if kind == "gpt-2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if kind == "smollm":
-        return pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_QWEN2_WORDS if kind == "qwen2" else _LLAMA3_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+def _of_text(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    """The tokenizer of a vocabulary with merges whose tokens are texts, `▁` for a space, and characters that are none bytes."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=_merges(metadata), fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
+    return backend
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (m.partition(" ") for m in metadata.get("tokenizer.ggml.merges", []))]
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

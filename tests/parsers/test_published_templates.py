@@ -5,8 +5,6 @@ The templates are those in the source package of llama-cpp-python, which pip dow
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +14,10 @@ import pytest
 
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.events import CallEnded
-from jinfercept.models.embedded import cache_directory
 from jinfercept.parsers.formats import FORMATS, detect_format
+from tests.support.published_package import published_package
 from tests.support.scripted_model import byte_tokenizer
 
-PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 FOLDER = "vendor/llama.cpp/models/templates/"
 EXPECTED = {
     "ByteDance-Seed-OSS": "seed_oss",
@@ -107,16 +104,8 @@ RESULT = {"role": "tool", "tool_call_id": "call12345", "content": "Misty and mil
 @pytest.fixture(scope="session")
 def templates() -> dict[str, str]:
     """The sources by name."""
-    folder = cache_directory() / "templates"
-    file = folder / f"{PACKAGE.replace('-', '_')}-{VERSION}.tar.gz"
-    if not file.exists():
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        try:
-            subprocess.run([*pip, "--dest", str(folder), f"{PACKAGE}=={VERSION}"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"{PACKAGE} {VERSION} cannot be downloaded: {error}")
     sources: dict[str, str] = {}
-    with tarfile.open(file) as package:
+    with tarfile.open(published_package()) as package:
         for member in package:
             if FOLDER in member.name and member.name.endswith(".jinja"):
                 content = package.extractfile(member)

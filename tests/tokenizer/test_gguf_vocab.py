@@ -13,14 +13,15 @@ from jinfercept.tokenizer.gguf_vocab import read_vocab
 
 TOKENS = ["<|begin|>", "<|end|>", "<note>", *"abĠ123'SĊ", "ab", "Ġa", "12", "123", "'S"]
 MERGES = ["Ġ a", "a b", "1 2", "' S"]  # "123" is a token that no merge makes
-CONTROL, USER_DEFINED, NORMAL = 3, 4, 1
+NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 SENTENCEPIECE = json.loads((Path(__file__).parents[1] / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
 
 
-def write(path: Path, pre: str, model: str = "gpt2", add_bos: bool | None = None) -> Path:
+def write(path: Path, pre: str | None, model: str = "gpt2", add_bos: bool | None = None) -> Path:
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
-    writer.add_tokenizer_pre(pre)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_merges(MERGES)
     writer.add_token_types([CONTROL, CONTROL, USER_DEFINED, *[NORMAL] * (len(TOKENS) - 3)])
@@ -65,14 +66,17 @@ def test_the_begin_token_is_the_files_or_its_kinds_to_decide(
     assert backend.encode("a", add_special_tokens=True).tokens[0] == first
 
 
-def write_sentencepiece(path: Path, *, prefix: bool = True) -> Path:
-    """The golden vocabulary with `<note>` added, as llama.cpp's converter writes one of Llama 2."""
-    writer = GGUFWriter(path, "llama")
+def write_sentencepiece(
+    path: Path, *, prefix: bool = True, added: tuple[str, ...] = ("<note>",), architecture: str = "llama"
+) -> Path:
+    """The golden vocabulary with tokens added, as llama.cpp's converter writes one of Llama 2; `{}` stands for a token's id."""
+    writer = GGUFWriter(path, architecture)
+    size = len(SENTENCEPIECE["pieces"])
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([*SENTENCEPIECE["pieces"], "<note>"])
-    writer.add_token_scores([*SENTENCEPIECE["scores"], 0.0])
-    writer.add_token_types([*SENTENCEPIECE["kinds"], USER_DEFINED])
+    writer.add_token_list([*SENTENCEPIECE["pieces"], *(token.format(size + i) for i, token in enumerate(added))])
+    writer.add_token_scores([*SENTENCEPIECE["scores"], *[0.0] * len(added)])
+    writer.add_token_types([*SENTENCEPIECE["kinds"], *[USER_DEFINED] * len(added)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -125,12 +129,74 @@ def test_special_tokens_and_templates_come_along(tmp_path: Path) -> None:
     assert vocab.backend.decode([0, 2], skip_special_tokens=True) == "<note>"
 
 
-@pytest.mark.parametrize(("pre", "model"), [("tekken", "gpt2"), ("default", "llama")])
-def test_an_unknown_kind_of_vocabulary_is_refused(tmp_path: Path, pre: str, model: str) -> None:
-    with pytest.raises(
-        ModelError, match=f"model '{model}', tokenizer.ggml.pre '{pre}'.*; fix: use the model's Hugging"
-    ):
+@pytest.mark.parametrize(
+    ("pre", "model", "why"),
+    [
+        ("elvish", "gpt2", r"fix: use the model's Hugging.*, or a file with pre one of \['a.x-4.0'"),
+        (None, "gpt2", "fix: use the model's Hugging.*, or a newer file: this one does not say how"),
+        (
+            "default",
+            "llama",
+            "fix: use the model's Hugging.*, or a file of model 'gpt2', 'gemma4', or 'llama' with scores",
+        ),
+        ("bert-bge", "bert", r"\(WordPiece, of embedding models\); fix: use the model's Hugging"),
+        ("default", "t5", r"\(SentencePiece unigrams\); fix: use the model's Hugging"),
+    ],
+)
+def test_an_unknown_kind_of_vocabulary_is_refused(tmp_path: Path, pre: str | None, model: str, why: str) -> None:
+    with pytest.raises(ModelError, match=f"model '{model}', tokenizer.ggml.pre {pre!r}.*{why}"):
         read_vocab(write(tmp_path / "tiny.gguf", pre, model))
+
+
+@pytest.mark.parametrize(("model", "pre", "begins"), [("gemma4", "", True), ("gpt2", "sarvam-moe", False)])
+def test_a_vocabulary_of_texts_and_bytes_is_merged_across_words(
+    tmp_path: Path, model: str, pre: str, begins: bool
+) -> None:
+    tokens = [
+        "<pad>",
+        "<bos>",
+        "<end>",
+        "\u2581",
+        "a",
+        "b",
+        "\n",
+        "a\u2581",
+        "a\u2581b",
+        "\n\n",
+        "<0xC3>",
+        "<0xA9>",
+        "[PAD12]",
+    ]
+    writer = GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.add_tokenizer_model(model)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["a \u2581", "a\u2581 b", "\n \n"])
+    writer.add_token_types([CONTROL, CONTROL, CONTROL, *[NORMAL] * 7, BYTE, BYTE, USER_DEFINED])
+    writer.add_bos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    backend = read_vocab(tmp_path / "tiny.gguf").backend
+    text = "a b\n\n\n\u00e9<end>a"
+    pieces = ["a\u2581b", "\n\n", "\n", "<0xC3>", "<0xA9>", "<end>", "a"]
+    assert backend.encode(text).tokens == ["<bos>"] * begins + pieces
+    assert backend.decode(backend.encode(text).ids, skip_special_tokens=False).removeprefix("<bos>") == text
+
+
+def test_a_token_that_only_fills_the_vocabulary_is_not_found_in_text(tmp_path: Path) -> None:
+    path = write_sentencepiece(tmp_path / "tiny.gguf", added=("[PAD{}]", "<note>"))
+    tokens = read_vocab(path).backend.encode("[PAD]<note><unk>", add_special_tokens=False).tokens
+    assert tokens[-2:] == ["<note>", "<unk>"]
+    number = len(SENTENCEPIECE["pieces"])
+    assert f"[PAD{number}]" not in read_vocab(path).backend.encode(f"[PAD{number}]", add_special_tokens=False).tokens
+
+
+def test_the_tokens_of_phi_3_take_the_blanks_behind_them(tmp_path: Path) -> None:
+    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf", architecture="phi3")).backend
+    ids = backend.encode("<note>  a<s> a", add_special_tokens=False).ids
+    assert [backend.id_to_token(id_) for id_ in ids] == ["<note>", "\u2581a", "<s>", "\u2581\u2581", "a"]
 
 
 def test_any_cut_file_is_refused(tmp_path: Path) -> None:
